@@ -1,4 +1,4 @@
-"""What every test shares: a clean view of the environment."""
+"""Fixtures for all tests: a clean environment, caches and composers."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The door, from outside: exit codes, one line for each mistake, nothing left behind."""
+"""The application from outside: exit codes, errors of one line, no files left behind."""
 
 import os
 import subprocess
@@ -25,8 +25,8 @@ def labkit(cwd, *words, timeout=60):
 
 
 @pytest.fixture
-def door(tmp_path, monkeypatch, capfd):
-    """The same door in this process: a function from words to exit code, output and errors."""
+def run_app(tmp_path, monkeypatch, capfd):
+    """Return a function that runs the application here: exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", ["labkit"])
@@ -40,7 +40,7 @@ def door(tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["ablation=nope"], "there are: "),
         (["engine.kv.block_size=0"], "allowed are 8, 16 and 32"),
@@ -73,19 +73,19 @@ def door(tmp_path, monkeypatch, capfd):
         (["plan=maybe"], "must be of type boolean"),
     ],
 )
-def test_a_mistake_is_one_line_exit_2_and_leaves_nothing(tmp_path, door, words, says):
-    assert_one_line(tmp_path, says, *door(*words))
+def test_an_error_is_one_line_with_exit_code_2_and_no_files(tmp_path, run_app, words, message):
+    assert_one_line(tmp_path, message, *run_app(*words))
 
 
-def assert_one_line(folder, says, code, out, err):
+def assert_one_line(folder, message, code, out, err):
     assert (code, out) == (2, ""), err
     assert len(err.splitlines()) == 1
-    assert says in err
+    assert message in err
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
         (["engine.kv.block_size=8,16,7", "-m"], "engine.kv.block_size=7"),
@@ -93,10 +93,10 @@ def assert_one_line(folder, says, code, out, err):
         (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
     ],
 )
-def test_a_mistake_is_one_line_of_a_process_too(tmp_path, words, says):
+def test_an_error_is_one_line_in_a_process_of_its_own(tmp_path, words, message):
     """Nothing else is said, not where its modules are imported and not at its end."""
     done = labkit(tmp_path, *words)
-    assert_one_line(tmp_path, says, done.returncode, done.stdout, done.stderr)
+    assert_one_line(tmp_path, message, done.returncode, done.stdout, done.stderr)
 
 
 def test_an_arm_named_on_in_yaml_is_one_line(tmp_path):
@@ -137,14 +137,14 @@ def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):
         (["--info", "defaults"], "workload/chat"),
     ],
 )
-def test_what_only_shows_exits_0(tmp_path, words, shows):
+def test_flags_that_only_print_exit_with_0(tmp_path, words, shows):
     done = labkit(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert shows in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_ones_own_may_not_hide_behind_labkits(tmp_path):
+def test_a_user_s_file_may_not_have_the_name_of_labkit_s(tmp_path):
     (tmp_path / "ablation").mkdir()
     (tmp_path / "ablation" / "mine.yaml").touch()
     assert "searchpath" in app.parse(["--config-dir", str(tmp_path)]).overrides[0]

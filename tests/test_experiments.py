@@ -1,4 +1,4 @@
-"""The files of conf/experiment: each composes at its scales, each runs when it is made tiny."""
+"""The files of conf/experiment: each composes at its scales, and runs when made tiny."""
 
 import dataclasses
 import importlib.util
@@ -114,7 +114,9 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     cell = compose_cell([], [f"experiment={name}", *ONCE, *ASKED.get(name, [])], composer)
     part = LESS.get(name, PART)
     arms = {arm: tiny(experiment, part) for arm, experiment in cell.experiments.items()}
-    study = Study(tmp_path / "study", [dataclasses.replace(cell, experiments=arms)], Here(arms))
+    study = Study(
+        tmp_path / "study", [dataclasses.replace(cell, experiments=arms)], InProcessLauncher(arms)
+    )
     study.run(cell.name, study.out / cell.name)
     study.finish()
     found, shown = read_cell(study.out / cell.name), capsys.readouterr().out
@@ -131,8 +133,8 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     assert all(figure.axes for figure in pictures) and pictures
 
 
-class Here:
-    """A launcher in this process."""
+class InProcessLauncher:
+    """A run launcher in this process."""
 
     def __init__(self, arms):
         self._arms = arms

@@ -1,4 +1,4 @@
-"""The arrows of the house: who may import whom, imports inside functions included."""
+"""Directions of imports between packages, imports inside functions included."""
 
 import ast
 from pathlib import Path
@@ -71,15 +71,15 @@ def test_no_module_imports_upward(part):
     assert files and not wrong
 
 
-def test_every_part_has_its_arrows():
+def test_every_package_has_its_directions():
     parts = {path.parent.name for path in (ROOT / "labkit").glob("*/__init__.py")}
     assert parts | {"kernel_abi"} == {part for part in MAY if "." not in part}
 
 
-def test_no_two_modules_of_one_name():
-    """Who reads ``scheduler.py`` shall not have to ask which.
+def test_no_two_modules_share_a_name():
+    """A file name such as ``scheduler.py`` stands for one module.
 
-    A module of ``config`` may be called what it configures.
+    Only a module of ``config`` may have the name of what it configures.
     """
     config = ROOT / "labkit" / "config"
     found = [p for p in (ROOT / "labkit").rglob("[!_]*.py") if config not in p.parents]

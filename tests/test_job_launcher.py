@@ -1,4 +1,4 @@
-"""Launchers: what they lack, what is sent to a job, and what Slurm's queue says."""
+"""Job launchers: missing requirements, what a job receives, and the states of Slurm's queue."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ def without_extras(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["slurm", "joblib", "ray"])
-def test_a_missing_extra_is_named_and_nothing_is_written(name, without_extras, tmp_path):
+def test_a_missing_extra_is_named_and_no_file_written(name, without_extras, tmp_path):
     done = subprocess.run(
         [sys.executable, "-S", "-m", "labkit", f"hydra/launcher={name}", "seed=1,2", "-m"],
         cwd=tmp_path,
@@ -39,8 +39,8 @@ def test_a_missing_extra_is_named_and_nothing_is_written(name, without_extras, t
         capture_output=True,
         text=True,
     )
-    said = f"labkit: hydra/launcher={name}: it is not installed; pip install 'labkit[{name}]'\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    message = f"labkit: hydra/launcher={name}: it is not installed; pip install 'labkit[{name}]'\n"
+    assert (done.returncode, done.stderr) == (2, message)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -49,7 +49,7 @@ def launcher(*words):
     return app.launcher_of(app.parse(words))
 
 
-def test_without_a_launcher_cells_run_here():
+def test_without_a_launcher_cells_run_in_this_process():
     assert launcher("seed=1").is_local and launcher("seed=1,2", "-m").is_local
 
 
@@ -60,7 +60,7 @@ def test_a_launcher_needs_cells_to_launch():
     assert not launcher("hydra/launcher=joblib", "-m").is_local
 
 
-def test_slurm_is_named_where_there_is_none(monkeypatch):
+def test_missing_slurm_is_named(monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setattr(job_launcher.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="hydra/launcher=slurm: there is no srun here"):
@@ -76,7 +76,7 @@ def test_a_launched_study_has_an_absolute_folder(tmp_path, monkeypatch):
     assert app.study_folder(app.parse(["out=a"])) == (Path("a"), ["out=a"])
 
 
-def test_a_job_is_sent_no_cells_and_composes_its_own(tmp_path, monkeypatch):
+def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     words = [f"seed={i}" for i in range(20)]
     app.register()
     cells = app.compose_cells(app.parse([f"seed={','.join(map(str, range(20)))}", "-m"]))

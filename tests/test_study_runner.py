@@ -1,4 +1,4 @@
-"""A study: its cells are run, and each is analysed once."""
+"""The runner of a study: each cell runs and is analysed once."""
 
 import math
 import random
@@ -85,9 +85,7 @@ def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
     assert capsys.readouterr().out.count("On this machine other is") == 10
 
 
-def test_the_report_of_many_cells_takes_a_tenth_of_the_time_at_most(
-    analysed, tmp_path, monkeypatch
-):
+def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_path, monkeypatch):
     """A clock on which a report takes 1 s and all else nothing, but for 2 s a cell."""
     now, reports = [0.0], []
     monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
@@ -107,7 +105,7 @@ def test_the_report_of_many_cells_takes_a_tenth_of_the_time_at_most(
     assert 4 <= len(reports) <= 0.1 * now[0] + 1
 
 
-def test_a_look_is_the_analysis_of_the_cell_that_ends_there(analysed, tmp_path):
+def test_the_analysis_of_the_last_look_is_reused_for_the_cell(analysed, tmp_path):
     cell = composed("cell", blocks=12, looks=[config.Look(8, 0.02)])
     study = Study(tmp_path / "study", [cell], Planted())
     study.run("cell", study.out / "cell")
@@ -117,7 +115,7 @@ def test_a_look_is_the_analysis_of_the_cell_that_ends_there(analysed, tmp_path):
     assert design["looks_taken"] == taken and design["shown"] == [8]
 
 
-def test_other_runs_are_another_analysis(analysed, tmp_path):
+def test_new_runs_need_a_new_analysis(analysed, tmp_path):
     cell, analysis_cache = composed("cell"), AnalysisCache()
     study = Study(tmp_path / "study", [cell], Planted())
     study.run("cell", study.out / "cell")
@@ -129,7 +127,7 @@ def test_other_runs_are_another_analysis(analysed, tmp_path):
     assert analysed == ["cell"] * 3
 
 
-def test_a_cell_stops_and_the_study_goes_on(analysed, tmp_path, capsys):
+def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
     class Full(Planted):
         def run(self, run, cell):
             if cell.name == "a":

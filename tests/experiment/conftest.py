@@ -1,4 +1,4 @@
-"""A cell of stub runs, real processes included."""
+"""Fixtures: a cell whose runs are real processes with a stub workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arms: names of cells, expansion of sweeps, quoting, and composition with Hydra."""
+"""The cell composer: names of cells, arms and their overrides, errors in one line."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_long_names_end_in_a_hash_and_stay_distinct():
     assert all(len(name) <= 120 for name in names)
 
 
-def test_arms_are_the_cell_with_their_overrides_behind(composed):
+def test_an_arm_is_the_cell_with_its_overrides_appended(composed):
     cell = composed("ablation=seq_map", "engine.attention.resolver=identity")
     assert [(arm.name, arm.role) for arm in cell.arms] == [
         ("binary_search", "baseline"),
@@ -42,7 +42,7 @@ def test_arms_are_the_cell_with_their_overrides_behind(composed):
     assert cell.experiment.workload.name == "kernel_seq_map"
 
 
-def test_the_command_lines_workload_wins_over_the_ablations(composed):
+def test_the_command_line_s_workload_wins_over_the_ablation_s(composed):
     cell = composed("ablation=seq_map", "workload=chat")
     assert {arm.workload.name for arm in cell.experiments.values()} == {"chat"}
 
@@ -78,13 +78,13 @@ def test_arms_can_be_added_and_dropped_and_may_change_a_group(composed):
         (["model=local", "model.path=/nowhere"], r"model\.path=/nowhere"),
     ],
 )
-def test_a_mistake_in_an_arm_is_one_line_that_names_it(composed, overrides, line):
+def test_an_error_in_an_arm_is_one_line_that_names_the_arm(composed, overrides, line):
     with pytest.raises(ConfigError, match=line) as caught:
         composed(*overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(composed, monkeypatch):
+def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(ConfigError, match=r"^arm x: engine\.attention\.device=metal: there is no"):
         composed("+ablation.arms.x={engine.attention.device:metal}")
@@ -93,6 +93,6 @@ def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(composed, mo
     composed("+ablation.arms.x={engine.mlx.bfs_max_width:4}")
 
 
-def test_an_arm_may_ask_for_a_type(composed):
+def test_an_arm_may_set_a_dtype(composed):
     cell = composed("+ablation.arms.x={engine:mlx_lm,engine.dtype:bfloat16}")
     assert cell.experiments["x"].engine.dtype is DType.bfloat16

@@ -20,7 +20,7 @@ from labkit.machine import code_revision, fingerprint
 from labkit.records import describe_last_session, read_arms, read_cell, read_runs
 
 
-def test_a_cell_leaves_all_its_files(make_cell, launcher):
+def test_a_cell_writes_all_its_files(make_cell, launcher):
     cell = make_cell(blocks=2, runs_per_block=2)
     outcome = run_cell(cell, launcher)
     assert (outcome.ran, outcome.already_done, outcome.failed) == (12, 0, ())
@@ -68,14 +68,14 @@ def test_growing_blocks_runs_only_the_new_ones(make_cell, launcher):
     assert read_cell(make_cell().dir)["design"]["blocks"] == 2
 
 
-def test_a_done_cell_runs_nothing(make_cell, launcher):
+def test_a_finished_cell_runs_nothing(make_cell, launcher):
     run_cell(make_cell(), launcher)
     assert run_cell(make_cell(), launcher).ran == 0
     assert unfinished(make_cell()) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"seed": 8}, "seed was 7, now 8"),
         ({"runs_per_block": 2}, "design.runs_per_block was 1, now 2"),
@@ -83,12 +83,12 @@ def test_a_done_cell_runs_nothing(make_cell, launcher):
         ({"blocks": 1}, "design.blocks was 2, now 1"),
     ],
 )
-def test_another_design_is_refused(make_cell, launcher, change, said):
+def test_another_design_is_refused(make_cell, launcher, change, message):
     write_manifest(make_cell(blocks=2), 2)
     cell = make_cell(**{"blocks": 2, **change})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         refuse_changes(cell)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         run_cell(cell, launcher)
 
 
@@ -99,8 +99,8 @@ def test_another_arm_is_refused_with_the_difference(make_cell, replace):
     arm["config"]["engine"]["attention"]["resolver"] = "identity"
     other = replace(cell.arms[1], config=arm["config"])
     changed = replace(cell, arms=(cell.arms[0], other, cell.arms[2]))
-    said = "arm seq_map: config.engine.attention.resolver was seq_map, now identity"
-    with pytest.raises(ConfigError, match=said):
+    message = "arm seq_map: config.engine.attention.resolver was seq_map, now identity"
+    with pytest.raises(ConfigError, match=message):
         refuse_changes(changed)
     with pytest.raises(ConfigError, match="arm seq_map was an arm, now it is not"):
         refuse_changes(replace(cell, arms=(cell.arms[0], cell.arms[2])))
@@ -111,7 +111,7 @@ def test_a_fresh_folder_is_not_refused(make_cell):
     assert not make_cell().dir.exists()
 
 
-def test_an_unfinished_block_is_set_aside_and_run_again(make_cell, launcher):
+def test_an_unfinished_block_is_abandoned_and_runs_again(make_cell, launcher):
     cell = make_cell(blocks=2)
     run_cell(cell, launcher)
     lost = cell.schedule()[4]
@@ -137,7 +137,7 @@ def test_redo_runs_failed_blocks_again(make_cell, launcher, monkeypatch):
     assert len(list((cell.dir / "runs" / "abandoned").glob("*.json"))) == 6
 
 
-def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeypatch):
+def test_a_compilation_inside_a_measurement_is_reported(make_cell, launcher, monkeypatch):
     class Noted(Progress):
         def __init__(self) -> None:
             self.lines = []
@@ -148,12 +148,12 @@ def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeyp
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:compile:seq_map")
     progress, cell = Noted(), make_cell()
     run_cell(cell, launcher, progress)
-    said = [line for line in progress.lines if "compiled while measuring" in line]
+    message = [line for line in progress.lines if "compiled while measuring" in line]
     (name,) = [run.name for run in cell.schedule() if run.arm == "seq_map"]
-    assert said == [f"{name}: 2 kernels were compiled while measuring"]
+    assert message == [f"{name}: 2 kernels were compiled while measuring"]
 
 
-def test_every_record_says_what_was_changed(make_cell, launcher, monkeypatch):
+def test_every_record_names_the_changed_environment(make_cell, launcher, monkeypatch):
     monkeypatch.setattr(code_revision, "uncommitted_changes", lambda: "0123456789abcdef")
     cell = make_cell()
     run_cell(cell, launcher)
@@ -161,10 +161,8 @@ def test_every_record_says_what_was_changed(make_cell, launcher, monkeypatch):
     assert found == {"0123456789abcdef"}
 
 
-def test_a_cell_goes_on_elsewhere_only_where_the_host_is_a_blocking_factor(
-    make_cell, launcher, monkeypatch
-):
-    """As after a requeue to another node; the lost block is run again there, whole."""
+def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, launcher, monkeypatch):
+    """As after a requeue to another node; the lost block runs again there from its start."""
     run_cell(make_cell(blocks=1), launcher)
     here = fingerprint.host_hash()
     monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
@@ -177,7 +175,7 @@ def test_a_cell_goes_on_elsewhere_only_where_the_host_is_a_blocking_factor(
     assert read_cell(make_cell().dir)["design"]["across_hosts"] is True
 
 
-def test_a_run_that_a_cluster_s_signal_ended_is_no_failed_run(make_cell, launcher):
+def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell, launcher):
     """Slurm signals every process of a job: the worker may die before its parent hears of it."""
 
     def warned(number, frame):

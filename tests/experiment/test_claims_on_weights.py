@@ -1,4 +1,4 @@
-"""What an arm may claim of its model's weights, told from the files' headers before any run."""
+"""Claims on the form of a model's weights, checked by its files' headers before any run."""
 
 import json
 import struct
@@ -40,7 +40,7 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("tensors", [QUANTISED, HALF], ids=["quantised", "half"])
-def test_weights_of_any_narrow_model_are_asked_about(composed, model, tensors):
+def test_a_claim_on_narrow_weights_reads_any_model_s_headers(composed, model, tensors):
     assert [arm.name for arm in composed("ablation=weights", *model(tensors)).arms] == [
         *("float32", "model", "control")
     ]
@@ -52,14 +52,14 @@ def test_a_model_in_float32_is_refused_before_anything_runs(composed, model):
             composed("ablation=weights", *asked)
 
 
-def test_the_line_says_what_the_weights_are(composed, model):
+def test_the_error_names_the_forms_of_the_weights(composed, model):
     claim = "ablation.claims.engaged.model=[weights.quantised]"
     with pytest.raises(ConfigError, match="all weights of model=local are held in bfloat16 and fl"):
         composed("ablation=weights", claim, *model(HALF))
     composed("ablation=weights", claim, *model(QUANTISED))
 
 
-def test_what_mlx_lm_casts_is_refused_there(composed, model):
+def test_a_form_that_mlx_lm_casts_is_refused_for_mlx_lm(composed, model):
     """On a CPU it multiplies in float32, whatever lies in the file."""
     half = ["ablation=weights", "engine=mlx_lm", *model(HALF)]
     with pytest.raises(ConfigError, match="are held in float32 here"):
@@ -67,6 +67,6 @@ def test_what_mlx_lm_casts_is_refused_there(composed, model):
     composed("ablation=weights", "engine=mlx_lm", *model(QUANTISED))
 
 
-def test_where_no_model_is_loaded_nothing_is_claimed_of_weights(composed):
+def test_a_claim_on_weights_without_a_model_is_refused(composed):
     with pytest.raises(ConfigError, match="because workload=kernel_decode loads no model"):
         composed("ablation=weights", "workload=kernel_decode", "model=tiny")

@@ -1,4 +1,4 @@
-"""The values of outputs that differ: kept once, for the first block, and only these."""
+"""Outputs that differ are stored once, for the first block; equal outputs are not stored."""
 
 import json
 
@@ -16,14 +16,14 @@ def digests(cell):
     return {r.cases[0].outputs["digest"] for r in read_runs(cell.dir)}
 
 
-def test_arms_that_agree_leave_no_values(make_cell, launcher):
+def test_equal_arms_store_no_outputs(make_cell, launcher):
     cell = make_cell(blocks=2)
     run_cell(cell, launcher)
     assert len(digests(cell)) == 1 and not (cell.dir / "outputs").exists()
 
 
 @pytest.mark.parametrize("isolation", [Isolation.process, Isolation.in_process])
-def test_what_differs_is_kept_once_and_its_distance_told(
+def test_differing_outputs_are_stored_once_and_their_distance_reported(
     make_cell, launcher, monkeypatch, isolation
 ):
     arm = "seq_map"
@@ -36,7 +36,7 @@ def test_what_differs_is_kept_once_and_its_distance_told(
     assert "first at token 0, head 0: 4,194,304 ULP apart [1 against 1.5]" in reason
 
 
-def test_a_block_that_is_run_again_keeps_only_its_own(make_cell, launcher, monkeypatch):
+def test_a_repeated_block_stores_only_its_own_outputs(make_cell, launcher, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:differ:seq_map")
     run_cell(make_cell(), launcher)
     cell = make_cell()
@@ -46,7 +46,7 @@ def test_a_block_that_is_run_again_keeps_only_its_own(make_cell, launcher, monke
     assert len(digests(cell)) == 1 and not (cell.dir / "outputs").exists()
 
 
-def test_only_the_first_block_is_kept_and_only_so_much(make_cell, launcher, monkeypatch, tmp_path):
+def test_only_the_first_block_is_stored_up_to_a_limit(make_cell, launcher, monkeypatch, tmp_path):
     run_cell(make_cell(), launcher)
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:differ:seq_map")
     cell = make_cell(blocks=2)
@@ -58,7 +58,7 @@ def test_only_the_first_block_is_kept_and_only_so_much(make_cell, launcher, monk
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["a.npy"]
 
 
-def test_a_full_disk_leaves_a_line_and_no_half_a_file(tmp_path, capsys, monkeypatch):
+def test_a_full_disk_prints_a_line_and_leaves_no_partial_file(tmp_path, capsys, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 

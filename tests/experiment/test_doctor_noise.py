@@ -13,7 +13,7 @@ from labkit.machine import fingerprint
 from labkit.records import machine_difference
 
 NOISE = {"matmul_cv_pct": 1.5, "bandwidth_cv_pct": 2.5}
-SIGHT = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
+PILOT = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +22,20 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_what_is_kept_is_found_and_the_worse_kernel_counts():
+def test_saved_noise_is_loaded_and_the_noisier_kernel_counts():
     assert doctor_noise.load_noise_sd() is None
     doctor_noise.save(fingerprint.take(), NOISE, {})
     assert doctor_noise.load_noise_sd() == pytest.approx(0.025)
 
 
-def test_another_machine_s_noise_is_not_ours():
+def test_another_machine_s_noise_is_not_loaded():
     other = {**fingerprint.take(), "cpu_model": "another"}
-    doctor_noise.save(other, NOISE, {"kernels": SIGHT})
+    doctor_noise.save(other, NOISE, {"kernels": PILOT})
     assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": {}}', '{"machine": 3, "cv_pct": 1}'])
-def test_a_broken_file_is_no_noise(folder, text):
+def test_a_broken_file_is_ignored(folder, text):
     folder.mkdir()
     (folder / doctor_noise.FILE_NAME).write_text(text)
     assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
@@ -43,13 +43,13 @@ def test_a_broken_file_is_no_noise(folder, text):
 
 def test_a_cache_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file")
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
     assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
 
 
-def test_the_sight_of_a_kind_is_found_and_only_that():
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
-    assert doctor_noise.load_pilot_noise("kernels") == SIGHT
+def test_pilot_noise_is_loaded_by_kind():
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    assert doctor_noise.load_pilot_noise("kernels") == PILOT
     assert doctor_noise.load_pilot_noise("requests") is None
 
 
@@ -64,8 +64,8 @@ def test_the_sight_of_a_kind_is_found_and_only_that():
         lambda kept: kept.update(sights=3),
     ],
 )
-def test_a_sight_of_another_version_is_none_and_the_noise_stays(folder, change):
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+def test_pilot_noise_of_another_version_is_ignored_and_the_noise_stays(folder, change):
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
     kept = json.loads((folder / doctor_noise.FILE_NAME).read_text())
     change(kept)
     (folder / doctor_noise.FILE_NAME).write_text(json.dumps(kept))
@@ -73,16 +73,16 @@ def test_a_sight_of_another_version_is_none_and_the_noise_stays(folder, change):
     assert doctor_noise.load_noise_sd() == pytest.approx(0.025)
 
 
-def test_what_an_older_labkit_reads_is_still_there(folder):
-    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+def test_the_keys_that_an_older_labkit_reads_are_still_written(folder):
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": PILOT})
     kept = json.loads((folder / doctor_noise.FILE_NAME).read_text())
     assert (kept["schema_version"], kept["cv_pct"]) == (1, 2.5)
     assert machine_difference(kept["machine"], fingerprint.take()) is None
 
 
 def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
-    assert SIGHT.interleaved_pct == mde_pct(0.01, 30, 1, 0.05)  # a process is a block
-    assert SIGHT.separate_pct == mde_pct(0.05, 10, 2, 0.05)  # a block is four processes
+    assert PILOT.interleaved_pct == mde_pct(0.01, 30, 1, 0.05)  # a process is a block
+    assert PILOT.separate_pct == mde_pct(0.05, 10, 2, 0.05)  # a block is four processes
     slow = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.1, separate_s=5.1)
     assert slow.interleaved_pct is None and slow.separate_pct is None
     just = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.0, separate_s=5.0)
@@ -94,6 +94,6 @@ def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
     "wrong",
     [(2, 0.1, 0.1, 1, 1), (5, -0.1, 0.1, 1, 1), (5, 0.1, 0.1, 0, 1), (5, 0.1, float("nan"), 1, 1)],
 )
-def test_a_sight_that_cannot_be_is_refused(wrong):
+def test_impossible_pilot_noise_is_refused(wrong):
     with pytest.raises(ValueError, match="PilotNoise"):
         PilotNoise(*wrong)

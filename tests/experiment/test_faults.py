@@ -1,4 +1,4 @@
-"""Fault injection: whatever goes wrong has a name, and no record is lost."""
+"""Fault injection: every failure has a named outcome, and no record is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def running(mark: str) -> list[int]:
-    """Give the processes with ``mark`` in a word of their command line."""
+    """Return the processes with ``mark`` in a word of their command line."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -96,7 +96,7 @@ def test_a_kill_by_the_kernel_is_out_of_memory(make_cell, launcher, monkeypatch)
 
 
 @linux_only
-def test_what_a_worker_leaves_running_is_killed(make_cell, launcher, monkeypatch):
+def test_processes_that_a_worker_leaves_running_are_killed(make_cell, launcher, monkeypatch):
     mark = f"{3000 + os.getpid() / 1e7:.7f}"
     monkeypatch.setenv("LABKIT_TEST_SLEEP", mark)
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:leave")
@@ -187,7 +187,7 @@ STUDY = textwrap.dedent(
 
 @pytest.fixture
 def start_study(tmp_path, stub_cache):
-    """Give a function that starts a study in a process of its own."""
+    """Return a function that starts a study in a process of its own."""
 
     def start(folder: str = "cell", blocks: int = 2) -> subprocess.Popen[str]:
         return _start(tmp_path, stub_cache, folder, blocks)
@@ -212,7 +212,7 @@ def _start(tmp_path: Path, cache: Path, folder: str, blocks: int) -> subprocess.
 def wait_for(condition, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "condition not met in time"
         time.sleep(0.02)
 
 
@@ -277,7 +277,7 @@ def test_a_parent_killed_at_any_moment_loses_nothing(start_study, tmp_path):
 
 
 @linux_only
-def test_two_studies_take_turns(start_study, tmp_path, monkeypatch):
+def test_two_studies_are_timed_one_after_the_other(start_study, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "0.4")
     first = start_study("one", blocks=1)
     wait_for(lambda: workers(tmp_path / "one"))
@@ -295,7 +295,7 @@ def test_two_studies_take_turns(start_study, tmp_path, monkeypatch):
 
 
 @linux_only
-def test_the_same_study_twice_at_once_is_done_once(start_study, tmp_path, monkeypatch):
+def test_the_same_study_started_twice_runs_once(start_study, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_SECONDS", "0.2")
     studies = [start_study(blocks=1) for _ in range(2)]
     for study in studies:

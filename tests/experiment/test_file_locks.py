@@ -1,4 +1,4 @@
-"""A worker's end with its parent, and one timing cell per host."""
+"""File locks: one timed cell per host, one process per cell; a child ends with its parent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_the_second_waits_and_is_told_who_holds_it(own_folder):
+def test_a_second_process_waits_and_sees_the_holder(own_folder):
     told = []
 
     def give_up():
@@ -94,18 +94,18 @@ def test_the_second_waits_and_is_told_who_holds_it(own_folder):
         assert len(told) == 1
 
 
-def test_devices_have_locks_of_their_own(own_folder):
+def test_each_device_has_its_own_lock(own_folder):
     with timing_lock("one", device="cpu"), timing_lock("two", device="gpu0"):
         assert timing_lock_path("cpu") != timing_lock_path("gpu0")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(own_folder, tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_an_error_of_one_line(own_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(StudyError, match="timing lock"), timing_lock("one"):
         pass
 
 
-def test_a_cell_is_worked_on_by_one_process_wherever_it_runs(tmp_path):
+def test_one_process_at_a_time_works_on_a_cell(tmp_path):
     told = []
 
     def give_up():
@@ -126,22 +126,22 @@ def test_a_cell_is_worked_on_by_one_process_wherever_it_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (Interrupted("SIGTERM"), ": SIGTERM"),
         (SystemExit(-1), "time limit"),
         (OSError(28, "No space left\n on device"), "OSError: [Errno 28] No space left on device"),
     ],
 )
-def test_a_sitting_says_what_stopped_it(tmp_path, error, says):
+def test_a_session_names_the_error_that_stopped_it(tmp_path, error, message):
     with pytest.raises(type(error)), cell_lock(tmp_path):
         raise error
-    assert "was stopped at" in describe_last_session(tmp_path) and says in describe_last_session(
+    assert "was stopped at" in describe_last_session(tmp_path) and message in describe_last_session(
         tmp_path
     )
 
 
-def test_a_killed_sitting_has_no_end(tmp_path):
+def test_a_killed_session_has_no_end(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
@@ -152,14 +152,16 @@ with cell_lock(Path({str(tmp_path)!r})):
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "12"}
     subprocess.run([sys.executable, "-c", code], env=environ)
     assert not is_locked(tmp_path)
-    said = describe_last_session(tmp_path)
-    assert said.startswith("Slurm job 12 (process ") and said.endswith("or its node is lost")
+    sentence = describe_last_session(tmp_path)
+    assert sentence.startswith("Slurm job 12 (process ") and sentence.endswith(
+        "or its node is lost"
+    )
     with cell_lock(tmp_path):
         pass
     assert "ended its work" in describe_last_session(tmp_path)
 
 
-def test_a_job_is_named_as_slurm_names_it():
+def test_a_slurm_job_has_slurm_s_name():
     assert slurm_job({}) is None
     assert slurm_job({"SLURM_JOB_ID": "12"}) == "Slurm job 12"
     array = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4"}

@@ -1,4 +1,4 @@
-"""Composing: Hydra's own configs, with every choice of files read once."""
+"""The Hydra composer: Hydra's own configs, with every choice of files read once."""
 
 import pytest
 
@@ -108,7 +108,7 @@ def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("engine.thread=2", "engine.thread=2: no option 'thread' (did you mean 'threads'?)"),
         (
@@ -119,7 +119,7 @@ def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypat
         ("engine.threads=1,2", "engine.threads=1,2"),
     ],
 )
-def test_a_mistake_in_a_value_is_told_as_hydra_s(override, says, composer):
+def test_an_error_in_a_value_reads_as_hydra_s_own(override, message, composer):
     with pytest.raises(ConfigError) as caught:
         composer.compose([*BASE, override], "arm one: ")
-    assert str(caught.value).startswith("arm one: ") and says in str(caught.value)
+    assert str(caught.value).startswith("arm one: ") and message in str(caught.value)

@@ -1,4 +1,4 @@
-"""A sequential study ends at a predeclared look where all is decided, and nowhere else."""
+"""Interim looks: a sequential study ends only at a predeclared look at which all is decided."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_stopped_study_stays_stopped(make):
     assert again.launched == []
 
 
-def test_noise_goes_on_to_the_last_look(make):
+def test_noise_continues_to_the_last_look(make):
     cell = make()
     run_cell(cell, Planted(0.0, 0.1))
     assert len(read_runs(cell.dir)) == 12 * 3
@@ -144,12 +144,12 @@ def test_failed_runs_decide_nothing(make):
     assert run_cell(make(), Planted(0.1, 0.002, "crashed")).ran == 12 * 3
 
 
-def test_a_design_with_looks_needs_somebody_who_takes_them(make):
+def test_a_design_with_looks_needs_a_function_that_takes_them(make):
     with pytest.raises(ValueError, match="its design has looks, but all_decided is None"):
         cell_runner.run_cell(make(), Planted(0.0, 0.1))
 
 
-def test_no_look_is_taken_on_other_blocks_than_its_own(make):
+def test_a_look_is_taken_only_on_its_own_blocks(make):
     """Killed in block 9: the look after 8 is past, the next one is after 10."""
     looked = []
 
@@ -180,7 +180,7 @@ def test_other_looks_are_refused_in_the_same_folder(make):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"looks": [Look(8, 0.03), Look(12, 0.03)]}, r"at most design\.alpha=0\.05"),
         ({"looks": [Look(8, 0.05)]}, "and so does the last block"),
@@ -190,8 +190,8 @@ def test_other_looks_are_refused_in_the_same_folder(make):
         ({"looks": [Look(4, 0.01), Look(12, 0.04)]}, "4 blocks of 1 cannot reach p = 0.01"),
     ],
 )
-def test_impossible_looks_are_refused(make, change, said):
-    with pytest.raises(ConfigError, match=said):
+def test_impossible_looks_are_refused(make, change, message):
+    with pytest.raises(ConfigError, match=message):
         make(**change)
 
 
@@ -205,13 +205,13 @@ def test_impossible_looks_are_refused(make, change, said):
         (20, [(8, 0.02), (12, 0.02), (20, 0.01)]),
     ],
 )
-def test_the_last_block_spends_what_the_looks_before_it_leave(blocks, looks):
+def test_the_last_look_spends_the_alpha_that_earlier_looks_leave(blocks, looks):
     declared = [Look(8, 0.02), Look(12, 0.02)]
     design = config.Design(blocks=blocks, runs_per_block=1, looks=declared)
     assert [(look.blocks, look.alpha) for look in design.all_looks] == looks
 
 
-def test_more_blocks_move_the_last_look_and_no_other(make):
+def test_more_blocks_move_only_the_last_look(make):
     early = [Look(8, 0.02)]
     run_cell(make(looks=early, blocks=10), Planted(0.0, 0.1))
     assert run_cell(make(looks=early, blocks=12), Planted(0.0, 0.1)).ran == 2 * 3
@@ -234,7 +234,7 @@ def test_in_process_every_process_is_a_block():
     assert normalized_design(apart) == apart
 
 
-class Said(Progress):
+class RecordedNotes(Progress):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -248,9 +248,9 @@ def test_blocks_added_after_results_were_shown_are_exploratory(make):
     run_cell(first, Planted(0.2, 0.002))
     assert first.dir and analysis.write_cell(first.dir)["design"]["shown"] == [8]
     assert words(first) == {"slower"}
-    more, said = make(blocks=10, looks=[]), Said()
-    assert run_cell(more, Planted(0.2, 0.002), said).ran == 2 * 3
-    assert any("design.looks at 8 and 10 blocks" in note for note in said.notes)
+    more, progress = make(blocks=10, looks=[]), RecordedNotes()
+    assert run_cell(more, Planted(0.2, 0.002), progress).ran == 2 * 3
+    assert any("design.looks at 8 and 10 blocks" in note for note in progress.notes)
     for _ in range(2):
         data = analysis.write_cell(more.dir)
         assert data["design"]["shown"] == [8, 10] and words(more) == {"estimate_only"}
@@ -258,10 +258,10 @@ def test_blocks_added_after_results_were_shown_are_exploratory(make):
         assert found["reason"].endswith("after results were shown (8 -> 10)")
         assert found["p_adjusted"] is None and found["ci_low_pct"] is None
         assert found["effect_pct"] == pytest.approx(22, abs=1)
-    assert said.notes and run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002)).ran == 0
+    assert progress.notes and run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002)).ran == 0
 
 
-def test_a_study_from_before_it_was_noted_is_exploratory_too(make):
+def test_an_old_study_without_the_note_is_exploratory_too(make):
     cell = make(blocks=8, looks=[])
     run_cell(cell, Planted(0.2, 0.002))
     data = analysis.write_cell(cell.dir)
@@ -271,7 +271,7 @@ def test_a_study_from_before_it_was_noted_is_exploratory_too(make):
     assert words(cell) == {"estimate_only"}
 
 
-def test_an_interrupted_study_was_not_shown_and_goes_on(make):
+def test_an_interrupted_study_was_not_shown_and_continues(make):
     class Dies(Planted):
         def run(self, run, cell):
             if run.block == 7:
@@ -290,12 +290,12 @@ def test_an_interrupted_study_was_not_shown_and_goes_on(make):
 def test_a_study_may_grow_from_look_to_look(make):
     run_cell(make(blocks=8), Planted(0.005, 0.01))
     analysis.write_cell(make().dir)
-    said = Said()
-    run_cell(make(blocks=12), Planted(0.005, 0.01), said)
+    progress = RecordedNotes()
+    run_cell(make(blocks=12), Planted(0.005, 0.01), progress)
     data = analysis.write_cell(make().dir)
     assert data["design"]["shown"] == [8, 12]
     assert words(make()) != {"estimate_only"}
-    assert not any("exploratory" in note for note in said.notes)
+    assert not any("exploratory" in note for note in progress.notes)
 
 
 def words(cell):

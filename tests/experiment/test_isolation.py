@@ -1,4 +1,4 @@
-"""Which arms share a process, and why the others do not."""
+"""Isolation: which arms share a process, and the reason why others do not."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def test_kernels_share_a_process():
         (({}, {"mlx_cache_limit": 0}), "engine.mlx_cache_limit"),
     ],
 )
-def test_what_a_process_has_one_of_keeps_arms_apart(engines, reason):
+def test_process_wide_settings_need_separate_processes(engines, reason):
     isolation, why = resolve_isolation(Design(), arms(*engines))
     assert isolation is Isolation.process and reason in why
     with pytest.raises(ConfigError, match=rf"design\.isolation=in_process: .*{reason}.*set design"):
         resolve_isolation(Design(isolation=Isolation.in_process), arms(*engines))
 
 
-def test_arms_are_apart_where_that_is_asked_for():
+def test_a_design_may_ask_for_separate_processes():
     isolation, why = resolve_isolation(Design(isolation=Isolation.process), arms({}, {}))
     assert isolation is Isolation.process and "asks for it" in why
 
 
-def test_kernels_and_requests_are_apart():
+def test_kernels_and_requests_need_separate_processes():
     mixed = [*arms({}), *arms({}, workload={"name": "uniform", "prompts": {"source": "synthetic"}})]
     assert "different kinds" in workload.apart(mixed)
 
 
-def test_turns_are_confirmed_by_separate_processes_where_asked(composed, tmp_path):
+def test_design_confirm_adds_a_cell_of_separate_processes(composed, tmp_path):
     cell, confirmation = to_cells(composed("ablation=seq_map", "design=strict"), tmp_path / "a")
     assert cell.design.isolation is Isolation.in_process and cell.design.blocks == 24
     assert [(look.blocks, look.alpha) for look in cell.design.looks] == [(16, 0.02), (24, 0.03)]
@@ -69,5 +69,5 @@ def test_turns_are_confirmed_by_separate_processes_where_asked(composed, tmp_pat
         ["ablation=seq_map", "design=strict", "design.isolation=process"],
     ],
 )
-def test_nothing_is_confirmed_twice_or_unasked(composed, tmp_path, words):
+def test_separate_or_unconfirmed_cells_add_no_confirming_cell(composed, tmp_path, words):
     assert len(to_cells(composed(*words), tmp_path / "a")) == 1

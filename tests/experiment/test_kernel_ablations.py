@@ -119,7 +119,7 @@ def test_an_ablation_may_run_on_the_emulated_kernels(measured, compiler):
     assert results["seq_map"].counters["attention.search_iterations"] == 0
 
 
-def test_claims_on_an_engine_s_steps_are_refused_where_launches_alone_are_timed(composed):
+def test_claims_on_an_engine_s_steps_are_refused_for_kernel_workloads(composed):
     with pytest.raises(
         ConfigError, match=r"engaged\.sync: pipeline\.sync would stay 0, because worklo"
     ):
@@ -128,7 +128,7 @@ def test_claims_on_an_engine_s_steps_are_refused_where_launches_alone_are_timed(
     composed("ablation=seq_map", claim, "workload=kernel_decode")
 
 
-def test_what_launches_count_is_in_the_table_of_what_they_may(measured):
+def test_counters_of_launches_have_the_declared_prefixes(measured):
     _, results = measured("seq_map")
     for result in results.values():
         assert all(name.startswith(counter_registry.LAUNCH_PREFIXES) for name in result.counters)

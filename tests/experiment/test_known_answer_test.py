@@ -1,4 +1,4 @@
-"""The canary finds an MLX that gives stale results."""
+"""The known-answer test detects an MLX that returns stale results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from labkit.experiment import known_answer_test
 
 
-def test_without_mlx_there_is_nothing_to_check(monkeypatch):
+def test_without_mlx_nothing_is_tested(monkeypatch):
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     assert known_answer_test.check() is False
 
@@ -20,7 +20,7 @@ def mx():
     return pytest.importorskip("mlx.core")
 
 
-def test_a_healthy_mlx_passes_and_no_value_comes_twice(mx, monkeypatch):
+def test_a_healthy_mlx_passes_and_no_value_repeats(mx, monkeypatch):
     seen = []
     real = mx.full
     monkeypatch.setattr(mx, "full", lambda shape, value: seen.append(value) or real(shape, value))
@@ -32,14 +32,14 @@ def test_a_healthy_mlx_passes_and_no_value_comes_twice(mx, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["sum", "min", "max"])
-def test_stale_values_are_found(mx, monkeypatch, broken):
+def test_stale_values_are_detected(mx, monkeypatch, broken):
     stale = mx.array(3.0)
     monkeypatch.setattr(mx, broken, lambda array: stale)
     with pytest.raises(known_answer_test.StaleResult, match="stale"):
         known_answer_test.check()
 
 
-def test_the_canary_looks_only_at_imported_mlx(monkeypatch):
+def test_mlx_is_tested_only_if_it_is_imported(monkeypatch):
     wrong = types.SimpleNamespace(item=lambda: 0.0)
     fake = types.ModuleType("mlx.core")
 

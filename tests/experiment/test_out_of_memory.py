@@ -1,4 +1,4 @@
-"""A real want of memory in one arm: named, recorded, and the study goes on to its end."""
+"""One arm runs out of memory: the outcome is oom, and the study continues to its end."""
 
 from __future__ import annotations
 

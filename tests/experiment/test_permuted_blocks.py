@@ -1,4 +1,4 @@
-"""Permuted blocks."""
+"""Permuted blocks: balanced, uniformly random, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_block_holds_every_arm_equally_often(arms, blocks, runs, seed):
 
 
 @given(ARMS, st.integers(1, 4), st.integers(1, 4), st.integers(0, 1 << 31))
-def test_blocks_grow_without_moving(arms, fewer, more, seed):
+def test_more_blocks_do_not_change_earlier_ones(arms, fewer, more, seed):
     grown = schedule(arms, fewer + more, 2, seed)
     assert grown[: fewer * 2 * len(arms)] == schedule(arms, fewer, 2, seed)
     assert schedule(arms[::-1], fewer + more, 2, seed) == grown
@@ -44,7 +44,7 @@ def test_blocks_of_one_study_do_not_repeat_another_study_s():
     assert sum(m == y for m, y in zip(mine, yours, strict=True)) <= 2
 
 
-def test_the_order_of_a_seed_is_for_ever():
+def test_the_order_of_a_seed_never_changes():
     order = " ".join(block_order(["a", "b", "control"], 0, 2, seed=0))
     assert order == "a b b a control control"
 

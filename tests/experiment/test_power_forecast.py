@@ -1,4 +1,4 @@
-"""A plan says what one minute detects: by earlier studies, by the doctor, or that nobody knows."""
+"""A plan's forecast for one minute: by earlier studies, by the doctor, or not known."""
 
 from __future__ import annotations
 
@@ -72,43 +72,43 @@ def studied(monkeypatch):
     return plant
 
 
-def said(cell, tmp_path=Path()):
+def message(cell, tmp_path=Path()):
     return power_forecast.one_minute_line(cell, StudyHistory(tmp_path))
 
 
-def test_where_nothing_is_known_it_says_how_to_know():
-    assert "not known" in said(composed()) and "python -m labkit.doctor" in said(composed())
+def test_an_unknown_forecast_says_how_to_get_it():
+    assert "not known" in message(composed()) and "python -m labkit.doctor" in message(composed())
 
 
-def test_the_doctor_knows_each_kind_and_is_named(doctor):
+def test_the_doctor_s_pilot_noise_is_used_by_kind_and_named(doctor):
     turns, alone = mde_pct(0.01, 30, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
-    kernels = said(composed())
+    kernels = message(composed())
     assert (
         f"one minute detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes"
         in kernels
     )
     assert "the doctor's short kernels, estimated" in kernels
-    requests = said(composed(kernel=False))
+    requests = message(composed(kernel=False))
     assert f"detects {mde_pct(0.02, 20, 1, 0.05):.1f} % interleaved" in requests
     assert "the doctor's short requests, estimated" in requests
 
 
-def test_the_doctor_knows_nothing_of_other_devices(doctor):
+def test_pilot_noise_is_not_used_for_other_devices(doctor):
     emulated = composed(attention=config.Attention(device=config.Device.emulated))
-    assert "not known" in said(emulated) and "run it once" in said(emulated)
+    assert "not known" in message(emulated) and "run it once" in message(emulated)
 
 
-def test_an_earlier_study_says_more_than_the_doctor_each_way_by_itself(doctor, studied):
+def test_an_earlier_study_wins_over_the_doctor_for_each_isolation(doctor, studied):
     studied(in_process=[("out/one", 4.0, 0.03)])
     turns, alone = mde_pct(0.03, 15, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
-    text = said(composed())
+    text = message(composed())
     assert f"detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes" in text
     assert "out/one and the doctor's short kernels" in text
 
 
-def test_blocks_of_an_earlier_study_have_its_runs(studied):
+def test_an_earlier_study_s_runs_per_block_count(studied):
     studied(runs=2, process=[("out/one", 12.0, 0.03)])
-    text = said(composed())
+    text = message(composed())
     assert (
         f"detects {mde_pct(0.03, 5, 2, 0.05):.1f} % in separate processes; interleaved: not known"
         in text
@@ -116,20 +116,20 @@ def test_blocks_of_an_earlier_study_have_its_runs(studied):
     assert text.endswith("noise of out/one)")
 
 
-def test_a_study_that_knows_only_half_is_passed_over(studied):
+def test_a_study_with_noise_or_cost_missing_is_skipped(studied):
     halves = [("out/no_noise", 4.0, None), ("out/no_cost", None, 0.01), ("out/whole", 5.0, 0.02)]
     studied(in_process=halves)
-    text = said(composed())
+    text = message(composed())
     assert f"detects {mde_pct(0.02, 12, 1, 0.05):.1f} % interleaved" in text and "out/whole" in text
 
 
-def test_a_minute_that_is_too_short_says_so(studied):
+def test_a_minute_with_too_few_blocks_detects_nothing(studied):
     studied(in_process=[("out/slow", 11.0, 0.01)])
-    assert "detects nothing (too few blocks fit) interleaved" in said(composed())
+    assert "detects nothing (too few blocks fit) interleaved" in message(composed())
 
 
-def test_arms_that_cannot_take_turns_are_promised_none(doctor):
-    apart = said(composed(kernel=False, blas=config.Blas.stock))
+def test_arms_that_cannot_interleave_get_no_interleaved_forecast(doctor):
+    apart = message(composed(kernel=False, blas=config.Blas.stock))
     assert (
         f"one minute detects {PILOTS['requests'].separate_pct:.1f} % in separate processes ("
         in apart
@@ -137,7 +137,7 @@ def test_arms_that_cannot_take_turns_are_promised_none(doctor):
     assert "interleaved" not in apart
 
 
-def test_the_plan_prints_it_once(doctor, monkeypatch, tmp_path, capsys):
+def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys):
     from labkit import app
 
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_events_are_told_and_no_number_of_a_metric(make_cell, stream, monkeypatch):
+def test_events_are_shown_but_never_a_metric(make_cell, stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = stream()
     show = progress_display.create_progress(out)
@@ -65,7 +65,7 @@ def test_the_live_line_is_refreshed_at_most_once_a_second(make_cell, monkeypatch
     assert 4 <= len(shown) <= 6
 
 
-def test_the_remaining_time_is_the_mean_run_times_what_is_left(monkeypatch):
+def test_the_remaining_time_is_the_mean_run_times_the_runs_left(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
     clock = progress_display.RemainingTime(10, 2)

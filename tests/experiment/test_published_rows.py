@@ -1,4 +1,4 @@
-"""Published rows of a sweep: each cell shows those that were measured as it is."""
+"""Published rows of a sweep: each cell shows the rows measured with its options."""
 
 import pytest
 
@@ -47,6 +47,6 @@ def test_a_row_is_shown_in_the_cells_that_have_its_values(cells):
     assert numbers(full) == [1, 16, 99]
 
 
-def test_a_condition_on_what_is_no_option_is_one_line(cells):
+def test_a_condition_on_an_unknown_option_is_one_line(cells):
     with pytest.raises(ConfigError, match=r"when: workload\.clients: no such option"):
         cells(text=ROWS.replace("workload.concurrency: 8", "workload.clients: 8"))

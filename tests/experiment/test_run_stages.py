@@ -83,7 +83,7 @@ def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
         (REQUESTS, "gather", True),
     ],
 )
-def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, noted, monkeypatch):
+def test_a_record_names_the_blas_only_if_mlx_multiplies(asked, backend, noted, monkeypatch):
     monkeypatch.setattr(
         openblas_for_mlx, "activate", lambda kind, threads: {"name": kind, "threads": threads}
     )
@@ -175,7 +175,7 @@ print(*sorted(loaded & kernels))
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
-def test_a_request_that_is_not_served_voids_a_run_only_where_all_are_claimed():
+def test_an_unserved_request_fails_a_run_only_if_all_served_is_claimed():
     unserved = [{"id": "r3", "outcome": "refused", "error": "no room"}]
     cases = (CaseRecord("all", notes={"traffic": {"unserved": unserved}}),)
     measured = Measurement(cases, {})

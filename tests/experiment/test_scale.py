@@ -1,4 +1,4 @@
-"""Scales: what an experiment sets at each, and what a command says against it."""
+"""Scales of an experiment: their overrides, and those of the command line that win."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_the_command_line_wins_over_a_scale(scaled):
     assert typed.experiment.model.name == "small"
 
 
-def test_a_scale_may_give_an_arm_more(scaled, tmp_path):
+def test_a_scale_may_set_options_of_one_arm(scaled, tmp_path):
     file = tmp_path / "experiment" / "mine.yaml"
     file.write_text(
         "# @package _global_\n"
@@ -55,7 +55,7 @@ def test_a_scale_may_give_an_arm_more(scaled, tmp_path):
     assert contiguous.budget.bytes == 1 << 30
 
 
-def test_a_scale_is_noted_in_the_cells_file(scaled, tmp_path):
+def test_a_scale_is_noted_in_the_manifest(scaled, tmp_path):
     from labkit.experiment.cell_composer import to_cell
     from labkit.experiment.cell_manifest import new_manifest
 
@@ -63,7 +63,7 @@ def test_a_scale_is_noted_in_the_cells_file(scaled, tmp_path):
     assert new_manifest(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None
 
 
-def test_a_scale_that_is_not_there_is_one_line(scaled, tmp_path):
+def test_an_unknown_scale_is_one_line(scaled, tmp_path):
     with pytest.raises(ConfigError, match=r"^scale=full: only an experiment has scales; set exp"):
         cell_of(["scale=full"])
     with pytest.raises(ConfigError, match=r"^scale=huge: allowed are cpu, full"):
@@ -80,7 +80,7 @@ def test_a_scale_that_is_not_there_is_one_line(scaled, tmp_path):
         cell_of(scaled)
 
 
-def test_a_flag_that_shows_a_job_shows_its_scale(scaled):
+def test_a_flag_that_prints_a_job_prints_its_scale(scaled):
     command = app.parse([*scaled, "--cfg", "job"])
     app.register()
     assert "workload.num_requests=4" in app.overrides_to_print(command)

@@ -1,4 +1,4 @@
-"""A server as an arm of a study: real workers, and a server that computes nothing."""
+"""A server as an arm of a study: real workers, and a server without a model."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def study(tmp_path):
 @pytest.mark.slow
 def test_a_study_of_a_server(study, tmp_path):
     process = study("+ablation.arms.roomy={engine.server.most_late_ms:9999.0}")
-    said, _ = process.communicate(timeout=170)
+    message, _ = process.communicate(timeout=170)
     (runs,) = (tmp_path / "study").glob("*/runs")
     records = read_runs(runs.parent)
-    assert len(records) == 3 and all(record.ok for record in records), said
+    assert len(records) == 3 and all(record.ok for record in records), message
     for record in records:
         notes = record.notes["engine"]
         assert notes["server"]["preset"] == "null_server" and notes["server"]["kept"] is None

@@ -1,4 +1,4 @@
-"""Simulated A/A studies through the real schedule: the error rate is what is promised.
+"""Simulated A/A studies through the real schedule: the error rate is as promised.
 
 The machine drifts, some processes are slow as a whole, and some runs have heavy tails; the
 arms differ in nothing. The order that the schedule draws is what makes the test's p valid:
@@ -178,7 +178,7 @@ def test_sequential_studies_of_nothing_through_the_runner(make_cell):
 @pytest.mark.parametrize(
     ("effect", "words"), [(0.0, {"inconclusive", "equivalent"}), (0.1, {"slower"})]
 )
-def test_a_simulated_study_goes_through_every_room(make_cell, effect, words):
+def test_a_simulated_study_passes_through_runner_and_analysis(make_cell, effect, words):
     cell = make_cell(blocks=5, runs_per_block=2)
     run_cell(cell, Simulated(3, len(cell.schedule()), effect))
     assert [r.run for r in read_runs(cell.dir)] == [run.name for run in cell.schedule()]

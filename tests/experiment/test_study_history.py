@@ -1,4 +1,4 @@
-"""What earlier studies of this machine say about the next one."""
+"""The history of studies on this machine: noise and times of comparable cells."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def done(make_cell, launcher, tmp_path, monkeypatch):
     return cell
 
 
-def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
+def test_start_up_is_a_run_s_time_beyond_its_measurement(done, tmp_path):
     (found,) = StudyHistory(tmp_path / "outputs" / "two").studies(asked())
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
@@ -57,7 +57,7 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
     assert list(StudyHistory(tmp_path).studies(asked())) == []
 
 
-def test_a_cell_is_read_once_however_often_it_is_asked_for(done, tmp_path, monkeypatch):
+def test_a_cell_is_read_once(done, tmp_path, monkeypatch):
     reads = []
     read = study_history.read_cell
     monkeypatch.setattr(study_history, "read_cell", lambda path: reads.append(path) or read(path))
@@ -66,7 +66,7 @@ def test_a_cell_is_read_once_however_often_it_is_asked_for(done, tmp_path, monke
     assert len(reads) == 1
 
 
-def test_requests_of_another_model_are_other_work():
+def test_requests_of_another_model_are_another_workload():
     from labkit.records import Arm
 
     chat, tiny = config.Workload(), {"shape": config.ModelShape()}
@@ -83,7 +83,7 @@ def test_requests_of_another_model_are_other_work():
     assert not study_history._same_workload(kept, ours)
 
 
-def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
+def test_a_block_s_time_is_that_of_all_its_processes(make_cell, launcher, tmp_path):
     cell = make_cell(folder="cell", blocks=2)
     run_cell(cell, launcher)
     records = read_runs(cell.dir)
@@ -92,7 +92,7 @@ def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
     assert study_history.median_block_s(tmp_path / "nothing") is None
 
 
-def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
+def test_a_block_with_a_failed_run_has_no_known_time(make_cell, launcher):
     cell = make_cell(folder="cell")
     run_cell(cell, launcher)
     first, *_ = (cell.dir / "runs").glob("*.json")
@@ -101,7 +101,7 @@ def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
     assert study_history.median_block_s(cell.dir) is None
 
 
-def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
+def test_a_run_without_measurement_has_no_start_up(tmp_path):
     record = Record("a", "arm", 0, 0, 1, "crashed", "2026-11-20T20:00:00Z", detail="planted")
     assert record.start_up_s is None
     timed = replace(record, seconds={"process": 2.0, "measure": 0.5})

@@ -1,4 +1,4 @@
-"""The worker by hand, preparing, and clocks that jump."""
+"""The worker's command line, preparation of arms, and clocks that jump."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_hand(cell, *words):
     )
 
 
-def test_a_worker_started_by_hand_writes_its_record(make_cell):
+def test_a_worker_started_on_the_command_line_writes_its_record(make_cell):
     cell = make_cell()
     path = cell.dir / "b03-p01-base.json"
     done = by_hand(cell, str(path))
@@ -44,19 +44,19 @@ def test_a_worker_started_by_hand_writes_its_record(make_cell):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("b00-p00-other.json", "a run of arm other"), ("base.json", "not a run's name")],
 )
-def test_a_run_of_another_arm_is_refused(make_cell, name, said):
+def test_a_run_of_another_arm_is_refused(make_cell, name, message):
     cell = make_cell()
     done = by_hand(cell, str(cell.dir / name))
     assert done.returncode == os.EX_DATAERR
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (cell.dir / name).exists()
 
 
-def test_an_orphan_publishes_nothing(make_cell):
+def test_an_orphan_writes_no_record(make_cell):
     cell = make_cell()
     path = cell.dir / "b00-p00-base.json"
     done = by_hand(cell, str(path), "--parent", "1")
@@ -77,7 +77,7 @@ def test_arms_are_prepared_once(make_cell, launcher, tmp_path, monkeypatch):
     assert not list((other.dir / "runs").glob("prepare-*"))
 
 
-def test_arms_that_take_turns_are_prepared_in_one_process(
+def test_interleaved_arms_are_prepared_in_one_process(
     make_cell, launcher, tmp_path, monkeypatch, replace
 ):
     cell = make_cell()
@@ -96,7 +96,7 @@ def test_arms_that_take_turns_are_prepared_in_one_process(
     assert arms == ["base", "seq_map"]  # control is base again
 
 
-def test_code_of_the_user_is_prepared_every_time(
+def test_an_arm_with_a_user_s_class_is_prepared_every_time(
     make_cell, launcher, tmp_path, monkeypatch, replace
 ):
     for folder in ("one", "two"):
@@ -116,7 +116,7 @@ def test_the_marker_depends_on_the_arm_s_config(make_cell):
     assert _marker(base) != _marker(seq_map)
 
 
-def test_clocks_that_go_backwards_change_no_duration(make_cell, launcher, monkeypatch):
+def test_a_clock_that_jumps_back_changes_no_duration(make_cell, launcher, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "startup:clock")
     steps = iter(range(10**9, 0, -1000))
     monkeypatch.setattr(time, "time", lambda: float(next(steps)))
@@ -127,7 +127,7 @@ def test_clocks_that_go_backwards_change_no_duration(make_cell, launcher, monkey
         assert record.seconds["measure"] <= record.seconds["total"] <= record.seconds["process"]
 
 
-def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch):
+def test_no_record_is_written_if_the_parent_died_during_the_run(tmp_path, monkeypatch):
     class Ended(BaseException):
         pass
 
@@ -153,11 +153,11 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
         (ValueError("refused, in one line"), "refused"),
     ],
 )
-def test_what_an_exception_while_loading_is_called(error, outcome):
+def test_the_outcome_of_an_exception_while_loading(error, outcome):
     assert failure_of(error, "load").outcome == outcome
 
 
-def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeypatch):
+def test_a_worker_has_only_the_mlx_variables_of_its_arm(monkeypatch):
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "3")
     arm = Arm("a", "arm", {}, {"engine": {"threads": 3, "mlx": {"bfs_max_width": 7}}})
     environ, removed = _environment(arm)

@@ -1,4 +1,4 @@
-"""All arms of a block in one process, taking turns at every repeat."""
+"""Worker processes with all arms of a block, interleaved at every repeat."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def block_of(cell, number=0, arms=None) -> list[Record]:
     return worker_process.WorkerProcess(new, arms, StageTimer(0)).run()
 
 
-def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
+def test_every_arm_has_its_record_and_its_thread_budget_in_its_turns(make, world):
     records = block_of(make())
     assert world.events == [
         "warm up",
@@ -138,7 +138,7 @@ def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
     assert all(record.seconds["turns"] >= 0 for record in records)
 
 
-def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, monkeypatch):
+def test_an_arm_s_thread_budget_is_computed_once(make, world, monkeypatch):
     class Twice(InterleavedArms):
         def measure(self, beat):
             super().measure(beat)
@@ -153,7 +153,7 @@ def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, mo
     assert len(turns) == 6 and world.asked == 3
 
 
-def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
+def test_the_workload_gets_the_probe_for_work_between_turns(make, world, monkeypatch):
     given = []
 
     def load(experiments, setting, note):
@@ -165,14 +165,14 @@ def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
     assert len(given) == 1 and given[0] is world.probe
 
 
-def test_an_arm_alone_takes_the_same_way(make, world):
+def test_a_single_arm_runs_the_same_stages(make, world):
     cell = make()
     (record,) = block_of(cell, arms=cell.arms[1:2])
     assert record.ok and "together" not in record.notes
     assert world.events == ["warm up", ("turn", 0, "seq_map"), "close"]
 
 
-def test_another_block_has_another_order_and_the_same_block_the_same(make, world):
+def test_the_order_depends_on_the_block_alone(make, world):
     def drawn(number):
         return [r.cases[0].metrics[0].repeats for r in block_of(make(), number)]
 
@@ -186,7 +186,7 @@ def test_a_vacuous_arm_fails_alone(make, world):
     assert [r.outcome for r in block_of(make())] == ["ok", "vacuous", "ok"]
 
 
-def test_a_failure_between_turns_is_no_arm_s(make, world):
+def test_a_failure_between_turns_is_not_blamed_on_an_arm(make, world):
     def fail_after_the_measurement():
         if "close" in world.events:
             raise RuntimeError("planted")
@@ -205,7 +205,7 @@ def test_a_record_has_the_probe_s_times_before_and_after(make, world):
         assert record.probe == {"before": {"matmul_us": 1.0}, "after": {"matmul_us": 2.0}}
 
 
-def test_an_arm_s_budget_of_threads_is_numba_s(monkeypatch):
+def test_a_thread_budget_is_limited_by_numba_s_pool(monkeypatch):
     asked = []
     numba = SimpleNamespace(
         set_num_threads=asked.append, config=SimpleNamespace(NUMBA_NUM_THREADS=4)
@@ -260,9 +260,7 @@ def test_a_killed_process_fails_all_its_runs(make, launcher, monkeypatch):
     assert run_cell(cell, launcher, redo_failed=True).failed == ()
 
 
-def test_a_process_killed_in_its_turns_loses_that_process_and_nothing_else(
-    make, launcher, monkeypatch
-):
+def test_a_process_killed_while_measuring_loses_only_its_own_runs(make, launcher, monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:seq_map:b01")
     cell = make(blocks=3)
     assert len(run_cell(cell, launcher).failed) == 3
@@ -288,7 +286,7 @@ def test_isolations_are_not_mixed_in_one_folder(make, make_cell, launcher):
 # ------------------------------------------------------------------ the real worker and kernels
 
 
-def test_real_kernels_give_what_a_process_of_their_own_gives(
+def test_interleaved_kernels_give_the_outputs_of_separate_processes(
     user_cache, make, make_cell, monkeypatch
 ):
     monkeypatch.setenv("LABKIT_CACHE", str(user_cache))

@@ -1,4 +1,4 @@
-"""Break labkit on purpose, a little at a time, and see that a test goes red each time.
+"""Mutation testing: break labkit by one small change at a time, and check that a test fails.
 
     python tests/mutants/run.py [--sample N] [--seed S] [FILE or FOLDER ...]
 

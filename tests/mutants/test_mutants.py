@@ -1,4 +1,4 @@
-"""The runner of mutants on a toy, and that the list of survivors speaks of mutants that exist."""
+"""Mutation testing of a toy module, and a list of survivors that names existing mutants."""
 
 import subprocess
 import sys
@@ -47,14 +47,14 @@ def test_rules_make_one_small_change_each():
     assert len({mutant.name for mutant in found}) == len(found)
 
 
-def test_a_draw_does_not_depend_on_what_is_changed_elsewhere():
+def test_a_draw_does_not_depend_on_other_files():
     found = mutants("labkit/toy.py", SOURCE)
     drawn = run.draw(found, 3, seed=1)
     assert run.draw([m for m in found if m in drawn or m == found[0]], 3, seed=1)[:2] == drawn[:2]
     assert run.draw(found, 3, seed=2) != drawn
 
 
-def test_a_mutant_that_a_test_tells_is_killed_and_others_survive(tmp_path):
+def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
     source = tmp_path / "toy"
     for name, text in {
         "labkit/__init__.py": "",

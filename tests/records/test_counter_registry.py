@@ -1,4 +1,4 @@
-"""The registry of counters: complete, read by the docs, and what claims are held to."""
+"""The registry of counters: complete, shown in the docs, and checked by claims."""
 
 import ast
 from pathlib import Path
@@ -43,7 +43,7 @@ def name_of(node):
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def test_whatever_is_counted_is_in_the_table():
+def test_every_counter_in_the_code_is_registered():
     known = {counter.name for counter in counter_registry.COUNTERS}
     found = {}
     for folder in ("engine", "metal", "workload"):
@@ -56,19 +56,19 @@ def test_whatever_is_counted_is_in_the_table():
     assert len(found) > 60 and not unknown
 
 
-def test_no_counter_is_listed_twice_and_all_say_what_they_are():
+def test_every_counter_is_registered_once_with_unit_and_meaning():
     names = [counter.name for counter in counter_registry.COUNTERS]
     assert len(names) == len(set(names))
     assert all(counter.unit and counter.meaning for counter in counter_registry.COUNTERS)
 
 
-def test_the_page_is_the_table():
+def test_the_docs_page_is_current():
     assert (ROOT / "docs" / "counters.md").read_text() == counters_page.page(), (
         "python -m docs.generators.counters > docs/counters.md"
     )
 
 
-def test_every_option_of_a_family_exists():
+def test_the_options_of_families_exist():
     assert "seq_map" in option_choices("engine.attention.resolver")
     assert "static" in option_choices("engine.scheduler.admission")
     with pytest.raises(ValueError, match="not an option with a list"):
@@ -77,7 +77,7 @@ def test_every_option_of_a_family_exists():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "ablation").glob("*.yaml")), ids=str)
-def test_the_ablations_claim_what_there_is(path):
+def test_ablations_claim_registered_counters(path):
     data = yaml.safe_load(path.read_text())
     claimed = (data.get("claims") or {}).get("engaged") or {}
     for arm, names in claimed.items():
@@ -93,9 +93,9 @@ def test_the_ablations_claim_what_there_is(path):
         ("steps.mixde", "steps.mixed"),
     ],
 )
-def test_a_misspelt_counter_is_refused_with_the_nearest(name, near):
-    said = rf"claims.engaged.base: no counter '{name}' \(did you mean '{near}'\?\)"
-    with pytest.raises(ConfigError, match=said):
+def test_a_misspelt_counter_is_refused_with_a_suggestion(name, near):
+    message = rf"claims.engaged.base: no counter '{name}' \(did you mean '{near}'\?\)"
+    with pytest.raises(ConfigError, match=message):
         check_names({"base": [name]}, {"base": PLAIN})
 
 
@@ -105,13 +105,13 @@ def test_a_misspelt_arm_is_refused_and_a_dropped_one_ignored():
     check_names({"gone": ["no such counter"]}, {"base": PLAIN}, ["gone"])
 
 
-def test_families_by_number_take_numbers():
+def test_numbered_families_take_only_numbers():
     check_names({"base": ["block_size.16", "spec.drafted.pos3"]}, {"base": PLAIN})
     with pytest.raises(ConfigError, match=r"no counter 'block_size\.large'"):
         check_names({"base": ["block_size.large"]}, {"base": PLAIN})
 
 
-def test_a_class_of_one_s_own_brings_its_own_counters():
+def test_a_user_s_class_brings_its_own_counters():
     arms = {"maps": own(resolver="mine.maps:Repeat"), "whole": own(backend="mine.attention:One")}
     check_names({"maps": ["resolver.repeat", "own.loops"], "whole": ["kernel.one"]}, arms)
     with pytest.raises(ConfigError, match=r"no counter 'kernel\.tield' \(did you mean 'kernel"):

@@ -1,4 +1,4 @@
-"""Records: written whole, read strictly, never overwritten."""
+"""The store of records: written by rename, read strictly, never overwritten."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def written(tmp_path, **changes):
     return path, record
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_record_is_read_back(tmp_path):
     path, record = written(tmp_path)
     assert read_record(path) == record
     assert list(tmp_path.iterdir()) == [path]
@@ -71,7 +71,7 @@ def test_a_key_of_a_later_version_is_kept(tmp_path):
     assert json.loads(path.read_text())["energy_j"] == 12.5
 
 
-def test_every_truncation_is_refused_by_name(tmp_path):
+def test_every_truncated_file_is_refused_with_its_name(tmp_path):
     path, _ = written(tmp_path)
     whole = path.read_bytes()
     for length in range(0, len(whole.rstrip()), 7):
@@ -82,7 +82,7 @@ def test_every_truncation_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema_version": 2}, "schema version 2, but this labkit reads 1"),
         ({"schema_version": None}, "schema version None"),
@@ -98,16 +98,16 @@ def test_every_truncation_is_refused_by_name(tmp_path):
         ({"counters": None}, "counters is None"),
     ],
 )
-def test_a_foreign_record_is_refused(tmp_path, change, said):
+def test_an_invalid_record_is_refused(tmp_path, change, message):
     path, _ = written(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(RecordError, match=said) as error:
+    with pytest.raises(RecordError, match=message) as error:
         read_record(path)
     assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"benchmarks": []}', "\x00\x01", ""])
-def test_a_file_of_something_else_is_refused(tmp_path, text):
+def test_a_file_that_is_no_record_is_refused(tmp_path, text):
     path = tmp_path / "b00-p00-a.json"
     path.write_text(text)
     with pytest.raises(RecordError, match=r"b00-p00-a\.json"):
@@ -120,7 +120,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     "repeats", ["[NaN]", "[Infinity]", "[-Infinity]", "[1e999]", "[]", "[true]"]
 )
-def test_a_metric_that_is_no_number_is_refused(tmp_path, repeats):
+def test_a_metric_that_is_not_a_number_is_refused(tmp_path, repeats):
     path, _ = written(tmp_path)
     path.write_text(path.read_text().replace("[1.5, 2.0]", repeats))
     with pytest.raises(RecordError):
@@ -145,7 +145,7 @@ def test_a_record_is_never_overwritten(tmp_path):
         write_record(tmp_path / "b09-p09-seq_map.json", record)
 
 
-def test_a_full_disk_leaves_no_half_record(tmp_path):
+def test_a_full_disk_leaves_no_partial_record(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
@@ -171,7 +171,7 @@ def test_a_failed_rename_keeps_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_runs_are_read_in_order_and_nothing_else_is(tmp_path):
+def test_only_runs_are_read_in_order(tmp_path):
     runs = tmp_path / "runs"
     for folder in (runs, runs / "pending", runs / "abandoned"):
         folder.mkdir(exist_ok=True)
@@ -212,7 +212,7 @@ def test_a_cell_without_its_design_is_refused(tmp_path):
     st.integers(0, 2000),
     st.from_regex(r"[A-Za-z0-9_][\w.-]*", fullmatch=True),
 )
-def test_run_names_come_back(block, position, arm):
+def test_run_names_round_trip(block, position, arm):
     assert parse_run_name(run_name(block, position, arm)) == (block, position, arm)
 
 
@@ -231,11 +231,11 @@ def test_other_names_are_refused(name):
         ({}, None),
     ],
 )
-def test_an_arm_claims_its_engine_by_word_or_class(config, counter):
+def test_an_arm_claims_its_engine_by_name_or_class(config, counter):
     assert Arm("base", "baseline", {}, config).engine_counter == counter
 
 
-def test_the_same_machine_is_told_without_the_host_s_name():
+def test_the_same_machine_is_recognised_without_the_host_s_name():
     mine = {"cpu_model": "one", "cores": 2, "memory_bytes": 24 << 30, "os": "Linux", "host": "a"}
     assert machine_difference(mine, {**mine, "host": "another", "os_release": "newer"}) is None
     nearly = {**mine, "memory_bytes": mine["memory_bytes"] + 4096}

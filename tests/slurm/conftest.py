@@ -142,6 +142,6 @@ def wait_for(holds, seconds: float, folder: Path) -> None:
     while not holds():
         if time.monotonic() > end:
             logs = [*folder.glob("*.log"), *folder.glob("*.out")]
-            said = "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in logs)
-            pytest.fail(f"not within {seconds} s:\n{said}")
+            output = "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in logs)
+            pytest.fail(f"not within {seconds} s:\n{output}")
         time.sleep(0.2)

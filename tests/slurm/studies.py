@@ -1,4 +1,4 @@
-"""A study of two small cells, and everything that it says but for times."""
+"""A study of two small cells, and its tables without times."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def tables(folder):
 
 
 def table(cell):
-    said = read_cell(cell)
+    manifest = read_cell(cell)
     rows = [
         [row[key] for key in ("case", "metric", "unit", "better", "primary", "skipped")]
         + [[found["arm"], found["blocks"]] for found in row["comparisons"]]
-        for row in said["rows"]
+        for row in manifest["rows"]
     ]
     runs = [
         (r.run, r.outcome, [(c.case, c.outputs["digest"]) for c in r.cases])
         for r in read_runs(cell)
     ]
     kept = ("cell", "question", "arms", "design", "gates", "failures")
-    return {**{key: said[key] for key in kept}, "rows": rows, "runs": runs}
+    return {**{key: manifest[key] for key in kept}, "rows": rows, "runs": runs}

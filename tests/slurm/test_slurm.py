@@ -44,8 +44,8 @@ def ended(study, seconds=420):
 def jobs(here):
     """Return the state of every job that the queue knows, by name."""
     asked = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
-    said = subprocess.run(asked, env=here[1], capture_output=True, text=True).stdout
-    return dict(line.split("|") for line in said.split())
+    output = subprocess.run(asked, env=here[1], capture_output=True, text=True).stdout
+    return dict(line.split("|") for line in output.split())
 
 
 def slurm(here, *command):
@@ -121,7 +121,7 @@ def test_a_killed_launcher_leaves_jobs_that_a_new_one_waits_for(here, local):
     assert not list(cell.glob("runs/abandoned/*.json"))
 
 
-def test_a_node_that_is_lost_is_named(here):
+def test_a_lost_node_is_named(here):
     more = "hydra.launcher.additional_parameters"
     study = launch(here, "out=study", f"~{more}.requeue", f"+{more}.no_requeue=true")
     cell, job = in_the_middle(here, "study", study)
@@ -137,7 +137,7 @@ def test_a_node_that_is_lost_is_named(here):
     assert f"labkit: {cell.name}: " in err
 
 
-def test_an_expired_time_limit_is_named_and_the_job_goes_on(here, local):
+def test_an_expired_time_limit_is_named_and_the_job_continues(here, local):
     """The first start is cut after a minute, wherever the cell is; the next ends it."""
     times = ("hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=45")
     study = launch(here, "out=study", *times, "design.blocks=14")

@@ -1,4 +1,4 @@
-"""What a plan says it can see is what the verdict will see: adjusted, looks included."""
+"""A plan's detectable effect is that of the verdict: adjusted for rows, arms and looks."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
     return {"arms": roles, "rows": [row, row, other], "design": design}
 
 
-def sees(design, tmp_path, arms=1, cases=10):
+def forecast(design, tmp_path, arms=1, cases=10):
     cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
     experiment = SimpleNamespace(
         workload=SimpleNamespace(has_engine=True, times_kernels=bool(cases), cases=cases),
@@ -51,36 +51,40 @@ def known(monkeypatch, tmp_path):
     return give
 
 
-def test_an_earlier_study_says_how_much_of_alpha_a_row_has(known, tmp_path):
+def test_an_earlier_study_gives_a_row_s_share_of_alpha(known, tmp_path):
     known(alpha_row=0.004)
-    said = sees(Design(blocks=6), tmp_path)
-    assert f"detects {mde_pct(0.01, 6, 2, 0.004):.1f} % at best" in said
-    assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would detect 1 %" in said
+    message = forecast(Design(blocks=6), tmp_path)
+    assert f"detects {mde_pct(0.01, 6, 2, 0.004):.1f} % at best" in message
+    assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would detect 1 %" in message
     known(alpha_row=0.004, arms=2)  # of two arms that shared alpha
-    assert f"detects {mde_pct(0.01, 6, 2, 0.008):.1f} % at best" in sees(Design(blocks=6), tmp_path)
-    assert f"detects {mde_pct(0.01, 6, 2, 0.002):.1f} %" in sees(Design(blocks=6), tmp_path, arms=4)
+    assert f"detects {mde_pct(0.01, 6, 2, 0.008):.1f} % at best" in forecast(
+        Design(blocks=6), tmp_path
+    )
+    assert f"detects {mde_pct(0.01, 6, 2, 0.002):.1f} %" in forecast(
+        Design(blocks=6), tmp_path, arms=4
+    )
 
 
-def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
+def test_a_look_detects_with_its_own_alpha(known, tmp_path):
     known(alpha_row=0.01 * 0.2, level=0.99)
     looks = [Look(8, 0.02), Look(12, 0.03)]
     design = Design(blocks=12, runs_per_block=1, looks=looks)
     each = [mde_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
     assert each[1] < each[0]
-    assert f"detects {each[1]:.1f} % at best" in sees(design, tmp_path)
+    assert f"detects {each[1]:.1f} % at best" in forecast(design, tmp_path)
 
 
-def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
+def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_path):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
-    said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
-    assert f"detects {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
-    one = sees(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
+    message = forecast(Design(blocks=6), tmp_path, arms=2, cases=5)
+    assert f"detects {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in message
+    one = forecast(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
     assert f"detects {mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
 
 
-def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
+def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 9.0)
     pilots = {
@@ -89,20 +93,20 @@ def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatc
     }
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", pilots.get)
     turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
-    said = sees(turns, tmp_path, cases=5)
-    assert f"detects {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in said
-    assert "the doctor's short kernels, estimated" in said
-    processes = sees(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
+    message = forecast(turns, tmp_path, cases=5)
+    assert f"detects {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in message
+    assert "the doctor's short kernels, estimated" in message
+    processes = forecast(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
     assert f"detects {mde_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
     assert "the doctor's short requests, estimated" in processes
 
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(3, 1, False), (4, 1, True), (2, 2, True)])
-def test_the_noise_of_too_few_blocks_is_none(blocks, runs, known):
+def test_noise_of_too_few_blocks_is_unknown(blocks, runs, known):
     assert (study_history.cell_noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
 
 
-def test_a_study_without_numbers_says_no_noise():
+def test_a_study_without_results_has_no_noise():
     assert (
         study_history.cell_noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
     )
