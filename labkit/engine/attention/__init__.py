@@ -52,7 +52,8 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     if backend == "reference":
         if kernel_switches.split_kv != "off":
             raise ValueError(
-                f"split_kv={kernel_switches.split_kv}: backend reference has no partitions"
+                f"split_kv={kernel_switches.split_kv}: backend=reference does not split keys; "
+                "set split_kv=off"
             )
         from labkit.engine.attention.reference import ReferenceBackend
 

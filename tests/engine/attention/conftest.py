@@ -32,9 +32,9 @@ class Batch:
     cu_seqlens_q: np.ndarray
 
     def plan(self, backend, **options):
-        """Hand the pools over, bind the layer, plan."""
+        """Let a backend adopt the pools and bind a layer; return the step's metadata."""
         backend.adopt([self.k_pool], [self.v_pool])
-        plan = backend.plan(
+        metadata = backend.plan(
             block_tables=self.block_tables,
             seq_lens=self.seq_lens,
             cu_seqlens_q=self.cu_seqlens_q,
@@ -42,36 +42,36 @@ class Batch:
         )
         options.setdefault("scale", max(1, self.q.shape[2]) ** -0.5)
         backend.bind(0, heads=self.q.shape[1], **options)
-        return plan
+        return metadata
 
-    def forward(self, backend, plan, k=None, v=None, out=None):
+    def forward(self, backend, metadata, k=None, v=None, out=None):
         """Return output and report of one launch."""
-        made = array_adapter.adapt("numpy", backend)
+        adapter = array_adapter.adapt("numpy", backend)
         out = np.full_like(self.q, np.nan) if out is None else out
-        result = made.forward(0, self.q, k, v, plan, out)
-        (report,) = made.report(plan)
+        result = adapter.forward(0, self.q, k, v, metadata, out)
+        (report,) = adapter.report(metadata)
         return result, report
 
     def attend(self, backend="fused", **options):
-        """Return output and report; the output is poisoned beforehand."""
+        """Return output and report of a new backend; the output is NaN beforehand."""
         switches = {name: options.pop(name) for name in SWITCHES if name in options}
-        made = attention.create(backend=backend, **switches)
-        return self.forward(made, self.plan(made, **options))
+        owner = attention.create(backend=backend, **switches)
+        return self.forward(owner, self.plan(owner, **options))
 
-    def stored(self, kind):
-        """Return the batch with pools of that type."""
-        pools = (kv_dtypes.from_float32(pool, kind) for pool in (self.k_pool, self.v_pool))
+    def stored(self, dtype):
+        """Return the batch with pools of this dtype."""
+        pools = (kv_dtypes.from_float32(pool, dtype) for pool in (self.k_pool, self.v_pool))
         return self._with(*pools)
 
     def widened(self):
-        """Return the batch with float32 pools of what its pools hold, for the oracle."""
+        """Return the batch with pools of the same numbers in float32, for the oracle."""
         return self._with(*map(kv_dtypes.to_float32, (self.k_pool, self.v_pool)))
 
     def _with(self, k_pool, v_pool):
         return replace(self, k_pool=k_pool, v_pool=v_pool)
 
     def keys(self, sequence):
-        """Return views (copies) of one sequence's keys and values, in order."""
+        """Return copies of one sequence's keys and values, in order."""
         context = self.seq_lens[sequence]
         size = self.k_pool.shape[1]
         blocks = self.block_tables[sequence, : -(-context // size)]
@@ -81,13 +81,13 @@ class Batch:
         )
 
 
-def make_batch(
+def _make_batch(
     lengths, *, block_size=16, heads=8, kv_heads=2, head_dim=64, seed=0, poison=True, shift=0.0
 ):
-    """Make a batch on shuffled blocks; unused slots hold NaN and infinity if poisoned.
+    """Return a batch on shuffled blocks.
 
-    ``shift`` is added to every logit (before the scale of ``head_dim ** -0.5``): one
-    dimension of q is 1, that of k the shift.
+    ``poison``: unused slots hold NaN and infinity. ``shift`` is added to every logit before
+    scaling: one dimension of q is 1, the same one of k is ``shift``.
     """
     random = np.random.default_rng(seed)
     counts = [-(-context // block_size) for _, context in lengths]
@@ -117,13 +117,13 @@ def make_batch(
 
 @pytest.fixture(params=list(SHAPES))
 def lengths(request):
-    """Shapes that together reach every branch of both kernels."""
+    """Batches that together reach every branch of both kernels."""
     return SHAPES[request.param]
 
 
 @pytest.fixture
 def compiler():
-    """Skip, with the reason, where the emulator has no compiler."""
+    """Skip the test if the emulator has no compiler."""
     try:
         return find_compiler()
     except EmulatorUnavailable as error:
@@ -131,14 +131,14 @@ def compiler():
 
 
 @pytest.fixture(scope="session")
-def batch():
-    """The function that makes a batch."""
-    return make_batch
+def make_batch():
+    """The function that builds a ``Batch``."""
+    return _make_batch
 
 
 @pytest.fixture(scope="session")
 def assert_close():
-    """Compare with the oracle at the accuracy that float32 kernels promise."""
+    """Assert equality with the oracle within the accuracy of float32 kernels."""
 
     def check(actual, expected, largest_logit=10.0):
         assert actual.shape == expected.shape

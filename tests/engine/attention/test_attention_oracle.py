@@ -1,4 +1,4 @@
-"""The oracle against attention written down differently: dense, masked, per head."""
+"""The oracle equals dense attention with a mask, head by head."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ OPTIONS = [
 
 
 def dense(batch, scale, window=None, softcap=None, sinks=None):
-    """Return attention of each sequence by a full score matrix and a boolean mask."""
+    """Attend, for each sequence, with a full score matrix and a boolean mask."""
     out = np.zeros_like(batch.q, dtype=np.float64)
     group = batch.q.shape[1] // batch.k_pool.shape[2]
     for sequence, context in enumerate(batch.seq_lens):
@@ -36,20 +36,20 @@ def dense(batch, scale, window=None, softcap=None, sinks=None):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_oracle_equals_dense_attention(batch, lengths, options):
-    made = batch(lengths, heads=8, kv_heads=4, head_dim=16)
-    made.q, made.k_pool = made.q.astype(np.float64), made.k_pool.astype(np.float64)
-    made.v_pool = made.v_pool.astype(np.float64)
-    out, report = made.attend("reference", scale=0.3, **options)
-    np.testing.assert_allclose(out, dense(made, 0.3, **options), rtol=1e-9, atol=1e-12)
+def test_oracle_equals_dense_attention(make_batch, lengths, options):
+    batch = make_batch(lengths, heads=8, kv_heads=4, head_dim=16)
+    batch.q, batch.k_pool = batch.q.astype(np.float64), batch.k_pool.astype(np.float64)
+    batch.v_pool = batch.v_pool.astype(np.float64)
+    out, report = batch.attend("reference", scale=0.3, **options)
+    np.testing.assert_allclose(out, dense(batch, 0.3, **options), rtol=1e-9, atol=1e-12)
     assert not report.stale
 
 
-def test_oracle_keeps_half_precision(batch):
-    made = batch([(3, 20), (1, 4)], head_dim=16)
-    wide, _ = made.attend("reference")
+def test_oracle_keeps_half_precision(make_batch):
+    batch = make_batch([(3, 20), (1, 4)], head_dim=16)
+    wide, _ = batch.attend("reference")
     for name in ("q", "k_pool", "v_pool"):
-        setattr(made, name, getattr(made, name).astype(np.float16))
-    half, _ = made.attend("reference")
+        setattr(batch, name, getattr(batch, name).astype(np.float16))
+    half, _ = batch.attend("reference")
     assert half.dtype == np.float16
     assert np.abs(half - wide).max() < 4e-3

@@ -1,4 +1,4 @@
-"""Resolvers: maps with known answers, equal bits, and what a wrong one may do."""
+"""Resolvers: known maps, equal bits, and the harmless effects of wrong maps."""
 
 import sys
 import types
@@ -12,8 +12,8 @@ from labkit.engine import attention
 from labkit.engine.attention.resolvers import seq_map
 
 
-class Wrong:
-    """Swaps one token's sequence and moves one Q-block: in range, but wrong."""
+class WrongResolver:
+    """Gives one token and one Q-block to other sequences: in range, but wrong."""
 
     name = "wrong"
 
@@ -25,8 +25,8 @@ class Wrong:
         return tokens, blocks
 
 
-class Mine:
-    """A right one."""
+class OwnResolver:
+    """A correct resolver of a user's own."""
 
     name = "mine"
 
@@ -37,27 +37,27 @@ class Mine:
         )
 
 
-def answering(answer):
-    """Return a class whose maps are ``answer(token_map, qblock_map)``."""
+def with_maps(change):
+    """Return a resolver class whose maps are ``change(token_map, qblock_map)``."""
 
-    class Answering(Mine):
+    class ChangedResolver(OwnResolver):
         def maps(self, cu_seqlens_q, total_q, bq):
-            return answer(*super().maps(cu_seqlens_q, total_q, bq))
+            return change(*super().maps(cu_seqlens_q, total_q, bq))
 
-    return Answering
+    return ChangedResolver
 
 
 @pytest.fixture
 def resolver(monkeypatch):
-    """Make a class reachable as ``package.module:Class``."""
+    """A function that makes a class importable and returns its ``module:Class``."""
 
-    def named(made):
-        module = types.ModuleType("resolver_of_mine")
-        module.Made = made
-        monkeypatch.setitem(sys.modules, "resolver_of_mine", module)
-        return "resolver_of_mine:Made"
+    def importable(cls):
+        module = types.ModuleType("own_resolver")
+        module.Own = cls
+        monkeypatch.setitem(sys.modules, "own_resolver", module)
+        return "own_resolver:Own"
 
-    return named
+    return importable
 
 
 def test_maps_of_a_known_batch():
@@ -77,12 +77,12 @@ def test_qblock_map_is_what_the_search_finds(lengths):
         assert owner == (found if start < lengths[found] else -1)
 
 
-def test_resolvers_give_the_same_bits(batch, lengths, resolver):
-    made = batch(lengths)
+def test_resolvers_give_the_same_bits(make_batch, lengths, resolver):
+    batch = make_batch(lengths)
     for options in ({}, {"window": 20}):
-        searched, report = made.attend(**options)
-        mapped, mapped_report = made.attend(resolver="seq_map", **options)
-        mine, mine_report = made.attend(resolver=resolver(Mine), **options)
+        searched, report = batch.attend(**options)
+        mapped, mapped_report = batch.attend(resolver="seq_map", **options)
+        mine, mine_report = batch.attend(resolver=resolver(OwnResolver), **options)
         assert np.array_equal(searched, mapped)
         assert np.array_equal(searched, mine)
         assert report.search_iterations > 0
@@ -97,23 +97,23 @@ def test_resolvers_give_the_same_bits(batch, lengths, resolver):
 
 @pytest.mark.parametrize("options", [{}, {"window": 20}, {"tile_threshold": 1000}, {"split_kv": 3}])
 @pytest.mark.parametrize("resolver", ["padded_grid", "work_plan"])
-def test_the_host_names_the_sequence(batch, lengths, resolver, options):
-    made = batch(lengths)
-    searched, report = made.attend(**options)
-    out, other = made.attend(resolver=resolver, **options)
+def test_resolvers_without_a_search_give_the_same_bits(make_batch, lengths, resolver, options):
+    batch = make_batch(lengths)
+    searched, report = batch.attend(**options)
+    out, other = batch.attend(resolver=resolver, **options)
     assert np.array_equal(searched, out)
     assert other.search_iterations == 0 and other.resolver == resolver
     assert other.kv_blocks_visited == report.kv_blocks_visited
     assert not other.stale and other.stamp != report.stamp
-    oracle, _ = made.attend("reference", resolver=resolver)
-    assert np.array_equal(oracle, made.attend("reference")[0])
+    oracle, _ = batch.attend("reference", resolver=resolver)
+    assert np.array_equal(oracle, batch.attend("reference")[0])
 
 
-def test_dependent_loads_of_a_known_batch(batch):
+def test_dependent_loads_of_a_known_batch(make_batch):
     """A search of two or of three steps per unit, one load per mapped unit, else none."""
-    made = batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
+    batch = make_batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
     loads = {
-        resolver: made.attend(resolver=resolver)[1].counters()["attention.dependent_loads"]
+        resolver: batch.attend(resolver=resolver)[1].counters()["attention.dependent_loads"]
         for resolver in ("binary_search", "seq_map", "work_plan", "identity", "padded_grid")
     }
     assert loads == {
@@ -125,89 +125,93 @@ def test_dependent_loads_of_a_known_batch(batch):
     }
 
 
-def test_grids_of_the_host(batch):
-    """Known answers: units of the padded grid without work exit; the plan has none."""
-    made = batch([(33, 33), (1, 40), (0, 7), (30, 30)], heads=4, kv_heads=2)
-    _, padded = made.attend(resolver="padded_grid")
+def test_grids_of_padded_grid_and_work_plan(make_batch):
+    """Surplus units of the padded grid exit; the work plan has none."""
+    batch = make_batch([(33, 33), (1, 40), (0, 7), (30, 30)], heads=4, kv_heads=2)
+    _, padded = batch.attend(resolver="padded_grid")
     assert padded.grid == (2, 2, 4)
     assert padded.surplus_threadgroups == 2 * (8 - 4)
-    _, planned = made.attend(resolver="work_plan")
+    _, planned = batch.attend(resolver="work_plan")
     assert planned.grid == (2, 4) and planned.surplus_threadgroups == 0
     assert planned.map_us > 0 and padded.map_us == 0
-    _, tokens = made.attend(resolver="padded_grid", tile_threshold=1000)
+    _, tokens = batch.attend(resolver="padded_grid", tile_threshold=1000)
     assert tokens.grid == (1, 33, 4)  # one unit serves both KV heads
     assert tokens.surplus_threadgroups == 4 * 33 - 64
-    _, tokens = made.attend(resolver="work_plan", tile_threshold=1000)
+    _, tokens = batch.attend(resolver="work_plan", tile_threshold=1000)
     assert tokens.grid == (1, 64) and tokens.surplus_threadgroups == 0
 
 
-def test_identity_takes_pure_decode_only(batch):
-    made = batch([(1, 30), (1, 5), (1, 100)])
-    out, report = made.attend(resolver="identity")
-    assert np.array_equal(out, made.attend()[0])
+def test_identity_takes_pure_decode_only(make_batch):
+    batch = make_batch([(1, 30), (1, 5), (1, 100)])
+    out, report = batch.attend(resolver="identity")
+    assert np.array_equal(out, batch.attend()[0])
     assert report.counters()["resolver.identity"] == 1
     for lengths in ([(1, 30), (2, 5)], [(1, 30), (0, 5)]):
         with pytest.raises(ValueError, match="resolver=identity: takes pure decode only"):
-            batch(lengths).attend(resolver="identity")
+            make_batch(lengths).attend(resolver="identity")
 
 
-def test_counters_of_a_known_batch(batch):
+def test_counters_of_a_known_batch(make_batch):
     """One search per unit and KV head; surplus blocks exit; a block counts per KV head."""
-    made = batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
-    _, report = made.attend()
+    batch = make_batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
+    _, report = batch.attend()
     assert report.grid == (2, 2)
     assert report.kv_blocks_visited == 2 * (1 + 2)
     assert report.search_iterations == 2 * (1 + 2)
-    made = batch([(33, 33), (1, 40), (30, 30)], heads=4, kv_heads=2)
-    _, report = made.attend()
+    batch = make_batch([(33, 33), (1, 40), (30, 30)], heads=4, kv_heads=2)
+    _, report = batch.attend()
     assert report.grid == (2, 64 // 32 + 3)
     assert report.surplus_threadgroups == 2 * (5 - 4)
     assert report.kv_blocks_visited == 2 * (2 + 3 + 3 + 2)
     block = 2 * 16 * 64 * 4
-    assert report.bytes == report.kv_blocks_visited * block + 2 * made.q.nbytes
+    assert report.bytes == report.kv_blocks_visited * block + 2 * batch.q.nbytes
 
 
-def test_wrong_maps_run_and_are_seen(batch, lengths, resolver, assert_close):
-    made = batch(lengths, poison=False)
+def test_wrong_maps_run_and_change_the_output(make_batch, lengths, resolver, assert_close):
+    batch = make_batch(lengths, poison=False)
     if len(lengths) == 1:
         pytest.skip("one sequence: no wrong map is in range")
-    right, _ = made.attend()
-    wrong, report = made.attend(resolver=resolver(Wrong))
+    right, _ = batch.attend()
+    wrong, report = batch.attend(resolver=resolver(WrongResolver))
     assert report.resolver == "wrong" and not report.stale
     assert not np.array_equal(right, wrong, equal_nan=True)
 
 
 @given(data=st.data())
-def test_any_map_in_range_is_safe(batch, data):
+def test_any_map_in_range_is_safe(make_batch, data):
     """Random maps over exact-size pools: a read past an end would fault or show as NaN."""
-    made = batch([(1, 30), (0, 0), (40, 60), (0, 16), (3, 3)], heads=2, kv_heads=1, head_dim=16)
-    backend = attention.create(resolver="seq_map")
-    meta = made.plan(backend, scale=0.2)
-    numbers = st.integers(-1, 4)
-    meta.lookup.qblock_map[:] = data.draw(
-        st.lists(numbers, min_size=len(meta.lookup.qblock_map), max_size=6)
+    batch = make_batch(
+        [(1, 30), (0, 0), (40, 60), (0, 16), (3, 3)], heads=2, kv_heads=1, head_dim=16
     )
-    out, _ = made.forward(backend, meta, out=np.zeros_like(made.q))
+    backend = attention.create(resolver="seq_map")
+    metadata = batch.plan(backend, scale=0.2)
+    numbers = st.integers(-1, 4)
+    metadata.lookup.qblock_map[:] = data.draw(
+        st.lists(numbers, min_size=len(metadata.lookup.qblock_map), max_size=6)
+    )
+    out, _ = batch.forward(backend, metadata, out=np.zeros_like(batch.q))
     assert np.isfinite(out).all()
 
 
 @given(data=st.data())
-def test_any_token_map_in_range_is_safe(batch, data):
-    made = batch([(1, 30), (1, 1), (0, 0), (1, 60), (0, 16)], heads=2, kv_heads=1, head_dim=16)
+def test_any_token_map_in_range_is_safe(make_batch, data):
+    batch = make_batch(
+        [(1, 30), (1, 1), (0, 0), (1, 60), (0, 16)], heads=2, kv_heads=1, head_dim=16
+    )
     backend = attention.create(resolver="seq_map")
-    meta = made.plan(backend, scale=0.2)
+    metadata = batch.plan(backend, scale=0.2)
     owners = data.draw(st.lists(st.integers(0, 4), min_size=3, max_size=3))
-    meta.lookup.token_map[:] = owners
-    out, _ = made.forward(backend, meta)
+    metadata.lookup.token_map[:] = owners
+    out, _ = batch.forward(backend, metadata)
     oracle = attention.create(backend="reference", resolver="seq_map")
-    planned = made.plan(oracle, scale=0.2)
+    planned = batch.plan(oracle, scale=0.2)
     planned.lookup.token_map[:] = owners
-    expected, _ = made.forward(oracle, planned)
+    expected, _ = batch.forward(oracle, planned)
     assert np.isfinite(out).all()
     assert np.abs(out - expected).max() < 1e-5
 
 
-MISTAKES = [
+INVALID_MAPS = [
     (lambda t, b: (t.astype(np.int64), b), "token_map must be a NumPy array of int32, not int64"),
     (lambda t, b: (list(t), b), "token_map must be a NumPy array of int32, not list"),
     (lambda t, b: (t[1:], b), r"token_map must have shape \(41,\), not \(40,\)"),
@@ -219,12 +223,12 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "message"), MISTAKES)
-def test_maps_that_no_kernel_may_read(batch, resolver, answer, message):
-    made = batch([(1, 30), (40, 60)])
-    path = resolver(answering(answer))
+@pytest.mark.parametrize(("change", "message"), INVALID_MAPS)
+def test_invalid_maps_are_refused(make_batch, resolver, change, message):
+    batch = make_batch([(1, 30), (40, 60)])
+    path = resolver(with_maps(change))
     with pytest.raises(ValueError, match=message) as raised:
-        made.attend(resolver=path)
+        batch.attend(resolver=path)
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(f"resolver={path}: ")
 

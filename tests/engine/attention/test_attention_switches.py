@@ -1,4 +1,4 @@
-"""The CPU kernels' switches: what each changes, and what it must not."""
+"""The CPU kernels' switches change work and counters, and no bit of the output."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ named = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "+".join(o) or
 
 @named
 @pytest.mark.parametrize("heads", [(8, 2), (5, 1), (4, 4)])
-def test_heads_that_do_not_share_give_the_same_bits_and_read_more(batch, lengths, heads, options):
+def test_without_gqa_sharing_bits_are_equal_and_reads_multiply(make_batch, lengths, heads, options):
     options = {**options, "tile_threshold": 1000}
     if "sinks" in options:
         options["sinks"] = SINKS[: heads[0]]
-    made = batch(lengths, heads=heads[0], kv_heads=heads[1])
-    shared, report = made.attend(**options)
-    alone, other = made.attend(gqa_sharing=False, **options)
+    batch = make_batch(lengths, heads=heads[0], kv_heads=heads[1])
+    shared, report = batch.attend(**options)
+    alone, other = batch.attend(gqa_sharing=False, **options)
     group = heads[0] // heads[1]
     assert np.array_equal(shared, alone)
     assert other.kv_blocks_visited == group * report.kv_blocks_visited
@@ -30,14 +30,14 @@ def test_heads_that_do_not_share_give_the_same_bits_and_read_more(batch, lengths
 @pytest.mark.parametrize("window", [1, 20, 100])
 @pytest.mark.parametrize("tile_threshold", [2, 1000])
 @pytest.mark.parametrize("gqa_sharing", [True, False])
-def test_masking_gives_the_same_bits_and_walks_all(
-    batch, lengths, window, tile_threshold, gqa_sharing
+def test_masking_gives_the_same_bits_and_visits_all_blocks(
+    make_batch, lengths, window, tile_threshold, gqa_sharing
 ):
-    made = batch(lengths)
-    how = {"window": window, "tile_threshold": tile_threshold, "gqa_sharing": gqa_sharing}
-    skipping, report = made.attend(**how)
-    masking, other = made.attend(window_skip=False, **how)
-    _, whole = made.attend(**{**how, "window": None})
+    batch = make_batch(lengths)
+    switches = {"window": window, "tile_threshold": tile_threshold, "gqa_sharing": gqa_sharing}
+    skipping, report = batch.attend(**switches)
+    masking, other = batch.attend(window_skip=False, **switches)
+    _, whole = batch.attend(**{**switches, "window": None})
     assert np.array_equal(skipping, masking)
     assert other.kv_blocks_visited == whole.kv_blocks_visited
     assert other.masked_blocks == report.skipped_blocks
@@ -47,29 +47,29 @@ def test_masking_gives_the_same_bits_and_walks_all(
 
 
 @pytest.mark.parametrize("tile_threshold", [2, 1000])
-def test_masked_nan_does_not_leak_without_skipping(batch, tile_threshold):
-    made = batch([(1, 320), (40, 320)], heads=2, kv_heads=1)
+def test_masked_nan_does_not_leak_without_skipping(make_batch, tile_threshold):
+    batch = make_batch([(1, 320), (40, 320)], heads=2, kv_heads=1)
     for sequence in range(2):
-        blocks = made.block_tables[sequence, :15]
-        made.k_pool[blocks], made.v_pool[blocks] = np.nan, np.inf
-    how = {"window": 30, "tile_threshold": tile_threshold}
-    masking, _ = made.attend(window_skip=False, **how)
+        blocks = batch.block_tables[sequence, :15]
+        batch.k_pool[blocks], batch.v_pool[blocks] = np.nan, np.inf
+    switches = {"window": 30, "tile_threshold": tile_threshold}
+    masking, _ = batch.attend(window_skip=False, **switches)
     assert np.isfinite(masking).all()
-    assert np.array_equal(masking, made.attend(**how)[0])
+    assert np.array_equal(masking, batch.attend(**switches)[0])
 
 
 @named
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_split_kv_equals_the_oracle(batch, lengths, parts, options, assert_close):
-    made = batch(lengths)
-    how = {"split_kv": parts, "tile_threshold": 1000, **options}
-    out, report = made.attend(**how)
-    expected, _ = made.attend("reference", **options)
+def test_split_kv_equals_the_oracle(make_batch, lengths, parts, options, assert_close):
+    batch = make_batch(lengths)
+    switches = {"split_kv": parts, "tile_threshold": 1000, **options}
+    out, report = batch.attend(**switches)
+    expected, _ = batch.attend("reference", **options)
     assert_close(out, expected)
     assert not report.stale and report.partitions == parts == report.grid[-1]
-    alone, _ = made.attend(gqa_sharing=False, **how)
+    alone, _ = batch.attend(gqa_sharing=False, **switches)
     assert np.array_equal(out, alone)
-    masked, _ = made.attend(window_skip=False, gqa_sharing=False, split_kv=parts, **options)
+    masked, _ = batch.attend(window_skip=False, gqa_sharing=False, split_kv=parts, **options)
     assert_close(masked, expected)
 
 
@@ -80,48 +80,49 @@ def test_split_kv_equals_the_oracle(batch, lengths, parts, options, assert_close
     skip=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_any_split(batch, assert_close, lengths, parts, window, skip):
-    made = batch([(q, q + past) for q, past in lengths], heads=4, head_dim=16)
-    how = {"split_kv": parts, "window_skip": skip, "tile_threshold": 1000, "window": window}
-    out, report = made.attend(**how)
-    assert_close(out, made.attend("reference", window=window)[0])
+def test_any_split(make_batch, assert_close, lengths, parts, window, skip):
+    batch = make_batch([(q, q + past) for q, past in lengths], heads=4, head_dim=16)
+    switches = {"split_kv": parts, "window_skip": skip, "tile_threshold": 1000, "window": window}
+    out, report = batch.attend(**switches)
+    assert_close(out, batch.attend("reference", window=window)[0])
     assert (
-        report.kv_blocks_visited == made.attend(**{**how, "split_kv": "off"})[1].kv_blocks_visited
+        report.kv_blocks_visited
+        == batch.attend(**{**switches, "split_kv": "off"})[1].kv_blocks_visited
     )
 
 
-def test_very_negative_logits_in_partitions(batch, assert_close):
-    made = batch([(1, 300), (1, 3)], shift=-300.0)
-    out, _ = made.attend(scale=1.0, split_kv=4, sinks=SINKS - 3000)
-    expected, _ = made.attend("reference", scale=1.0, sinks=SINKS - 3000)
+def test_very_negative_logits_in_partitions(make_batch, assert_close):
+    batch = make_batch([(1, 300), (1, 3)], shift=-300.0)
+    out, _ = batch.attend(scale=1.0, split_kv=4, sinks=SINKS - 3000)
+    expected, _ = batch.attend("reference", scale=1.0, sinks=SINKS - 3000)
     assert_close(out, expected, largest_logit=330)
 
 
-def test_auto_splits_small_decode_batches_of_long_contexts_only(batch):
-    long = batch([(1, 1100)], heads=2, kv_heads=1, head_dim=16)
-    _, report = long.attend(split_kv="auto")
+def test_auto_splits_small_decode_batches_of_long_contexts_only(make_batch):
+    long_context = make_batch([(1, 1100)], heads=2, kv_heads=1, head_dim=16)
+    _, report = long_context.attend(split_kv="auto")
     assert report.partitions == 3 and report.reason.endswith("leave cores idle")
     assert report.counters()["split_kv.partitions"] == 3
     for lengths in ([(1, 500)], [(1, 1100)] * 64, [(2, 1100)]):
-        _, report = batch(lengths, heads=2, kv_heads=1, head_dim=16).attend(split_kv="auto")
+        _, report = make_batch(lengths, heads=2, kv_heads=1, head_dim=16).attend(split_kv="auto")
         assert report.partitions == 1 and "split_kv.partitions" not in report.counters()
 
 
-def test_the_threshold_moves_batches_between_kernels_without_a_bit(batch, lengths):
-    made = batch(lengths)
-    default, report = made.attend()
-    other, decode = made.attend(tile_threshold=1000)
+def test_tile_threshold_changes_the_kernel_and_no_bit(make_batch, lengths):
+    batch = make_batch(lengths)
+    default, report = batch.attend()
+    other, decode = batch.attend(tile_threshold=1000)
     assert decode.kernel == "decode"
     assert np.array_equal(default, other)
-    longest = int(np.diff(made.cu_seqlens_q).max())
+    longest = int(np.diff(batch.cu_seqlens_q).max())
     if report.kernel == "tiled":
-        assert made.attend(tile_threshold=longest)[1].kernel == "tiled"
-        assert made.attend(tile_threshold=longest + 1)[1].kernel == "decode"
+        assert batch.attend(tile_threshold=longest)[1].kernel == "tiled"
+        assert batch.attend(tile_threshold=longest + 1)[1].kernel == "decode"
 
 
-def test_a_reduce_kernel_that_did_not_run_shows(batch, monkeypatch):
+def test_a_reduce_kernel_that_did_not_run_is_stale(make_batch, monkeypatch):
     from labkit.cpu import attention_launch
 
     monkeypatch.setattr(attention_launch, "reduce", lambda *_: None)
-    _, report = batch([(1, 300)]).attend(split_kv=2)
+    _, report = make_batch([(1, 300)]).attend(split_kv=2)
     assert report.stale

@@ -1,4 +1,4 @@
-"""KV pools of half precision on the CPU: what is stored, and that nothing else changes."""
+"""KV pools of half precision on the CPU: stored numbers are rounded, arithmetic is float32."""
 
 import mlx.core as mx
 import numba
@@ -16,14 +16,14 @@ from labkit.cpu.vector_registers import LANES
 from labkit.engine import attention
 from labkit.engine.kv_layout.kv_shape import KVShape
 
-HALVES = ("float16", "bfloat16")
+HALF_DTYPES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}
-WORDS = np.arange(1 << 16, dtype=np.uint16)
+ALL_PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 SINKS = np.linspace(-3, 6, 8).astype(np.float32)
 
 
-def same_numbers(actual, expected):
-    """Equal bits, but for NaN's."""
+def assert_same_numbers(actual, expected):
+    """Assert equal bits, except among NaNs."""
     nan = np.isnan(expected)
     assert np.array_equal(np.isnan(actual), nan)
     kind = f"u{expected.itemsize}"
@@ -31,14 +31,17 @@ def same_numbers(actual, expected):
 
 
 def as_float(words, kind):
-    """Return 16-bit words as MLX reads them."""
+    """Return 16-bit patterns as MLX reads them."""
     typed = mx.array(words).view(getattr(mx, kind))
     return np.array(typed.astype(mx.float32))
 
 
-@pytest.mark.parametrize("kind", HALVES)
-def test_every_word_widens_exactly(kind):
-    stored, out = WORDS.view(kv_dtypes.NUMPY_DTYPES[kind]), np.empty(len(WORDS), np.float32)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
+def test_every_16_bit_number_widens_exactly(kind):
+    stored, out = (
+        ALL_PATTERNS.view(kv_dtypes.NUMPY_DTYPES[kind]),
+        np.empty(len(ALL_PATTERNS), np.float32),
+    )
     layer = np.zeros(1, PARAMS_DTYPES[stored.dtype])
 
     @njit
@@ -46,8 +49,8 @@ def test_every_word_widens_exactly(kind):
         copy_wide(layers[0], target, source, vectors)
 
     widen(layer, out.ctypes.data, stored.ctypes.data, len(out) // LANES)
-    same_numbers(out, as_float(WORDS, kind))
-    same_numbers(kv_dtypes.to_float32(stored), as_float(WORDS, kind))
+    assert_same_numbers(out, as_float(ALL_PATTERNS, kind))
+    assert_same_numbers(kv_dtypes.to_float32(stored), as_float(ALL_PATTERNS, kind))
 
 
 def test_float16_widens_exactly_without_the_instruction():
@@ -66,15 +69,15 @@ def test_float16_widens_exactly_without_the_instruction():
         for i in range(vectors):
             widen_vector(target + i * VECTOR_BYTES, source + i * VECTOR_BYTES // 2)
 
-    out = np.empty(len(WORDS), np.float32)
-    widen(out.ctypes.data, WORDS.ctypes.data, len(out) // LANES)
-    same_numbers(out, as_float(WORDS, "float16"))
+    out = np.empty(len(ALL_PATTERNS), np.float32)
+    widen(out.ctypes.data, ALL_PATTERNS.ctypes.data, len(out) // LANES)
+    assert_same_numbers(out, as_float(ALL_PATTERNS, "float16"))
 
 
-@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
 def test_float32_is_rounded_to_the_nearest_and_ties_to_even(kind):
-    """Every word, the middle between neighbours, and one bit to both sides of all these."""
-    near = as_float(WORDS, kind)
+    """Every 16-bit number, the midpoints between neighbours, and one bit to each side of both."""
+    near = as_float(ALL_PATTERNS, kind)
     near = np.sort(near[np.isfinite(near)]).astype(np.float64)
     between = (near[:-1] + near[1:]) / 2
     exact = np.concatenate([near, between]).astype(np.float32)
@@ -101,12 +104,12 @@ def test_float32_is_rounded_to_the_nearest_and_ties_to_even(kind):
     assert np.array_equal(twin[~nan], expected[~nan])
 
 
-@pytest.mark.parametrize("kind", HALVES)
-def test_a_write_rounds(batch, kind):
-    made = batch([(1, 20), (33, 40)], poison=False)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
+def test_writes_round(make_batch, kind):
+    batch = make_batch([(1, 20), (33, 40)], poison=False)
     rng = np.random.default_rng(1)
     k, v = (rng.standard_normal((34, 2, 64)).astype(np.float32) for _ in range(2))
-    pools, expected = made.stored(kind), made.stored(kind)
+    pools, expected = batch.stored(kind), batch.stored(kind)
     backend = attention.create()
     plan = pools.plan(backend)
     for new, pool in ((k, expected.k_pool), (v, expected.v_pool)):
@@ -118,28 +121,28 @@ def test_a_write_rounds(batch, kind):
 
 
 @pytest.mark.parametrize("kind", kv_dtypes.NUMPY_DTYPES)
-def test_a_slot_of_minus_one_is_skipped(batch, kind):
-    made = batch([(3, 20)], poison=False).stored(kind)
-    guarded = np.concatenate([made.k_pool[:1], made.k_pool])
-    made.k_pool = guarded[1:]  # before it lies what a slot of -1 would name
+def test_a_slot_of_minus_one_is_skipped(make_batch, kind):
+    batch = make_batch([(3, 20)], poison=False).stored(kind)
+    guarded = np.concatenate([batch.k_pool[:1], batch.k_pool])
+    batch.k_pool = guarded[1:]  # slot -1 would be in the block before it
     before, backend = guarded.copy(), attention.create()
-    plan = made.plan(backend)
+    plan = batch.plan(backend)
     plan.slot_mapping[:] = -1
     new = np.ones((3, 2, 64), np.float32)
-    made.forward(backend, plan, new, new)
+    batch.forward(backend, plan, new, new)
     assert np.array_equal(guarded, before)
 
 
-def test_functions_for_other_pools_are_called_otherwise_in_every_process():
-    """Else two that were compiled in different processes may be taken for each other."""
+def test_mangled_names_differ_between_pool_dtypes():
+    """Else functions that were compiled in different processes could be confused."""
     kinds = {name: params_type(layer) for name, layer in PARAMS_DTYPES.items()}
     names = [mangle("f", [types.CPointer(kind), kind]) for kind in kinds.values()]
     assert len(set(names)) == len(kv_dtypes.NUMPY_DTYPES)
-    for kind in kinds.values():  # numba's own name for a record has its number in it
+    for kind in kinds.values():  # numba's own name of a record differs between processes
         assert kind.mangling_args == (f"Layer_{kind.typeof('element')}", ())
 
 
-@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
 def test_pools_are_allocated_in_half_precision(kind):
     backend = attention.create()
     backend.allocate([KVShape(2, 64, 64)], 4, 16, kind)
@@ -147,66 +150,70 @@ def test_pools_are_allocated_in_half_precision(kind):
     assert backend.values[0].shape == (4, 16, 2, 64)
 
 
-@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
 @pytest.mark.parametrize(
     "options", [{}, {"window": 33, "softcap": 5.0, "sinks": SINKS}], ids=["plain", "all"]
 )
-def test_kernels_equal_the_oracle_on_what_is_stored(batch, lengths, kind, options, assert_close):
-    made = batch(lengths).stored(kind)
-    out, report = made.attend(**options)
-    assert_close(out, made.widened().attend("reference", **options)[0])
+def test_kernels_equal_the_oracle_on_the_rounded_pools(
+    make_batch, lengths, kind, options, assert_close
+):
+    batch = make_batch(lengths).stored(kind)
+    out, report = batch.attend(**options)
+    assert_close(out, batch.widened().attend("reference", **options)[0])
     assert not report.stale
     assert report.counters()[f"kv_dtype.{kind}"] == 1
 
 
-@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
 @pytest.mark.parametrize(
     "lengths", [[(1, 70), (1, 9)], [(40, 70), (1, 9)]], ids=["decode", "tiled"]
 )
 @pytest.mark.parametrize("switches", [{}, {"split_kv": 3, "gqa_sharing": False}])
-def test_the_bits_are_those_of_float32_pools_with_the_same_numbers(batch, kind, lengths, switches):
-    """The arithmetic is float32's: only what is stored differs."""
+def test_bits_equal_those_of_float32_pools(make_batch, kind, lengths, switches):
+    """The arithmetic is float32; only the storage differs."""
     for head_dim, heads in ((16, (4, 4)), (80, (8, 2)), (128, (6, 1)), (256, (5, 1))):
-        made = batch(lengths, heads=heads[0], kv_heads=heads[1], head_dim=head_dim).stored(kind)
-        out, report = made.attend(**switches)
-        wide, wide_report = made.widened().attend(**switches)
+        batch = make_batch(lengths, heads=heads[0], kv_heads=heads[1], head_dim=head_dim).stored(
+            kind
+        )
+        out, report = batch.attend(**switches)
+        wide, wide_report = batch.widened().attend(**switches)
         assert np.array_equal(out, wide)
-        queries = 2 * made.q.nbytes
+        queries = 2 * batch.q.nbytes
         assert 2 * (report.bytes - queries) == wide_report.bytes - queries
 
 
-@pytest.mark.parametrize("kind", HALVES)
-def test_resolvers_threads_and_switches_do_not_change_a_bit(batch, lengths, kind):
-    made = batch(lengths).stored(kind)
-    out, _ = made.attend(window=40)
+@pytest.mark.parametrize("kind", HALF_DTYPES)
+def test_resolvers_threads_and_switches_do_not_change_a_bit(make_batch, lengths, kind):
+    batch = make_batch(lengths).stored(kind)
+    out, _ = batch.attend(window=40)
     for switches in (
         {"resolver": "seq_map"},
         {"resolver": "work_plan"},
         {"window_skip": False},
         {"tile_threshold": 1 << 20},
     ):
-        assert np.array_equal(made.attend(window=40, **switches)[0], out)
+        assert np.array_equal(batch.attend(window=40, **switches)[0], out)
     threads = numba.get_num_threads()
     try:
         numba.set_num_threads(1)
-        assert np.array_equal(made.attend(window=40)[0], out)
+        assert np.array_equal(batch.attend(window=40)[0], out)
     finally:
         numba.set_num_threads(threads)
 
 
-def test_the_oracle_refuses_pools_of_another_type(batch):
+def test_the_oracle_refuses_pools_of_another_type(make_batch):
     with pytest.raises(ValueError, match="one dtype"):
-        batch([(1, 9)]).stored("float16").attend("reference")
+        make_batch([(1, 9)]).stored("float16").attend("reference")
 
 
 @pytest.mark.parametrize("device", ["gather", "emulated"])
-def test_mlx_converts_to_the_type_of_its_pools(batch, device, request):
+def test_mlx_converts_queries_to_the_dtype_of_its_pools(make_batch, device, request):
     options = {"backend": device} if device != "emulated" else {"device": device}
     if device == "emulated":
         request.getfixturevalue("compiler")
-    made = batch([(1, 9), (3, 20)]).stored("float16")
-    out, _ = made.attend(**options)
-    expected, _ = made.widened().attend("reference")
+    batch = make_batch([(1, 9), (3, 20)]).stored("float16")
+    out, _ = batch.attend(**options)
+    expected, _ = batch.widened().attend("reference")
     assert out.dtype == np.float32
     assert np.abs(out - expected).max() < 2e-3
 
