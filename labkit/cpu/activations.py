@@ -11,8 +11,8 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from labkit.cpu import simd_emitter, thread_pool
-from labkit.cpu.graph_capture import ACTIVATE, TracedArray, num_elements
+from labkit.cpu import graph_ops, simd_emitter, thread_pool
+from labkit.cpu.traced_array import TracedArray
 
 Array = NDArray[np.float32]
 
@@ -110,9 +110,9 @@ def _apply(kind: int, x: Array, gated: Array) -> Array:
 
 
 def _capture(kind: int, x: TracedArray, gated: Any) -> Any:
-    """Record ``_apply``."""
-    out = x.capture.array(x.shape)
-    x.capture.launch(ACTIVATE, out, x, gated, num_elements(x), kind)
+    """Add ``_apply`` to the graph that is captured."""
+    out, size = x.capture.new_array(x.shape), x.num_elements
+    x.capture.add_node(graph_ops.ACTIVATION, out, x=x, gate=gated, size=size, kind=kind)
     return out
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from labkit.cpu import thread_pool
-from labkit.cpu.graph_capture import RMS_NORM, Operand, TracedArray, address_of
+from labkit.cpu import graph_ops, thread_pool
+from labkit.cpu.address_views import address_of
+from labkit.cpu.traced_array import Operand, TracedArray
 
 Array = NDArray[np.float32]
 
@@ -92,11 +93,19 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def _capture(x: TracedArray, weight: Array, eps: float) -> Any:
-    """Record ``rms_norm``."""
-    capture, width, out = x.capture, x.shape[-1], x.capture.array(x.shape)
-    capture.hold(weight)
-    rows, bits = Operand(0, x.row_numbers // width), int(np.float64(eps).view(np.int64))
-    capture.launch(RMS_NORM, out, x, rows, width, address_of(weight), bits)
+    """Add ``rms_norm`` to the graph that is captured."""
+    capture, width = x.capture, x.shape[-1]
+    out = capture.new_array(x.shape)
+    capture.keep(weight)
+    capture.add_node(
+        graph_ops.RMS_NORM,
+        out,
+        x=x,
+        num_rows=Operand(0, x.row_size // width),
+        width=width,
+        weights=address_of(weight),
+        eps=float(eps),
+    )
     return out
 
 

@@ -8,18 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import low_precision_matmul
+from labkit.cpu import graph_ops, low_precision_matmul
+from labkit.cpu.address_views import address_of
 from labkit.cpu.gemm import PANEL_COLUMNS, pack, product, take
-from labkit.cpu.graph_capture import (
-    LOOK_UP_PACKED,
-    LOOK_UP_STORED,
-    PRODUCT,
-    STORED_PRODUCT,
-    NotCapturable,
-    TracedArray,
-    address_of,
-)
 from labkit.cpu.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS, LowPrecisionMatrix
+from labkit.cpu.traced_array import NotCapturable, TracedArray
 
 Array = NDArray[np.float32]
 CACHE_LINE = 64
@@ -40,17 +33,15 @@ class Panels(Protocol):
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Widen rows of the only matrix into ``out`` [len(rows), K]."""
 
-    @property
-    def codes(self) -> tuple[int, int]:
-        """Of a product and of a look-up, where launches are recorded."""
+    def matmul_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``product`` as an operation of ``graph_ops``: its code and weight parameters."""
+
+    def embedding_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``take`` as an operation of ``graph_ops``: its code and weight parameters."""
 
     @property
-    def memory(self) -> tuple[Any, ...]:
-        """The panels, and what else a product points to."""
-
-    @property
-    def form(self) -> tuple[int, ...]:
-        """What a product is told besides."""
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays whose addresses are parameters of these operations."""
 
 
 class SlabAllocator:
@@ -101,20 +92,19 @@ class FloatPanels:
         """Copy rows of the matrix to ``out`` [len(rows), K]."""
         take(rows, self._panels, out)
 
-    @property
-    def codes(self) -> tuple[int, int]:
-        """Of a product and of a look-up."""
-        return PRODUCT, LOOK_UP_PACKED
+    def matmul_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``product`` as an operation: its code and weight parameters."""
+        return graph_ops.MATMUL, {"weights": address_of(self._panels)}
+
+    def embedding_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``take`` as an operation: its code and weight parameters."""
+        params = {"weights": address_of(self._panels), "num_panels": len(self._panels)}
+        return graph_ops.PACKED_EMBEDDING, params
 
     @property
-    def memory(self) -> tuple[Any, ...]:
+    def arrays(self) -> tuple[Any, ...]:
         """The panels."""
         return (self._panels,)
-
-    @property
-    def form(self) -> tuple[int, ...]:
-        """Nothing."""
-        return ()
 
 
 class LowPrecisionPanels:
@@ -151,21 +141,28 @@ class LowPrecisionPanels:
         """Widen rows of the matrix into ``out`` [len(rows), K]."""
         low_precision_matmul.take(*self._form, rows, self._spans, out)
 
-    @property
-    def codes(self) -> tuple[int, int]:
-        """Of a product and of a look-up."""
-        return STORED_PRODUCT, LOOK_UP_STORED
+    def matmul_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``product`` as an operation: its code and weight parameters."""
+        return graph_ops.LOW_PRECISION_MATMUL, self._params()
 
-    @property
-    def memory(self) -> tuple[Any, ...]:
-        """The spans, and the addresses of the form's functions."""
-        return self._spans, self._form[0]
+    def embedding_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``take`` as an operation: its code and weight parameters."""
+        return graph_ops.LOW_PRECISION_EMBEDDING, self._params()
 
-    @property
-    def form(self) -> tuple[int, ...]:
-        """The functions' address, records of a span and their units, and a span's bytes."""
+    def _params(self) -> dict[str, int]:
         functions, groups, units = self._form
-        return int(functions.ctypes.data), groups, units, self._spans.shape[1]
+        return {
+            "weights": address_of(self._spans),
+            "functions": address_of(functions),
+            "groups": groups,
+            "units": units,
+            "span_bytes": self._spans.shape[1],
+        }
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The spans, and the addresses of the compiled functions."""
+        return self._spans, self._form[0]
 
 
 def _form(weight: WeightMatrix) -> tuple[Any, ...]:
@@ -275,18 +272,24 @@ class PackedLinear:
         return parts
 
     def _capture(self, x: TracedArray) -> list[Any]:
-        """Record ``multiply``."""
+        """Add ``multiply`` to the graph that is captured."""
         capture, rows, *between = x.capture, *x.shape[:-1]
         if any(size != 1 for size in between):
             raise NotCapturable("it multiplies more rows than there are tokens")
-        panels, *rest = self._panels.memory
-        capture.hold(panels, self._bias, self._columns, *rest)
-        matrices = address_of(panels), address_of(self._bias), address_of(self._columns)
-        out = capture.array((rows, self.total))
-        sizes = len(self._columns), self.total
-        capture.launch(
-            self._panels.codes[0], out, x, self.depth, *matrices, *sizes, *self._panels.form,
-        )  # fmt: skip
+        capture.keep(*self._panels.arrays, self._bias, self._columns)
+        op, weights = self._panels.matmul_node()
+        out = capture.new_array((rows, self.total))
+        capture.add_node(
+            op,
+            out,
+            x=x,
+            depth=self.depth,
+            bias=address_of(self._bias),
+            columns=address_of(self._columns),
+            num_panels=len(self._columns),
+            out_width=self.total,
+            **weights,
+        )
         flat = out.reshape(-1)
         ends = [rows * sum(self.widths[: i + 1]) for i in range(len(self.widths))]
         return [
@@ -295,16 +298,13 @@ class PackedLinear:
         ]
 
     def _capture_take(self, rows: TracedArray) -> Any:
-        """Record ``take``."""
-        capture, (panels, *rest) = rows.capture, self._panels.memory
-        capture.hold(panels, *rest)
+        """Add ``take`` to the graph that is captured."""
+        capture = rows.capture
+        capture.keep(*self._panels.arrays)
         capture.vocabulary = min(capture.vocabulary, self.total)
-        out = capture.array((*rows.shape, self.depth))
-        matrices = address_of(panels), 0, 0
-        sizes = len(self._columns), self.total
-        capture.launch(
-            self._panels.codes[1], out, rows, self.depth, *matrices, *sizes, *self._panels.form
-        )
+        op, weights = self._panels.embedding_node()
+        out = capture.new_array((*rows.shape, self.depth))
+        capture.add_node(op, out, token_ids=rows, width=self.depth, **weights)
         return out
 
 

@@ -8,8 +8,9 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from labkit.cpu import thread_pool
-from labkit.cpu.graph_capture import ROTATE, NotCapturable, TracedArray, TracedPositions, address_of
+from labkit.cpu import graph_ops, thread_pool
+from labkit.cpu.address_views import address_of
+from labkit.cpu.traced_array import NotCapturable, TracedArray, TracedPositions
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -91,18 +92,27 @@ class RotaryTable:
         return self._places
 
     def _capture(self, x: TracedArray, offsets: Any, traditional: bool, input_scale: float) -> Any:
-        """Record ``rotate``."""
+        """Add ``rotate`` to the graph that is captured."""
         _, heads, length, width = x.shape
         if not isinstance(offsets, TracedPositions) or length != 1:
             raise NotCapturable("it rotates by positions that are not the tokens'")
         if width < 2 * self._inverse.size:
             raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
-        out, scale = x.capture.array(x.shape), int(np.float32(input_scale).view(np.uint32))
-        row = x.capture.launch(
-            ROTATE, out, x, heads, width, offsets.address, 0, 0, self._inverse.size, scale,
-            int(traditional),
-        )  # fmt: skip
-        x.capture.tables.setdefault(self, []).append(row)
+        out = x.capture.new_array(x.shape)
+        node = x.capture.add_node(
+            graph_ops.ROPE,
+            out,
+            x=x,
+            heads=heads,
+            width=width,
+            positions=offsets,
+            cos=0,  # the addresses change when the table grows: each step sets them
+            sin=0,
+            half=self._inverse.size,
+            input_scale=float(np.float32(input_scale)),
+            traditional=traditional,
+        )
+        x.capture.rotary_tables.setdefault(self, []).append(node)
         return out
 
     def _grow(self, needed: int) -> None:

@@ -1,4 +1,4 @@
-"""A forward on NumPy arrays whose small steps are replayed (``labkit.cpu.graph_replay``)."""
+"""Runs small decode steps of a model by replaying its captured graph (``cpu.graph_replay``)."""
 
 from __future__ import annotations
 
@@ -8,89 +8,109 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.cpu.graph_capture import MAX_REPLAY_ROWS, GraphCapture, NotCapturable
-from labkit.cpu.graph_replay import ExecutableGraph
+from labkit.cpu.graph_capture import CapturedGraph, GraphCapture
+from labkit.cpu.graph_replay import MAX_REPLAY_ROWS, ExecutableGraph
+from labkit.cpu.traced_array import NotCapturable
+from labkit.engine.attention.captured_layers import CapturedLayers
 from labkit.engine.attention.cpu_backend import CpuBackend
+from labkit.engine.attention.replay_state import replay_state
 from labkit.engine.device_logits import GreedyLogits
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.layer_cache import ForwardContext, LayerCache
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
-    from labkit.engine.attention.captured_layers import CapturedLayers
     from labkit.engine.batch import Batch
 
 
 class GraphRunner:
-    """A model's forward as launches that are replayed.
+    """The graph of a model's forward, captured when the runner is made.
 
-    ``reason``: why there are none, or None; ``model`` is called as ``PackedForward`` calls it.
+    ``reason`` says why the forward cannot be captured; None: it was.
+
+    Parameters
+    ----------
+    model
+        Called as ``PackedForward`` calls it: with token ids and ``cache=caches``.
+    caches
+        The model's, one for each layer.
     """
 
     def __init__(self, model: Callable[..., Any], caches: Sequence[LayerCache]) -> None:
         self.reason: str | None = None
-        self._tape: ExecutableGraph | None = None
-        self._owner: Callable[[], CpuBackend | None] = lambda: None
+        self._graph: ExecutableGraph | None = None
+        self._backend: Callable[[], CpuBackend | None] = lambda: None
         self._layers: CapturedLayers
         try:
-            self._tape = ExecutableGraph(_record(model, caches))
+            self._graph = ExecutableGraph(_capture_forward(model, caches))
         except NotCapturable as error:
             self.reason = str(error)
         except Exception as error:
             # Foreign code on what is not even an array may fail in any way.
             line = (str(error).splitlines() or [""])[0]
-            self.reason = f"its forward fails on symbols: {type(error).__name__}: {line}"
+            self.reason = f"its forward fails on traced arrays: {type(error).__name__}: {line}"
 
     def run(
-        self, batch: Batch, attention: Any, plan: AttentionMetadata, counters: Counters
+        self, batch: Batch, attention: Any, metadata: AttentionMetadata, counters: Counters
     ) -> GreedyLogits | None:
-        """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
-        rows = len(batch.tokens)
-        tape = self._tape
-        if tape is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
+        """Return the logits of all rows, [rows, vocabulary].
+
+        None where the graph cannot run this step: the forward must, and says what is wrong if
+        the step is. The counters of the attention launches are added to ``counters``, or left in
+        the metadata's launch log.
+        """
+        rows, graph = len(batch.tokens), self._graph
+        if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
             return None
-        if self._owner() is not attention:
+        if self._backend() is not attention:
             if not can_replay(attention):
                 return None
-            self._layers = attention.taken(tape.recording.attended)
+            self._layers = CapturedLayers(attention, graph.captured.attention)
             # Weakly: a model outlives the KV memory of its engines.
-            self._owner = weakref.ref(attention)
-        logits = np.empty((rows, tape.recording.logits), np.float32)
-        if not attention.replay(tape, batch.tokens, plan, self._layers, logits, counters):
-            return None  # what is wrong the forward itself says
-        return GreedyLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
+            self._backend = weakref.ref(attention)
+        graph.set_shape(metadata.total_q, metadata.max_seq_len)
+        state = replay_state(attention, self._layers, graph, metadata)
+        if state is None:
+            return None
+        logits = np.empty((rows, graph.captured.logits_width), np.float32)
+        inputs = state.inputs(metadata, attention.scratch)
+        num_wrong = graph.run(batch.tokens, logits, metadata.lookup, inputs)
+        if num_wrong < 0:
+            return None
+        state.end_step(metadata, num_wrong, counters)
+        return GreedyLogits(logits, graph.best_tokens[:rows].tolist(), graph.leads[:rows].tolist())
 
 
 def can_replay(attention: Any) -> bool:
-    """Tell whether what a step attends with is replayed: somebody's own may do as it likes."""
+    """Tell whether replays can run a backend's attention; a subclass may compute something else."""
     return type(attention) is CpuBackend
 
 
-def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
-    """Run a forward on symbols, and return its recording."""
+def _capture_forward(model: Callable[..., Any], caches: Sequence[LayerCache]) -> CapturedGraph:
+    """Run a forward on traced arrays, and return its graph."""
     capture = GraphCapture()
-    noting: Any = _Noting(capture)
-    ids, context = capture.ids(), ForwardContext(noting, noting, None, capture.places())
+    attention: Any = _CapturingAttention(capture)
+    context = ForwardContext(attention, attention, None, capture.positions())
     for cache in caches:
         cache.context = context
     try:
-        return capture.finish(model(ids, cache=caches))
+        return capture.finish(model(capture.token_ids(), cache=caches))
     finally:
         for cache in caches:
             cache.context = None
 
 
-class _Noting:
-    """Attention that is recorded."""
+class _CapturingAttention:
+    """Stands for the attention backend in the forward that is captured."""
 
     def __init__(self, capture: GraphCapture) -> None:
-        self._recorder = capture
-        self._bound: dict[int, dict[str, Any]] = {}
+        self._capture = capture
+        self._options: dict[int, dict[str, Any]] = {}
 
     def bind(self, layer: int, **options: Any) -> None:
-        """Note what a layer is."""
-        self._bound[layer] = options
+        """Keep the options for the layer's launch."""
+        self._options[layer] = options
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, _plan: Any) -> Any:
-        """Record."""
-        return self._recorder.attend(layer, q, k, v, self._bound[layer])
+    def forward(self, layer: int, q: Any, k: Any, v: Any, _metadata: Any) -> Any:
+        """Capture the layer's attention."""
+        return self._capture.attend(layer, q, k, v, self._options[layer])

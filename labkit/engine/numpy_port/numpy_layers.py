@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import norms
-from labkit.cpu.graph_capture import LOOK_UP, NotCapturable, TracedArray, address_of
+from labkit.cpu import graph_ops, norms
+from labkit.cpu.address_views import address_of
 from labkit.cpu.low_precision_weights import LowPrecisionMatrix
 from labkit.cpu.packed_linear import PackedLinear, SlabAllocator, WeightMatrix
 from labkit.cpu.rope import RotaryTable
+from labkit.cpu.traced_array import NotCapturable, TracedArray
 
 Array = NDArray[np.float32]
 
@@ -156,12 +157,13 @@ class Embedding:
         return self._table.take(ids, axis=0)
 
     def _capture(self, ids: TracedArray, table: Array) -> Any:
-        """Record a look-up."""
+        """Add a lookup to the graph that is captured."""
         capture, (rows, width) = ids.capture, table.shape
-        capture.hold(table)
+        capture.keep(table)
         capture.vocabulary = min(capture.vocabulary, rows)
-        out = capture.array((*ids.shape, width))
-        capture.launch(LOOK_UP, out, ids, width, address_of(table))
+        out = capture.new_array((*ids.shape, width))
+        weights = address_of(table)
+        capture.add_node(graph_ops.EMBEDDING, out, token_ids=ids, width=width, weights=weights)
         return out
 
     def as_linear(self, x: Array) -> Array:

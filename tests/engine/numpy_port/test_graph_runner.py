@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.cpu import attention_launch, graph_replay
-from labkit.cpu.graph_capture import FIELDS, MAX_REPLAY_ROWS, GraphCapture, NotCapturable
+from labkit.cpu.graph_replay import MAX_REPLAY_ROWS
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.packed_forward import PackedForward
@@ -102,13 +102,14 @@ def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monk
     engine, shares, before = make(model_dir("qwen3")), [], numba.get_num_threads()
     expected = logits_of(engine)
     name = "replay" if replays else "decode"
-    module, at = (graph_replay, 10) if replays else (attention_launch, 5)
+    module = graph_replay if replays else attention_launch
     run, step, steps = getattr(module, name), engine.step, itertools.count()
     if not replays:
         monkeypatch.setattr(PackedForward, "_replay", lambda *_: None)
 
     def noted(*arguments):
-        shares.append((numba.get_num_threads(), arguments[at].shape[-2] - 1))
+        counters = arguments[4 if replays else 0].counters
+        shares.append((numba.get_num_threads(), counters.shape[-2] - 1))
         return run(*arguments)
 
     def alternating():
@@ -181,86 +182,11 @@ def test_what_cannot_be_recorded_is_served_and_says_why(tmp_path):
     assert "\n" not in engine.notes["not_replayed"]
 
 
-def symbol(*shape):
-    return GraphCapture().array((2, *shape))
-
-
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda x: np.tanh(x),
-        lambda x: np.split(x, 2, axis=-1),
-        lambda x: x + np.ones((2, 1, 8), np.float32),
-        lambda x: x * np.float64(2),
-        lambda x: x + symbol(1, 4),
-        lambda x: x.reshape(2, 2, 4).transpose(0, 2, 1).reshape(2, 8),
-        lambda x: x.reshape(2, 2, 4).transpose(0, 2, 1).operand,
-        lambda x: x.astype(np.float64),
-        lambda x: x.capture.places() + 1,
-        lambda x: x.capture.array((1, 8)),
-        lambda x: float(x),
-    ],
-)
-def test_a_symbol_refuses_what_no_launch_computes(compute):
-    with pytest.raises((NotCapturable, TypeError)):
-        compute(symbol(1, 8))
-
-
-def test_arrays_that_are_needed_at_once_lie_apart():
-    capture = GraphCapture()
-    capture.ids()
-    a = capture.array((2, 16))
-    capture.launch(0, a)
-    b = a * 2.0
-    c = b * 2.0  # where a lay
-    d = b + c
-    recorded = capture.finish((d * 3.0).reshape(2, 1, 16))
-    _, b_at, c_at, d_at = (recorded.constants[i, 1] for i in range(4))
-    assert len({b_at, c_at, d_at}) == 3
-    assert recorded.constants[2, 1] == recorded.constants[0, 1]
-
-
-def best_of(logits):
-    """What a replayed step's last launch makes of rows of logits."""
-    found = np.zeros((len(logits) * graph_replay.MOST_PARTS, graph_replay.FOUND))
-    op = np.zeros(FIELDS, np.int64)
-    op[:4] = graph_replay.CHOOSE, found.ctypes.data, logits.ctypes.data, logits.shape[1]
-    tokens, leads = np.zeros(len(logits), np.int64), np.zeros(len(logits), np.float32)
-    for unit in range(len(logits) * graph_replay._parts(logits.shape[1])):
-        graph_replay._choose(op, unit)
-    graph_replay._best(op, len(logits), tokens, leads)
-    return tokens, leads
-
-
-@pytest.mark.parametrize("width", [1, 2, 63, 64, 65, 4096, 9001, 49152])
-def test_the_greedy_choice_of_a_replay_is_numpys(width):
-    from labkit.engine.sampler import greedy
-
-    rng = np.random.default_rng(width)
-    rows = rng.standard_normal((12, width)).astype(np.float32)
-    rows[1] = 0  # all are equal: the lowest id
-    rows[2] = np.sort(rows[2])
-    rows[3] = np.sort(rows[3])[::-1]
-    rows[4, rng.integers(width)] = rows[4].max()  # two are, perhaps in two parts
-    rows[5] = -np.inf
-    rows[6, width // 2] = np.inf
-    rows[7, width - 1] = np.nan
-    rows[8, 0] = np.nan
-    rows[9, : width // 2] = -np.inf
-    with np.errstate(invalid="ignore"):
-        tokens, leads = greedy(rows.copy())
-    got, got_leads = best_of(rows)
-    numbers = ~np.isnan(leads)
-    assert np.array_equal(np.isnan(got_leads), ~numbers)
-    assert np.array_equal(got[numbers], tokens[numbers])
-    assert np.array_equal(got_leads[numbers], leads[numbers])
-
-
 def test_a_replay_that_leaves_another_launchs_stamp_is_not_believed(model_dir, monkeypatch):
-    from labkit.engine.attention import captured_layers
+    from labkit.engine.attention import replay_state
     from labkit.engine.engine_protocol import StaleLaunchError
 
     engine = make(model_dir("qwen3"))
-    monkeypatch.setattr(captured_layers, "launch_stamp", lambda nonce, *_: nonce + 1)
+    monkeypatch.setattr(replay_state, "launch_stamp", lambda nonce, *_: nonce + 1)
     with pytest.raises(StaleLaunchError, match="layer 0"):
         logits_of(engine)

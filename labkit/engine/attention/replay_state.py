@@ -1,0 +1,167 @@
+"""The attention launches of a replayed graph: their parameters, and the counters they leave."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu.address_views import address_of
+from labkit.cpu.attention_launch import COUNTER_COLUMNS
+from labkit.cpu.graph_attention import LAUNCH, SUMMARY, AttentionInputs
+from labkit.engine.attention.attention_metadata import AttentionMetadata
+from labkit.engine.attention.captured_layers import CapturedLayers
+from labkit.engine.attention.launch_log import LaunchTotals, launch_stamp, report_launches
+from labkit.engine.attention.prepared_launch import CpuPrepared, PreparedLaunch
+from labkit.engine.engine_protocol import Counters
+from labkit.kernel_abi import STAMP_MASK
+
+if TYPE_CHECKING:  # the graph brings the kernels of a whole model
+    from labkit.cpu.graph_replay import ExecutableGraph
+    from labkit.engine.attention.cpu_backend import CpuBackend
+
+
+class ReplayState:
+    """The attention of the replays of one graph over one batch, whose contexts alone change.
+
+    It serves one step at a time. What the launches count is added up until somebody reads the
+    engine's counters. Where a layer has a window (``windowed``) each step is reported by itself,
+    because its report depends on the contexts.
+    """
+
+    def __init__(
+        self, layers: CapturedLayers, prepared: list[PreparedLaunch], graph: ExecutableGraph
+    ) -> None:
+        self.layers = layers
+        self.windowed = any(layer.window is not None for layer in layers.kinds)
+        self._dispatches = [launch.dispatch for launch in prepared]
+        self._launches_of_kind = np.bincount(layers.kind_of_launch).tolist()
+        self._params = _params(layers, prepared, graph)
+        self._launches = _launches(layers, prepared, self._params)
+        count, workers = len(layers.layers), prepared[0].workers
+        self._counters = np.zeros((count, workers + 1, COUNTER_COLUMNS), np.int64)
+        self._summaries = np.zeros(len(layers.kinds), SUMMARY)
+        self._launches_address = address_of(self._launches)
+        self._summaries_address = address_of(self._summaries)
+        self._nonce = secrets.randbits(32)
+        self._steps = 0  # since the totals were last read
+        self._metadata: AttentionMetadata | None = None  # of the last step
+        self._deferred_to: Counters | None = None
+
+    def inputs(self, metadata: AttentionMetadata, scratch: NDArray[Any]) -> AttentionInputs:
+        """Return a step's inputs to the launches; each launch has a nonce of its own."""
+        self._nonce = (self._nonce + len(self.layers.layers)) & STAMP_MASK
+        return AttentionInputs(
+            nonce=self._nonce,
+            stamp=launch_stamp(self._nonce, "decode", metadata.resolver.variant),
+            launches=self._launches_address,
+            summaries=self._summaries_address,
+            num_kinds=len(self._summaries),
+            scratch=scratch,
+            counters=self._counters,
+            block_tables=metadata.block_tables,
+            block_size=metadata.block_size,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            seq_lens=metadata.seq_lens,
+        )
+
+    def end_step(self, metadata: AttentionMetadata, num_wrong: int, counters: Counters) -> None:
+        """Log a step's launches if a stamp is wrong or a layer has a window; else count later.
+
+        Later: when somebody reads ``counters``.
+        """
+        if self._deferred_to is not counters:
+            if self._deferred_to is not None:
+                self._deferred_to.flush()
+            self._deferred_to = counters
+            counters.defer(self._deferred_counters)
+        self._steps += 1
+        self._metadata = metadata
+        if num_wrong or self.windowed:
+            metadata.launches.extend(self._drain_totals())
+
+    def _drain_totals(self) -> list[LaunchTotals]:
+        """Return the totals of each kind of layers since they were last drained."""
+        steps, self._steps = self._steps, 0
+        summaries = self._summaries.tolist()
+        for counter in ("iterations", "blocks", "surplus"):
+            self._summaries[counter] = 0
+        return [
+            LaunchTotals(
+                layer=self.layers.layers[launch],
+                dispatch=dispatch,
+                launches=count * steps,
+                expected_stamp=expected,
+                stamp_error=error,
+                search_iterations=iterations,
+                kv_blocks_visited=blocks,
+                surplus_threadgroups=surplus,
+            )
+            for dispatch, count, (expected, launch, error, iterations, blocks, surplus) in zip(
+                self._dispatches, self._launches_of_kind, summaries, strict=True
+            )
+        ]
+
+    def _deferred_counters(self) -> dict[str, float]:
+        """Return the counters of the steps whose totals nobody has drained."""
+        self._deferred_to, total = None, Counters()
+        if self._metadata is not None and self._steps:
+            for report in report_launches(self._drain_totals(), self._metadata, "cpu"):
+                total.add_all(report.counters())
+        return total.as_dict()
+
+
+def replay_state(
+    backend: CpuBackend, layers: CapturedLayers, graph: ExecutableGraph, metadata: AttentionMetadata
+) -> ReplayState | None:
+    """Return the state for a replay of ``graph`` over a batch; the graph's shape must be set.
+
+    Steps of the same sequences share it. None where a layer's attention is not one launch of the
+    decode kernel: the graph can then not be replayed.
+    """
+    batch: CpuPrepared = metadata.prepared
+    if batch.replay is None or batch.replay.layers is not layers:
+        prepared = [
+            batch.launches.get(layer.kind) or backend.prepare(metadata, layer)
+            for layer in layers.kinds
+        ]
+        if any(one.dispatch.kernel != "decode" or one.splits > 1 for one in prepared):
+            return None
+        batch.replay = ReplayState(layers, prepared, graph)
+    return batch.replay
+
+
+def _params(
+    layers: CapturedLayers, prepared: list[PreparedLaunch], graph: ExecutableGraph
+) -> NDArray[Any]:
+    """Return ``kernel_params`` of each launch: its kind's, with the arrays of its own."""
+    params = np.zeros(len(layers.layers), prepared[0].params.dtype)
+    for kind, launch in enumerate(prepared):
+        params[layers.kind_of_launch == kind] = launch.params
+    arrays = {**layers.addresses, "q": graph.query_addresses, "out": graph.output_addresses}
+    for name, addresses in arrays.items():
+        params[name] = addresses
+    return params
+
+
+def _launches(
+    layers: CapturedLayers, prepared: list[PreparedLaunch], params: NDArray[Any]
+) -> NDArray[Any]:
+    """Return ``graph_attention.LAUNCH`` of each launch."""
+    launches = np.zeros(len(params), LAUNCH)
+    launches["params"] = address_of(params) + params.itemsize * np.arange(len(params))
+    launches["kind"] = layers.kind_of_launch
+    launches["num_kv_heads"] = [layer.num_kv_heads for layer in layers.layers]
+    launches["k_pool"] = layers.addresses["k_pool"]
+    launches["v_pool"] = layers.addresses["v_pool"]
+    shared = {
+        "body": [launch.body for launch in prepared],
+        "kv_heads_per_unit": [launch.dispatch.kv_heads_per_unit for launch in prepared],
+        "pool_dtype": [launch.pool_dtype for launch in prepared],
+        "token_numbers": [launch.token_numbers for launch in prepared],
+    }
+    for name, by_kind in shared.items():
+        launches[name] = layers.for_launches(by_kind)
+    return launches
