@@ -48,7 +48,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["engine.attention.device=tpu"], "allowed are cpu"),
         (["engine.kv.layout=null"], "must have a value"),
         (["engine.kv=3"], "set one of its options"),
-        (["engine=null"], "a group needs one of its files"),
+        (["engine=null"], "a group cannot be null"),
         (["engine.attention.resolver=identity"], "it serves pure decode only"),
         (
             ["ablation=seq_map", "design.isolation=in_process", "engine.memory_limit=1073741824"],

@@ -31,7 +31,7 @@ def explain_config_error(
     """
     if isinstance(error, ConfigError):
         return _flat(str(error))
-    text = "\n".join(str(item) for item in _chain(error))
+    text = "\n".join(str(item) for item in _causes(error))
     for rule in (
         _boolean_key,
         _missing_option,
@@ -47,7 +47,8 @@ def explain_config_error(
     return _flat(str(error).split("\n")[0] or type(error).__name__)
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """Return an exception and those that caused it, at most 8."""
     chain: list[BaseException] = []
     while error is not None and len(chain) < 8:
         chain.append(error)
@@ -177,7 +178,7 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
     if "Config group override must be a string or a list" in text:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
-        return f"{group}: a group needs one of its files; " + HELP
+        return f"{group}: a group cannot be null; choose one of its files; " + HELP
     match = re.search(r"(no viable alternative|mismatched input|extraneous input).*", text)
     return (
         _flat(f"not an override: {match.group(0)}; put special characters in quotes")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import workload
 from labkit.config import CONTROL, Isolation
@@ -16,6 +17,9 @@ from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.study_history import StudyHistory
 from labkit.machine import memory_profile
 from labkit.workload.measurement import Estimate
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -94,57 +98,61 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     """Print every cell's schedule and estimates."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     console, history = Console(highlight=False), StudyHistory(out)
     plans = [plan for cell in composed for plan in plan_cells(cell, out, history)]
     for plan in plans:
-        design = plan.cell.design
-        table = Table(title=escape(_title(plan.cell)), title_justify="left", title_style="bold")
-        table.add_column("block", justify="right")
-        table.add_column("runs, in this order", overflow="fold")
-        for block, runs in groupby(plan.cell.schedule(), key=lambda run: run.block):
-            table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
-        console.print(table)
-        separate = design.isolation is Isolation.process
-        process = "run" if separate else "block (all its runs share one process)"
-        left = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
-        console.print(
-            f"{plan.runs} runs ({design.blocks} blocks x {design.runs_per_block} x "
-            f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
-            f"and {plan.bytes / 2**30:.1f} GiB per {process}"
-        )
-        memory = memory_profile.this_machine().total
-        if plan.bytes > memory:
-            console.print(
-                f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
-            )
-        for sentence in plan.warnings:
-            console.print(escape(sentence))
-        if plan.separate_processes_reason is not None:
-            console.print(
-                escape(f"every run in a separate process: {plan.separate_processes_reason}")
-            )
-        if design.looks:
-            looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
-            console.print(
-                f"ends at the first look at which all is decided; looks after blocks {looks}"
-            )
-        console.print(escape(plan.start_up))
-        console.print(escape(f"seed {plan.cell.seed}; {plan.detectable_effect}"))
-        if plan.one_minute is not None:
-            console.print(escape(plan.one_minute))
+        console.print(_schedule_table(plan.cell))
+        for line in _plan_lines(plan):
+            console.print(escape(line))
         console.print()
     total = sum(plan.seconds for plan in plans)
     if len(plans) > 1:
-        console.print(f"{len(plans)} cells, estimated {_clock(total)} in all")
+        console.print(f"{len(plans)} cells, estimated {_duration(total)} in all")
     console.print("plan=true: nothing was run, nothing was written")
 
 
-def _title(cell: Cell) -> str:
-    return cell.name if cell.scale is None else f"{cell.name} (scale={cell.scale})"
+def _schedule_table(cell: Cell) -> Table:
+    """Return a cell's schedule as a table with one row per block."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    title = cell.name if cell.scale is None else f"{cell.name} (scale={cell.scale})"
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table.add_column("block", justify="right")
+    table.add_column("runs, in this order", overflow="fold")
+    for block, runs in groupby(cell.schedule(), key=lambda run: run.block):
+        table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
+    return table
 
 
-def _clock(seconds: float) -> str:
+def _plan_lines(plan: CellPlan) -> Iterator[str]:
+    """Yield a cell's estimates, warnings and forecasts, one line each."""
+    design = plan.cell.design
+    process = (
+        "run" if design.isolation is Isolation.process else "block (all its runs share one process)"
+    )
+    missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
+    yield (
+        f"{plan.runs} runs ({design.blocks} blocks x {design.runs_per_block} x "
+        f"{len(plan.cell.arms)} arms){missing}; estimated: {_duration(plan.seconds)} "
+        f"and {plan.bytes / 2**30:.1f} GiB per {process}"
+    )
+    memory = memory_profile.this_machine().total
+    if plan.bytes > memory:
+        yield f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
+    yield from plan.warnings
+    if plan.separate_processes_reason is not None:
+        yield f"every run in a separate process: {plan.separate_processes_reason}"
+    if design.looks:
+        looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
+        yield f"ends at the first look at which all is decided; looks after blocks {looks}"
+    yield plan.start_up
+    yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
+    if plan.one_minute is not None:
+        yield plan.one_minute
+
+
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
