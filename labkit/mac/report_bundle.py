@@ -123,10 +123,7 @@ def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutc
         "",
         "| step | outcome | minutes | what ran |",
         "| --- | --- | ---: | --- |",
-        *(
-            f"| {o.step.name} | {o.status} | {o.seconds / 60:.1f} | {o.step.description} |"
-            for o in outcomes
-        ),
+        *map(_outcome_row, outcomes),
         "",
     ]
     for outcome in outcomes:

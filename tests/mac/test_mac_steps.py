@@ -77,7 +77,7 @@ def test_output_is_shown_while_the_step_runs(tmp_path):
     assert outcome.status == PASSED
 
 
-def test_a_step_that_hangs_is_ended(tmp_path):
+def test_a_hanging_step_is_stopped(tmp_path):
     steps = [python("hangs", "import time; time.sleep(600)"), python("next", "")]
     outcomes, _ = run(tmp_path, steps, timeout_s=0.5)
     assert [o.status for o in outcomes] == ["failed (took too long)", PASSED]
@@ -129,7 +129,7 @@ def kernels(cells):
     return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
 
 
-def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_path, monkeypatch):
+def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(tmp_path, monkeypatch):
     for module in (macos, device_check, compute_dtype):
         monkeypatch.setattr(module, "has_metal", lambda: True)
     app.register()
@@ -150,7 +150,7 @@ def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_pa
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(16, False), (32, True)])
-def test_the_largest_case_of_the_article_needs_a_mac_with_the_memory(tmp_path, gib, fits):
+def test_the_articles_largest_case_needs_enough_memory(tmp_path, gib, fits):
     (step,) = [s for s in all_steps(tmp_path, gib * GIB) if s.name == "seq_map"]
     (pools,) = [w for w in step.arguments if w.startswith("workload.max_pool_bytes=")]
     largest = 2 * 2 * (1024 * 2048 + 16) * 4 * 128  # keys and values, 2 bytes each
@@ -160,7 +160,7 @@ def test_the_largest_case_of_the_article_needs_a_mac_with_the_memory(tmp_path, g
 # ------------------------------------------------------------------ the answers
 
 
-def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
+def test_outputs_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     table = tmp_path / "answers.md"
     assert kernel_verification.main([str(table), "ablation=seq_map,block_size", *TINY, "-m"]) == 0
     lines = table.read_text().splitlines()
@@ -171,7 +171,7 @@ def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
-def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_path, half):
+def test_half_precision_is_compared_on_the_same_inputs(tmp_path, half):
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs a C++ compiler")
     table = tmp_path / "answers.md"
@@ -183,7 +183,7 @@ def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_p
     assert all(half_an_ulp / 4 < error <= 4 * half_an_ulp for error in errors)
 
 
-def test_a_wrong_answer_and_one_that_fails_are_told(tmp_path, monkeypatch, capsys):
+def test_wrong_and_failing_outputs_are_reported(tmp_path, monkeypatch, capsys):
     measure = kernel_verification.workload.measure
 
     def broken(experiment):
@@ -230,7 +230,7 @@ def opened(path):
         return {name.partition("/")[2]: found.read(name).decode() for name in found.namelist()}
 
 
-def test_without_metal_it_is_one_line_and_exit_2(inside, capsys):
+def test_without_metal_it_prints_one_line_and_exits_with_2(inside, capsys):
     assert door.main(has_metal=lambda: False) == 2
     said = capsys.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)
@@ -238,7 +238,7 @@ def test_without_metal_it_is_one_line_and_exit_2(inside, capsys):
     assert list(inside.iterdir()) == []
 
 
-def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
+def test_it_writes_one_bundle_with_everything(inside, capsys, monkeypatch):
     # No time is claimed here, so the lock of whoever is timing is not waited for.
     monkeypatch.setenv("TMPDIR", str(inside))
 
@@ -272,7 +272,7 @@ def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
     assert "| decode, 3 reqs, ctx 40 | per-token |" in summary
 
 
-def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
+def test_paths_and_names_are_redacted(tmp_path):
     redactor = report_bundle.Redactor(
         paths=(("/Users/jo/lab", "."), ("/Users/jo", "~"), ("/private/T", "TMP")),
         names=(("jo", "USER"), ("Jos-Mac", "HOST")),
@@ -293,7 +293,7 @@ def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
     assert hide("someone else", names=True) == "USER else"
 
 
-def test_interrupted_is_exit_130_and_the_file_is_written(inside, monkeypatch):
+def test_an_interrupt_exits_with_130_and_writes_the_file(inside, monkeypatch):
     outcome = StepOutcome(python("one", ""), INTERRUPTED)
     monkeypatch.setattr(door, "run_steps", lambda steps, folder, show: [outcome])
 

@@ -11,7 +11,7 @@ from labkit.engine.attention import resolvers
 from labkit.machine import cache_dir, numba_sources
 
 
-def test_root_follows_the_variable_and_is_absolute(monkeypatch, tmp_path):
+def test_root_is_the_variables_absolute_path(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "c"))
     assert cache_dir.root() == tmp_path / "c"
     monkeypatch.chdir(tmp_path)
@@ -20,13 +20,13 @@ def test_root_follows_the_variable_and_is_absolute(monkeypatch, tmp_path):
     assert cache_dir.root({"LABKIT_CACHE": "/elsewhere"}) == Path("/elsewhere")
 
 
-def test_root_without_the_variable_is_the_users_cache(monkeypatch):
+def test_root_defaults_to_the_users_cache_folder(monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", "")
     assert cache_dir.root().is_absolute()
     assert cache_dir.root().name == "labkit"
 
 
-def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path):
+def test_atomic_write_replaces_the_file_and_leaves_no_temporary(tmp_path):
     path = tmp_path / "a" / "b.bin"
     cache_dir.atomic_write(path, b"one")
     cache_dir.atomic_write(path, b"two")
@@ -34,7 +34,7 @@ def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_failed_write_keeps_what_was_there(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "b.bin"
     cache_dir.atomic_write(path, b"one")
     with pytest.raises(RuntimeError), cache_dir.building_file(path) as temporary:
@@ -65,7 +65,7 @@ def _write_many(path: Path, letter: bytes) -> None:
         cache_dir.atomic_write(path, letter * 200_000)
 
 
-def test_a_reader_never_sees_half(tmp_path):
+def test_a_reader_never_sees_a_partial_file(tmp_path):
     path = tmp_path / "shared.bin"
     cache_dir.atomic_write(path, b"a" * 200_000)
     context = multiprocessing.get_context("spawn")
@@ -81,7 +81,7 @@ def test_a_reader_never_sees_half(tmp_path):
         assert writer.exitcode == 0
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_an_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(cache_dir.CacheError, match="set LABKIT_CACHE") as error:
         cache_dir.atomic_write(tmp_path / "file" / "sub" / "x", b"")
@@ -106,7 +106,7 @@ def edit(path, pattern, replacement):
     path.write_text(changed)
 
 
-def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(package, tmp_path):
+def test_numba_recompiles_when_a_compiled_in_constant_changes(package, tmp_path):
     """numba itself looks at the file of the cached function only."""
     environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
     names = [cache_dir.numba_cache_dir(environ)]
@@ -122,7 +122,7 @@ def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(pac
     assert len(set(names)) == len(names)
 
 
-def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
+def test_numba_keeps_its_cache_when_unrelated_code_changes(package):
     before = cache_dir.numba_cache_dir()
     for name in (
         "app.py",
@@ -149,12 +149,12 @@ def test_every_module_with_a_compiled_function_is_among_the_sources():
 
 
 @pytest.mark.parametrize("resolver", resolvers.BY_LOOKUP_TYPE.values(), ids=lambda one: one.variant)
-def test_resolvers_that_kernels_compile_in_are_among_the_sources(resolver):
+def test_compiled_in_resolvers_are_among_the_sources(resolver):
     path = Path(inspect.getfile(resolver)).resolve()
     assert path.relative_to(PACKAGE.parent).as_posix() in numba_sources.read_sources(PACKAGE)
 
 
-def test_imports_are_read_as_the_parser_reads_them():
+def test_regex_imports_equal_the_parsers():
     files = {path.relative_to(PACKAGE.parent).as_posix(): path for path in PACKAGE.rglob("*.py")}
     for name, path in files.items():
         parsed = set()

@@ -11,7 +11,7 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(text)
 
 
-def test_the_process_is_in_its_own_cgroup_and_in_all_above(tmp_path):
+def test_folders_are_the_own_cgroup_and_its_ancestors(tmp_path):
     root, membership = tmp_path / "cgroup", tmp_path / "membership"
     (root / "a.slice" / "b.scope").mkdir(parents=True)
     membership.write_text("0::/a.slice/b.scope\n")
@@ -50,11 +50,11 @@ def test_cgroup_limit(tmp_path, name, text, limit):
     assert cgroups.folder_memory_limit(tmp_path) == limit
 
 
-def test_no_cgroup_no_limit(tmp_path):
+def test_without_a_cgroup_there_is_no_limit(tmp_path):
     assert cgroups.folder_memory_limit(tmp_path) is None
 
 
-def test_the_room_is_the_limit_less_what_is_used_but_files_can_be_dropped(tmp_path):
+def test_headroom_is_the_limit_minus_usage_without_page_cache(tmp_path):
     stat = "anon 700\ninactive_file 40\nactive_file 9\n"
     write(tmp_path, memory__max="1000\n", memory__current="800\n", memory__stat=stat)
     assert cgroups.folder_memory_headroom(tmp_path) == 240
@@ -84,7 +84,7 @@ def test_cgroup_v1_is_read_too(tmp_path):
         ),
     ],
 )
-def test_a_limit_above_the_own_cgroup_counts(controller, files, tmp_path, monkeypatch):
+def test_an_ancestors_limit_counts(controller, files, tmp_path, monkeypatch):
     own, above = tmp_path / "own", tmp_path / "above"
     write(own, memory__max="max\n")
     write(above, **files)
@@ -114,9 +114,7 @@ V2, V1 = "0::/a.slice/b.scope\n", "7:memory:/\n4:cpu,cpuacct:/a/b\n"
         (V1, {"memory": "100000", "cpu/c": "100000"}, None),
     ],
 )
-def test_the_quota_is_the_least_of_the_own_cgroup_and_all_above(
-    tmp_path, membership, quotas, cores
-):
+def test_the_quota_is_the_smallest_of_all_ancestors(tmp_path, membership, quotas, cores):
     root = tmp_path / "cgroup"
     for folder, quota in quotas.items():
         (root / folder).mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def test_no_process_is_started(monkeypatch):
     assert fingerprint.take()["cores"] >= 1
 
 
-def test_the_environment_s_digest_sees_every_variable(monkeypatch):
+def test_the_environment_digest_depends_on_every_variable(monkeypatch):
     before = fingerprint.environment_digest()
     monkeypatch.setenv("LABKIT_TEST_X", "1")
     after = fingerprint.environment_digest()
@@ -63,7 +63,7 @@ def test_the_environment_s_digest_sees_every_variable(monkeypatch):
     assert fingerprint.environment_digest()["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
 
 
-def test_the_commit_is_git_s():
+def test_the_commit_equals_gits():
     root = Path(fingerprint.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         pytest.skip("not a checkout")
@@ -75,7 +75,7 @@ def test_the_commit_is_git_s():
 
 
 @linux_only
-def test_what_the_system_does_not_tell_is_left_out(monkeypatch):
+def test_missing_facts_are_left_out(monkeypatch):
     monkeypatch.setattr(linux, "_read_text", lambda path: "garbage")
     found = linux.state()
     assert "swap" not in found
@@ -83,7 +83,7 @@ def test_what_the_system_does_not_tell_is_left_out(monkeypatch):
 
 
 @linux_only
-def test_the_observer_sees_foreign_load_and_its_own_cost():
+def test_the_observer_measures_foreign_load_and_its_own_cost():
     observer = MachineObserver()
     spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     idle = subprocess.Popen(["sleep", "60"])
@@ -108,7 +108,7 @@ def test_the_observer_sees_foreign_load_and_its_own_cost():
 
 
 @linux_only
-def test_the_cpu_time_of_a_process_is_that_of_its_children_too():
+def test_the_cpu_time_of_a_process_includes_its_children():
     """A server that a run has started is no foreign load, while it runs and when it has ended."""
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\ninput()"
     before = linux.process_cpu_s(os.getpid())

@@ -13,7 +13,7 @@ from labkit.machine.memory_profile import GIB, MIB, MemoryProfile
 # --------------------------------------------------------------------------- macOS
 
 
-def test_sysctls_are_read_by_their_names():
+def test_sysctls_are_read_by_name():
     kernel = {
         "iogpu.wired_limit_mb": 26624,
         "iogpu.disable_wired_collector": 1,
@@ -24,7 +24,7 @@ def test_sysctls_are_read_by_their_names():
     )
 
 
-def test_what_the_kernel_does_not_tell_stays_unknown():
+def test_missing_sysctls_are_none():
     def nothing(_name):
         return None
 
@@ -41,7 +41,7 @@ def test_without_metal_the_working_set_is_all_memory():
 
 @pytest.mark.metal
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
-def test_a_real_mac_tells_its_working_set():
+def test_a_real_mac_reports_its_working_set():
     machine = memory_profile.this_machine()
     assert machine.metal and machine.total // 2 < machine.working_set <= machine.total
     assert macos.sysctl("hw.memsize") == memory_profile.operating_system().memory()[0]
@@ -50,7 +50,7 @@ def test_a_real_mac_tells_its_working_set():
 # --------------------------------------------------------------------------- machines
 
 
-def test_the_schema_lists_the_machines_there_are():
+def test_the_schema_lists_the_simulated_machines():
     assert tuple(memory_profile.SIMULATED_MACS) == config.MACHINES
 
 
@@ -84,7 +84,7 @@ def test_this_machine():
 @pytest.mark.parametrize(
     "numbers", [{"available": 11}, {"available": -1}, {"working_set": 0}, {"working_set": 11}]
 )
-def test_numbers_that_no_machine_has_are_refused(numbers):
+def test_inconsistent_sizes_are_refused(numbers):
     given = {"total": 10, "available": 5, "working_set": 7, **numbers}
     with pytest.raises(ValueError, match="do not fit together"):
         MemoryProfile("x", metal=True, **given)
@@ -93,7 +93,7 @@ def test_numbers_that_no_machine_has_are_refused(numbers):
 # --------------------------------------------------------------------------- advice
 
 
-def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
+def test_a_budget_above_the_working_set_gets_advice():
     machine = memory_profile.simulated_mac("sim_m1_pro_32gb")
     limit, collector = wired_advice.advise(machine, 26 * GIB)
     assert limit.command == "sudo sysctl iogpu.wired_limit_mb=26624"
@@ -102,7 +102,7 @@ def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
     assert all("reboot" in one.risk for one in (limit, collector))
 
 
-def test_no_advice_where_nothing_is_in_the_way():
+def test_no_advice_without_an_obstacle():
     machine = memory_profile.simulated_mac("sim_m1_pro_32gb")
     (only,) = wired_advice.advise(machine, 20 * GIB)
     assert "collector" in only.command
@@ -117,7 +117,7 @@ def test_no_advice_where_nothing_is_in_the_way():
 # --------------------------------------------------------------------------- this process
 
 
-def test_the_peak_keeps_what_was_freed_and_not_the_parents():
+def test_peak_rss_includes_freed_memory_and_excludes_the_parents():
     parents = bytearray(b"x") * (300 << 20)
     code = (
         "from labkit.machine.operating_system import operating_system\n"
@@ -134,7 +134,7 @@ def test_the_peak_keeps_what_was_freed_and_not_the_parents():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; glibc keeps freed memory")
-def test_freed_memory_goes_back():
+def test_trim_heap_returns_freed_memory():
     code = (
         "from labkit.machine import memory_profile\n"
         "def held():\n"

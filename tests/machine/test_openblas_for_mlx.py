@@ -41,7 +41,7 @@ print(json.dumps([provenance, min(seconds), error]))
 
 
 @linux
-def test_mlx_multiplies_many_times_faster_and_right():
+def test_mlx_multiplies_correctly_and_many_times_faster():
     stock, slow, slow_error = in_fresh_process(MATMUL.format(kind="stock", times=2))
     fast_blas, fast, fast_error = in_fresh_process(MATMUL.format(kind="openblas", times=8))
     assert stock["name"] == "reference"
@@ -79,7 +79,7 @@ def test_numpy_and_scipy_still_work_beside_it():
 
 
 @linux
-def test_the_other_openblas_copies_keep_their_own_insides(tmp_path):
+def test_other_openblas_copies_use_their_own_functions(tmp_path):
     in_fresh_process(BESIDE, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "log"))
     logs = list(tmp_path.iterdir())
     if not logs:
@@ -114,7 +114,7 @@ def test_stock_leaves_mlx_alone():
         ("openblas_for_mlx.activate('fast', 1)", "allowed are openblas and stock"),
     ],
 )
-def test_what_cannot_be_is_one_line(code, message):
+def test_an_impossible_activation_is_one_line(code, message):
     wrapped = (
         "import json; from labkit.machine import openblas_for_mlx\n"
         f"try:\n    {code}\n"
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_one_line(code, message):
 
 
 @linux
-def test_activating_twice_is_the_same():
+def test_activating_twice_gives_the_same_result():
     code = (
         "import json; from labkit.machine import openblas_for_mlx\n"
         "first = openblas_for_mlx.activate('openblas', 1); import mlx.core\n"
@@ -138,7 +138,7 @@ def test_activating_twice_is_the_same():
 
 
 @linux
-def test_openblas_multiplies_with_the_threads_asked_for():
+def test_openblas_uses_the_requested_threads():
     code = (
         "import json; from labkit.machine import openblas_for_mlx as blas\n"
         "before = blas.active_blas(); known = blas.activate('openblas', 2)\n"
@@ -186,13 +186,13 @@ def _unavailable(monkeypatch, tmp_path):
 
 
 @linux
-def test_no_patchelf_is_said(monkeypatch, tmp_path):
+def test_a_missing_patchelf_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(openblas_for_mlx.shutil, "which", lambda *_, **__: None)
     assert "patchelf is not installed" in _unavailable(monkeypatch, tmp_path)
 
 
 @linux
-def test_a_failing_patchelf_is_said_and_leaves_nothing(monkeypatch, tmp_path):
+def test_a_failing_patchelf_is_reported_and_leaves_no_file(monkeypatch, tmp_path):
     program = tmp_path / "patchelf"
     program.write_text("#!/bin/sh\necho 'open: no\nsuch luck' >&2\nexit 1\n")
     program.chmod(0o755)
@@ -202,13 +202,13 @@ def test_a_failing_patchelf_is_said_and_leaves_nothing(monkeypatch, tmp_path):
 
 
 @linux
-def test_another_machine_is_said(monkeypatch, tmp_path):
+def test_an_unsupported_machine_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(openblas_for_mlx, "machine", lambda: "riscv64")
     assert "riscv64" in _unavailable(monkeypatch, tmp_path)
 
 
 @linux
-def test_a_scipy_without_its_libraries_is_said(monkeypatch, tmp_path):
+def test_a_scipy_without_its_libraries_is_reported(monkeypatch, tmp_path):
     class Spec:
         submodule_search_locations = (str(tmp_path / "scipy"),)
 
@@ -219,7 +219,7 @@ def test_a_scipy_without_its_libraries_is_said(monkeypatch, tmp_path):
 
 
 @linux
-def test_a_library_that_is_not_one_is_said(monkeypatch, tmp_path):
+def test_an_invalid_library_is_reported(monkeypatch, tmp_path):
     (tmp_path / "scipy.libs").mkdir()
     (tmp_path / "scipy.libs" / "libscipy_openblas-0.so").write_bytes(b"not a library")
 
@@ -231,13 +231,13 @@ def test_a_library_that_is_not_one_is_said(monkeypatch, tmp_path):
 
 
 @linux
-def test_an_unwritable_cache_is_said(monkeypatch, tmp_path):
+def test_an_unwritable_cache_is_reported(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert "LABKIT_CACHE" in _unavailable(monkeypatch, tmp_path / "file")
 
 
 @linux
-def test_the_recipe_is_part_of_the_name(monkeypatch, tmp_path):
+def test_the_recipe_version_is_part_of_the_name(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     first = openblas_for_mlx.build_library()
     monkeypatch.setattr(openblas_for_mlx, "RECIPE_VERSION", "another")
@@ -245,5 +245,5 @@ def test_the_recipe_is_part_of_the_name(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS only")
-def test_accelerate_is_named():
+def test_accelerate_is_reported_on_macos():
     assert openblas_for_mlx.activate("openblas", 1)["name"] == "accelerate"

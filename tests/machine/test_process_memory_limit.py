@@ -41,7 +41,7 @@ def take(mib: int, how: str) -> tuple[int, list[str], str, int]:
     )
 
 
-def test_what_fits_is_given_and_what_does_not_ends_the_process():
+def test_a_process_that_exceeds_the_limit_is_killed():
     code, lines, errors, kills = take(50, "best")
     assert (code, lines[1:], kills) == (0, ["taken"], 0), errors
     code, again, errors, kills = take(300, "best")
@@ -52,13 +52,13 @@ def test_what_fits_is_given_and_what_does_not_ends_the_process():
         assert code == -signal.SIGKILL and kills == 1
 
 
-def test_the_address_space_is_limited_where_there_is_no_cgroup():
+def test_without_a_cgroup_the_address_space_is_limited():
     assert take(50, "plain")[:2] == (0, ["RLIMIT_AS", "taken"])
     code, lines, errors, kills = take(300, "plain")
     assert (code, lines, kills) == (1, ["RLIMIT_AS"], 0) and "MemoryError" in errors
 
 
-def test_nothing_is_left_behind():
+def test_no_cgroup_is_left_behind():
     child = subprocess.Popen([sys.executable, "-c", TAKE, "1", "best"], stdout=subprocess.PIPE)
     child.communicate(timeout=60)
     process_memory_limit.release_memory_limit(child.pid)

@@ -42,14 +42,14 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def test_a_clean_checkout_is_clean_whatever_lies_beside_the_code(checkout):
+def test_files_beside_the_code_are_no_changes(checkout):
     assert code_revision.uncommitted_changes(checkout) == "clean"
     (checkout / "outputs" / "x.json").write_text("two\n")
     assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
 @pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
-def test_a_worktree_names_its_folder_by_any_path(checkout, gitdir):
+def test_a_worktree_may_name_its_folder_by_any_path(checkout, gitdir):
     def git(*words):
         command = ["git", "-C", str(checkout), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -60,7 +60,7 @@ def test_a_worktree_names_its_folder_by_any_path(checkout, gitdir):
 
 
 @pytest.mark.parametrize("name", ["labkit/a.py", "conf/a.yaml", "labkit/new.py"])
-def test_a_change_to_the_code_has_a_hash_of_its_own(checkout, name):
+def test_every_code_change_has_its_own_hash(checkout, name):
     path = checkout / name
     before = path.read_text() if path.exists() else None
     path.write_text("two\n")
@@ -75,12 +75,12 @@ def test_a_change_to_the_code_has_a_hash_of_its_own(checkout, name):
     assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
-def test_another_repository_s_variables_change_nothing(checkout, tmp_path_factory, monkeypatch):
+def test_git_variables_of_another_repository_are_ignored(checkout, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
     assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
-def test_no_checkout_and_no_git_are_not_known(checkout, tmp_path_factory, monkeypatch):
+def test_without_checkout_or_git_the_result_is_none(checkout, tmp_path_factory, monkeypatch):
     assert code_revision.uncommitted_changes(tmp_path_factory.mktemp("plain")) is None
     monkeypatch.setenv("PATH", "")
     assert code_revision.uncommitted_changes(checkout) is None
@@ -118,7 +118,7 @@ ANSWERS = {
 }
 
 
-def test_macos_tools_are_read(monkeypatch):
+def test_outputs_of_macos_tools_are_parsed(monkeypatch):
     monkeypatch.setattr(macos_tools, "command_output", lambda *command: ANSWERS[command])
     found = macos_tools.surroundings()
     assert found["power"] == {
@@ -144,7 +144,7 @@ def test_macos_tools_are_read(monkeypatch):
     }
 
 
-def test_a_tool_that_is_not_there_leaves_its_field_out(monkeypatch):
+def test_a_missing_tool_leaves_its_field_out(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert "power" not in macos_tools.surroundings()
     assert "vm" not in macos_tools.surroundings()
@@ -198,7 +198,7 @@ PS_PID = """    1   0.3 launchd
 """
 
 
-def test_what_goes_on_on_a_mac_is_read():
+def test_background_work_on_a_mac_is_detected():
     assert macos_tools.hid_idle_s(IOREG) == 4.2
     assert macos_tools.hid_idle_s("nothing") is None
     assert macos_tools.time_machine(TMUTIL)
@@ -208,7 +208,7 @@ def test_what_goes_on_on_a_mac_is_read():
     assert macos_tools.displays('{"DisplayAttributes" = {}}') == 1
 
 
-def test_the_busiest_foreign_processes_are_named_and_ours_are_not():
+def test_the_busiest_foreign_processes_exclude_our_own():
     found = macos_tools.top_foreign(PS_PID, frozenset({500}))
     assert found == [
         {"name": "mds_stores", "cpu_pct": 61.2},
@@ -234,7 +234,7 @@ PARENT = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {CHILD
 
 
 @pytest.mark.parametrize("here", [macos, pytest.param(linux, marks=linux_only)])
-def test_a_process_answers_for_those_that_it_started(here):
+def test_process_memory_includes_descendants(here):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -250,7 +250,7 @@ def test_a_process_answers_for_those_that_it_started(here):
         parent.communicate()
 
 
-def test_nvidia_smi_is_read_and_left_alone_without_a_driver(tmp_path, monkeypatch):
+def test_nvidia_smi_runs_only_with_a_driver(tmp_path, monkeypatch):
     assert nvidia.state(tmp_path / "none") is None
     line = "1980, 2619, 700.00, 71.30, 31, 0x0000000000000001, Enabled, [N/A]\n"
     answers = iter([line, "123\n456\n"])

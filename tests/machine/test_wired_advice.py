@@ -22,13 +22,13 @@ def budget(**options):
     return config.Budget(machine="sim_m1_pro_32gb", **options)
 
 
-def test_a_machine_as_demanded_is_accepted():
+def test_a_matching_collector_state_is_accepted():
     assert wired_advice.collector_mismatch(simulated_mac("sim_m1_pro_32gb"), enabled=True) is None
     preflight_checks.require_wired_collector(budget())
     preflight_checks.require_wired_collector(budget(wired_collector=DEMANDS.enabled))
 
 
-def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
+def test_another_collector_state_is_refused_with_the_command():
     with pytest.raises(EngineError) as caught:
         preflight_checks.require_wired_collector(budget(wired_collector=DEMANDS.disabled))
     said = str(caught.value)
@@ -45,7 +45,7 @@ def test_a_collector_that_is_off_is_turned_on_by_another_command():
     )
 
 
-def test_a_machine_without_a_collector_says_where_to_see_the_advice():
+def test_a_machine_without_a_collector_is_refused():
     elsewhere = config.Budget(wired_collector=DEMANDS.enabled)
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
@@ -53,7 +53,7 @@ def test_a_machine_without_a_collector_says_where_to_see_the_advice():
         preflight_checks.require_wired_collector(elsewhere)
 
 
-def test_mlx_s_cache_is_bounded_as_asked():
+def test_mlxs_cache_limit_is_applied():
     before = mx.set_cache_limit(1 << 20)
     try:
         preflight_checks.check_preconditions(config.Engine(mlx_cache_limit=123456))
@@ -62,7 +62,7 @@ def test_mlx_s_cache_is_bounded_as_asked():
         mx.set_cache_limit(before)
 
 
-def test_mlx_s_variables_must_be_set_before_it_starts(monkeypatch):
+def test_mlx_variables_must_be_set_before_mlx_starts(monkeypatch):
     asked = config.Engine(mlx=config.Mlx(bfs_max_width=7))
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
     with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):

@@ -21,7 +21,7 @@ DIRTY = {
 }
 
 
-def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
+def test_a_worker_starts_clean_and_removed_variables_are_named(tmp_path):
     base = DIRTY | {"LABKIT_CACHE": str(tmp_path), "HOME": "/nowhere"}
     environment, removed = worker_environment.worker_environment(base, threads=1, cores=4)
     assert removed == sorted(set(DIRTY) - {"PATH"})
@@ -39,13 +39,13 @@ def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
     }
 
 
-def test_the_base_is_left_alone():
+def test_the_base_environment_is_not_changed():
     base = dict(DIRTY)
     worker_environment.worker_environment(base, threads=1, cores=1)
     assert base == DIRTY
 
 
-def test_numba_has_threads_for_a_budget_above_the_cores():
+def test_numbas_pool_is_large_enough_for_a_budget_above_the_cores():
     environment, _ = worker_environment.worker_environment({}, threads=8, cores=2)
     assert environment["NUMBA_NUM_THREADS"] == "8"
 
@@ -79,7 +79,7 @@ def test_core_count_respects_quota_and_affinity(monkeypatch):
         assert worker_environment.core_count() == cores
 
 
-def test_importing_it_loads_only_the_standard_library():
+def test_the_module_imports_only_the_standard_library():
     code = (
         "import sys, labkit.machine.worker_environment\n"
         "names = {name.partition('.')[0] for name in sys.modules} - {'labkit', '__main__'}\n"

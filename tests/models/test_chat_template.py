@@ -13,7 +13,7 @@ def render(source, messages=HELLO, **tokens):
     return ChatTemplate(source, tokens).render(messages)
 
 
-def test_it_is_jinja_as_transformers_sets_it_up():
+def test_jinja_has_transformers_settings():
     source = """
     {%- for message in messages %}
         {%- if loop.index > 9 %}{% break %}{% endif %}
@@ -28,7 +28,7 @@ def test_it_is_jinja_as_transformers_sets_it_up():
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
 
 
-def test_a_conversation_without_a_clock():
+def test_a_template_has_no_clock():
     assert render("{{ strftime_now is defined }}") == "False"
 
 
@@ -52,7 +52,7 @@ def test_a_conversation_without_a_clock():
         ("{# " + "x" * chat_template.MAX_TEMPLATE_CHARACTERS + " #}", "characters; allowed are"),
     ],
 )
-def test_a_template_that_misbehaves_is_one_line(source, message):
+def test_a_failing_template_is_one_line(source, message):
     with pytest.raises(ConfigError, match=message) as error:
         render(source)
     assert "\n" not in str(error.value)
@@ -62,7 +62,7 @@ def test_multiplying_numbers_is_allowed():
     assert render("{{ 6 * 7 }}") == "42"
 
 
-def test_where_a_directory_keeps_it(tmp_path):
+def test_the_places_of_a_template_in_a_directory(tmp_path):
     assert chat_template.load_template(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"eos_token": "</s>"}))

@@ -32,7 +32,7 @@ def dequantised(arrays, path, bits):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
-def test_weights_are_bit_for_bit_what_mlx_reads(tmp_path, no_cache, kind):
+def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
     tensors = gguf_files.tensors(kind=getattr(gguf_files, kind), name="qwen3")
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
     ours, theirs = weights(local(path).path), mx.load(str(path))
@@ -65,7 +65,7 @@ def blocks_of_256(path, kind, size, halves):
 
 
 @pytest.mark.parametrize(("kind", "size", "halves"), [(10, 84, 80), (14, 210, 208)])
-def test_blocks_of_256_become_the_halves_that_mlx_reads(tmp_path, kind, size, halves):
+def test_k_quants_become_the_float16_of_mlxs_reader(tmp_path, kind, size, halves):
     path = tmp_path / "k.gguf"
     _, ours = blocks_of_256(path, kind, size, halves)
     theirs = np.array(mx.load(str(path))["t"])
@@ -73,7 +73,7 @@ def test_blocks_of_256_become_the_halves_that_mlx_reads(tmp_path, kind, size, ha
     assert ours.tobytes() == theirs.tobytes()
 
 
-def test_blocks_of_256_of_four_bits(tmp_path):
+def test_q4_k_equals_ggmls_dequantisation(tmp_path):
     """As ggml's ``dequantize_row_q4_K``, value by value; mlx 0.32.4 misreads every second group."""
     blocks, ours = blocks_of_256(tmp_path / "k.gguf", 12, 144, 0)
 
@@ -92,7 +92,7 @@ def test_blocks_of_256_of_four_bits(tmp_path):
     np.testing.assert_allclose(ours.ravel(), plain, rtol=1e-3, atol=1e-5)
 
 
-def test_half_precision_with_the_long_exponent_stays_exact(tmp_path, no_cache):
+def test_bfloat16_weights_stay_exact(tmp_path, no_cache):
     """NumPy has no bfloat16; float32 holds every one of them."""
     tensors = gguf_files.tensors(kind=gguf_files.BF16, name="qwen3")
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
@@ -103,7 +103,7 @@ def test_half_precision_with_the_long_exponent_stays_exact(tmp_path, no_cache):
 
 
 @pytest.mark.parametrize("part", ["q", "k"])
-def test_rotations_by_neighbours_become_rotations_by_halves(tmp_path, no_cache, part):
+def test_interleaved_rope_rows_become_halves(tmp_path, no_cache, part):
     """The same scores: llama's file with MLX's traditional rotation, ours with the other."""
     path = gguf_files.model(tmp_path / "m.gguf")
     ours, theirs = weights(local(path).path), dict(mx.load(str(path)))
@@ -133,7 +133,7 @@ def test_rotations_by_neighbours_become_rotations_by_halves(tmp_path, no_cache, 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_family_loads_and_computes(tmp_path, no_cache, name, tied):
+def test_every_architecture_loads_and_computes(tmp_path, no_cache, name, tied):
     tensors = gguf_files.tensors(name)
     if not tied:
         tensors["output.weight"] = tensors["token_embd.weight"]
@@ -151,7 +151,7 @@ def test_every_family_loads_and_computes(tmp_path, no_cache, name, tied):
     assert len(biased) == (3 * gguf_files.LAYERS if name == "qwen2" else 0)
 
 
-def test_every_layer_says_how_many_bits_it_has(tmp_path, no_cache):
+def test_config_json_has_every_layers_bit_width(tmp_path, no_cache):
     folder = local(gguf_files.model(tmp_path / "m.gguf")).path
     config = json.loads((folder / "config.json").read_text())
     embedding = {"group_size": 32, "bits": 8}
@@ -175,7 +175,7 @@ def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, m
     assert local(path).path != first.path
 
 
-def test_many_weights_come_in_several_files(tmp_path, no_cache, monkeypatch):
+def test_large_weights_are_written_to_several_files(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     whole = weights(local(path).path)
     monkeypatch.setattr(gguf_converter, "SHARD_BYTES", 20_000)
@@ -190,7 +190,7 @@ def test_many_weights_come_in_several_files(tmp_path, no_cache, monkeypatch):
     model_loader.load_model(folder)
 
 
-def test_a_bad_file_is_one_line_that_names_the_option(tmp_path, no_cache):
+def test_an_invalid_file_is_one_line_that_names_the_option(tmp_path, no_cache):
     path = tmp_path / "no.gguf"
     path.write_bytes(b"not one")
     with pytest.raises(ConfigError) as error:
@@ -202,7 +202,7 @@ def test_a_bad_file_is_one_line_that_names_the_option(tmp_path, no_cache):
     assert not any((no_cache / "models").iterdir())
 
 
-def test_nothing_is_imported_that_computes(tmp_path, no_cache):
+def test_conversion_does_not_import_mlx(tmp_path, no_cache):
     path = gguf_files.model(tmp_path / "m.gguf")
     code = (
         "import sys; from labkit.config import Model; from labkit.models import resolve\n"

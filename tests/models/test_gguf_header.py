@@ -12,7 +12,7 @@ def path(tmp_path):
     return gguf_files.model(tmp_path / "model.gguf")
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_file_is_read_back(tmp_path):
     keys = {
         "a.text": "größer",
         "a.number": 7,
@@ -39,7 +39,7 @@ def test_what_is_written_is_read(tmp_path):
     assert file.blocks(file.tensors["two"]).tobytes() == data[:3].tobytes()
 
 
-def test_a_file_cut_anywhere_is_refused(path):
+def test_a_truncated_file_is_refused(path):
     whole = path.read_bytes()
     gguf_header.read_header(path)
     for end in [0, *range(1, 60), *range(60, len(whole), 997), len(whole) - 1]:
@@ -49,7 +49,7 @@ def test_a_file_cut_anywhere_is_refused(path):
         assert "\n" not in str(error.value)
 
 
-def test_damage_is_a_bad_file_or_harmless(path):
+def test_damage_is_refused_or_harmless(path):
     """A changed byte may make another honest file, and nothing but a ``GGUFError`` is raised."""
     whole = bytearray(path.read_bytes())
     rng = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def tensor(name, shape, kind, offset):
         ),
     ],
 )
-def test_a_lie_is_one_line(tmp_path, data, message):
+def test_an_invalid_header_is_one_line(tmp_path, data, message):
     path = tmp_path / "lie.gguf"
     path.write_bytes(data)
     with pytest.raises(GGUFError, match=message) as error:
@@ -148,7 +148,7 @@ def test_a_lie_is_one_line(tmp_path, data, message):
         ({"llama__rope__dimension_count": 8}, "it must equal the head dimension"),
     ],
 )
-def test_a_model_that_mlx_lm_has_not_is_one_line(tmp_path, changes, message):
+def test_an_unsupported_model_is_one_line(tmp_path, changes, message):
     file = gguf_header.read_header(gguf_files.model(tmp_path / "m.gguf", **changes))
     with pytest.raises(GGUFError, match=message) as error:
         gguf_architectures.read_architecture(file)

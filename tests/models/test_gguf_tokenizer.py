@@ -19,27 +19,27 @@ def names(tokenizer, text):
     return [tokenizer.id_to_token(token) for token in ids(tokenizer, text)]
 
 
-def test_merges_are_applied_and_every_text_survives(tmp_path):
+def test_merges_are_applied_and_every_text_round_trips(tmp_path):
     made = built(tmp_path)
     assert names(made, "in the") == ["in", "Ġthe"]
     for text in ("in the end", "größer 漢字 १२ \n\n \t x", ""):
         assert made.decode(ids(made, text), skip_special_tokens=False) == text
 
 
-def test_digits_stand_alone_where_the_file_says_so(tmp_path):
+def test_the_smollm_pre_tokenizer_splits_digits(tmp_path):
     assert names(built(tmp_path), "12") == ["1", "2"]
     assert names(built(tmp_path, tokenizer__ggml__pre="gpt-2"), "12") == ["12"]
     assert names(built(tmp_path, tokenizer__ggml__pre="qwen2"), "12") == ["1", "2"]
     assert names(built(tmp_path, tokenizer__ggml__pre="llama-bpe"), "12") == ["12"]
 
 
-def test_control_tokens_and_a_user_s_are_found_whole(tmp_path):
+def test_control_and_user_defined_tokens_are_matched_whole(tmp_path):
     made = built(tmp_path)
     assert names(made, "<|start|>in<|stop|><tool>") == ["<|start|>", "in", "<|stop|>", "<tool>"]
     assert made.decode(ids(made, "<|start|>in<tool>"), skip_special_tokens=True) == "in<tool>"
 
 
-def test_a_text_begins_with_the_token_that_the_file_names(tmp_path, no_cache):
+def test_the_bos_token_is_prepended(tmp_path, no_cache):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
     reader = tokenizer.load(resolve(Model(name="local", path=str(path))).path)
     assert reader.encode("in")[0] == reader.token_id("<|start|>") == 1
@@ -47,7 +47,7 @@ def test_a_text_begins_with_the_token_that_the_file_names(tmp_path, no_cache):
     assert chat.count(1) == 2  # the template's own, of the question and of the answer
 
 
-def test_what_ends_a_text(tmp_path):
+def test_end_tokens(tmp_path):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
     found = gguf_tokenizer.generation_config(gguf_header.read_header(path))
     assert found == {"bos_token_id": 1, "eos_token_id": [0, 2]}
@@ -65,13 +65,13 @@ def test_what_ends_a_text(tmp_path):
         ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 entries for"),
     ],
 )
-def test_a_vocabulary_that_is_not_whole_is_one_line(tmp_path, changes, message):
+def test_an_invalid_vocabulary_is_one_line(tmp_path, changes, message):
     with pytest.raises(GGUFError, match=message) as error:
         built(tmp_path, **changes)
     assert "\n" not in str(error.value)
 
 
-def test_a_special_token_that_there_is_not(tmp_path):
+def test_an_unknown_special_token_id_is_refused(tmp_path):
     file = gguf_header.read_header(
         gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999)
     )

@@ -56,7 +56,7 @@ def test_a_relative_path_and_the_home_folder(model, monkeypatch):
     assert local("~/mine").path == model
 
 
-def test_the_digest_follows_the_content_and_not_the_place(model):
+def test_the_digest_depends_on_the_content_and_not_the_path(model):
     before = local(model).digest
     model.rename(model.with_name("moved"))
     moved = model.with_name("moved")
@@ -73,7 +73,7 @@ def test_the_digest_follows_the_content_and_not_the_place(model):
     assert len(digests) == 4
 
 
-def test_the_digest_sees_both_ends_of_large_weights(model):
+def test_the_digest_covers_both_ends_of_large_weights(model):
     path = model / "model.safetensors"
     data = bytearray(path.read_bytes())
     before = local(model).digest
@@ -82,7 +82,7 @@ def test_the_digest_sees_both_ends_of_large_weights(model):
     assert local(model).digest != before
 
 
-def test_where_the_stop_tokens_come_from(model):
+def test_sources_of_the_end_tokens(model):
     write(model, "config.json", CONFIG | {"eos_token_id": [4, 5]})
     assert local(model).eos_token_ids == (4, 5)
     write(model, "generation_config.json", {"eos_token_id": 6})
@@ -96,7 +96,7 @@ def test_where_the_stop_tokens_come_from(model):
         assert local(model).eos_token_ids == (2,)
 
 
-def test_a_nested_config_and_one_that_does_not_tell(model):
+def test_a_nested_config_and_one_without_vocab_size(model):
     write(model, "config.json", {"model_type": "gemma3", "text_config": CONFIG | {"head_dim": 16}})
     assert local(model).vocab_size == 300
     write(model, "config.json", {"model_type": "other"})
@@ -147,7 +147,7 @@ def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch)
     assert found.path == repository / "snapshots" / "abc"
 
 
-def test_the_room_is_light_to_enter():
+def test_the_package_imports_no_heavy_library():
     code = (
         "import sys, labkit.models\n"
         "print([n for n in ('numpy', 'tokenizers', 'safetensors', 'mlx', 'huggingface_hub')"

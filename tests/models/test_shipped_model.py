@@ -24,7 +24,7 @@ def model(path, **changes):
     return Model(name="some", packaged=PackagedFile(**(facts | changes)))
 
 
-def test_the_file_in_a_package_is_a_model(shipped, no_cache):
+def test_a_file_in_a_package_is_converted(shipped, no_cache):
     asked = model(shipped)
     found = resolve(asked)
     assert found.name == "some"
@@ -42,7 +42,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cac
         )
 
 
-def test_another_file_than_the_known_one_is_refused(shipped, no_cache):
+def test_another_version_of_the_file_is_refused(shipped, no_cache):
     asked = model(shipped)
     shipped.write_bytes(shipped.read_bytes() + b"\0")
     with pytest.raises(ConfigError, match=r"is another version of the file \(SHA-256 "):
@@ -60,13 +60,13 @@ def test_another_file_than_the_known_one_is_refused(shipped, no_cache):
         ({"install": ""}, "what to install is missing"),
     ],
 )
-def test_what_the_config_must_say(changes, message):
+def test_invalid_packaged_files_are_refused(changes, message):
     facts = {"module": "m", "file": "m.gguf", "sha256": "0" * 64, "install": "m"}
     with pytest.raises(ConfigError, match=message):
         PackagedFile(**(facts | changes))
 
 
-def test_one_source_of_weights():
+def test_a_model_has_one_source_of_weights():
     packaged = PackagedFile("m", "m.gguf", "0" * 64, "m")
     with pytest.raises(ConfigError, match="model=some comes in a package; use model=local"):
         Model(name="some", packaged=packaged, path="/here")

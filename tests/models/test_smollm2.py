@@ -35,12 +35,12 @@ def file():
     return gguf_header.read_header(next(Path(folder).glob("*.gguf")))
 
 
-def test_its_facts(found):
+def test_the_models_dimensions(found):
     assert found.eos_token_ids == (2,)
     assert found.vocab_size == 49152
 
 
-def test_weights_are_bit_for_bit_what_mlx_reads(found, file):
+def test_weights_are_bitwise_those_of_mlxs_reader(found, file):
     theirs = mx.load(str(file.path))
     ours = mx.load(str(next(found.path.glob("model*.safetensors"))))
     assert len(ours) == len(theirs)
@@ -54,7 +54,7 @@ def test_weights_are_bit_for_bit_what_mlx_reads(found, file):
     assert (np.array(ours["model.layers.3.self_attn.k_proj.scales"]) == rows.reshape(192, 18)).all()
 
 
-def test_a_page_of_every_script_has_the_ids_of_another_reader(found):
+def test_token_ids_equal_those_of_another_reader(found):
     reader = tokenizer.load(found.path)
     for row in REFERENCE["texts"]:
         ids = reader.encode(row["text"])
@@ -63,7 +63,7 @@ def test_a_page_of_every_script_has_the_ids_of_another_reader(found):
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
-def test_the_other_ways_to_cut_text_have_them_too(file, pre):
+def test_other_pre_tokenizers_equal_those_of_another_reader(file, pre):
     keys = {**file.metadata, "tokenizer.ggml.pre": pre}
     made = gguf_tokenizer.build_tokenizer(dataclasses.replace(file, metadata=keys))
     if pre == "qwen2":
@@ -72,14 +72,14 @@ def test_the_other_ways_to_cut_text_have_them_too(file, pre):
         assert made.encode(row["text"]).ids == row[pre], row["text"]
 
 
-def test_conversations_are_written_as_another_reader_does(found):
+def test_chat_prompts_equal_those_of_another_reader(found):
     template = tokenizer.load(found.path).template
     for row in REFERENCE["conversations"]:
         assert template.render(row["messages"]) == row["prompt"]
 
 
 @pytest.mark.parametrize("answer", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_logits_are_another_reader_s(found, answer):
+def test_logits_equal_those_of_another_reader(found, answer):
     """Of the same weights: at most 0.017 apart when measured."""
     row = REFERENCE["answers"][answer]
     ids = row["prompt"] + row["tokens"][:-1]
@@ -95,7 +95,7 @@ def test_logits_are_another_reader_s(found, answer):
 
 
 @pytest.mark.slow
-def test_it_answers_and_ends_by_itself(found):
+def test_it_generates_an_answer_that_ends(found):
     reader = tokenizer.load(found.path)
     asked = reader.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     with LLM(found.path) as llm:

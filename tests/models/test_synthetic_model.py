@@ -43,7 +43,7 @@ def in_fresh_process(code, **variables):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_built_twice_the_bytes_are_the_same(tmp_path):
+def test_two_builds_give_the_same_bytes(tmp_path):
     built = []
     for place, hash_seed in (("one", "1"), ("two", "2")):
         cache = tmp_path / place
@@ -55,7 +55,7 @@ def test_built_twice_the_bytes_are_the_same(tmp_path):
     assert len(built[0][2]) == 4
 
 
-def test_a_second_use_builds_nothing(no_cache, monkeypatch):
+def test_the_second_use_builds_nothing(no_cache, monkeypatch):
     first = resolve(Model(name="little", shape=LITTLE))
     monkeypatch.setattr(synthetic_model.ModelRecipe, "write", None)
     assert resolve(Model(name="little", shape=LITTLE)) == first
@@ -71,7 +71,7 @@ def test_the_facts_of_a_built_model(no_cache):
     assert {tensor.dtype for tensor in loaded.values()} == {np.dtype(np.float32)}
 
 
-def test_the_key_names_everything_that_goes_in(monkeypatch):
+def test_the_key_depends_on_every_input(monkeypatch):
     base = synthetic_model.ModelRecipe(shape=LITTLE, seed=0, texts=("a",))
     others = [
         synthetic_model.ModelRecipe(shape=LITTLE, seed=1, texts=("a",)),
@@ -157,14 +157,14 @@ def test_the_real_mlx_lm_loads_it_and_its_answers_are_not_degenerate():
         assert 1 < np.mean(answer["entropies"]) < np.log(4096) - 1  # sampling has a choice
 
 
-def test_the_context_is_looked_at():
+def test_the_prediction_depends_on_the_context():
     """The same last token after another beginning must be answered differently."""
     code = GREEDY.replace("ours.encode(text[:400])", "[*ours.encode(text[:400])[:-1], 300]")
     answers = in_fresh_process(code)["answers"]
     assert len({answer["tokens"][0] for answer in answers}) >= 3
 
 
-def test_the_packaged_text_survives_the_tokenizer_of_tiny():
+def test_the_corpus_round_trips_through_the_tokenizer_of_tiny():
     from labkit.models import tokenizer
 
     loaded = tokenizer.load(resolve(TINY).path)

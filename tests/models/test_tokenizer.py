@@ -11,7 +11,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_there_and_back(folder):
+def test_encode_and_decode_round_trip(folder):
     loaded = tokenizer.load(folder)
     ids = loaded.encode("so it goes: ünd 🙂")
     assert all(isinstance(i, int) for i in ids)
@@ -20,14 +20,14 @@ def test_there_and_back(folder):
     assert loaded.vocab_size == 300
 
 
-def test_special_tokens_are_written_out(folder):
+def test_special_tokens_are_decoded_as_text(folder):
     loaded = tokenizer.load(folder)
     assert loaded.token_id("<|eos|>") == 299
     assert loaded.token_id("nothing") is None
     assert loaded.decode([*loaded.encode("so"), 299]) == "so<|eos|>"
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path):
+def test_an_unreadable_tokenizer_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -4,7 +4,7 @@ from labkit.config import ConfigError
 from labkit.models.tokenizer_corpus import corpus_texts
 
 
-def test_the_packaged_texts_are_there_and_stay_in_order():
+def test_the_corpus_texts_exist_in_a_fixed_order():
     texts = corpus_texts()
     assert texts == corpus_texts()
     assert sum(map(len, texts)) > 40_000
@@ -19,7 +19,7 @@ def make(folder, texts, questions):
     return folder
 
 
-def test_texts_by_name_then_every_string_of_the_questions(tmp_path):
+def test_the_corpus_is_texts_by_name_then_question_strings(tmp_path):
     package = make(
         tmp_path,
         {"b.md": "second", "a.md": "first", "c.txt": "not a text"},
@@ -37,6 +37,6 @@ def test_an_incomplete_installation_is_an_error(tmp_path, texts, questions, miss
         corpus_texts(make(tmp_path, texts, questions))
 
 
-def test_no_folder_at_all_is_an_error(tmp_path):
+def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="has no workload"):
         corpus_texts(tmp_path)

@@ -35,14 +35,14 @@ def token_bytes(name):
 
 @settings(max_examples=200, deadline=None)
 @given(st.text())
-def test_any_text_survives(text):
+def test_any_text_round_trips(text):
     ids = TOKENIZER.encode(text).ids
     if "<|bos|>" not in text and "<|eos|>" not in text:
         assert max(ids, default=0) < SIZE - 2
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
 
 
-def test_every_id_has_bytes_of_its_own():
+def test_every_id_has_distinct_bytes():
     names = [TOKENIZER.id_to_token(i) for i in range(SIZE)]
     assert TOKENIZER.get_vocab_size() == SIZE
     assert names[-2:] == ["<|bos|>", "<|eos|>"]
@@ -62,13 +62,13 @@ def test_a_small_vocabulary_stops_the_merges():
     assert [t["id"] for t in small["added_tokens"]] == [258, 259]
 
 
-def test_the_seed_invents_other_words_and_the_same_merges():
+def test_the_seed_changes_invented_words_but_not_merges():
     first, other = json.loads(JSON), json.loads(train_bpe.train(TEXTS, vocab_size=SIZE, seed=1))
     assert first["model"]["merges"] == other["model"]["merges"]
     assert first["model"]["vocab"] != other["model"]["vocab"]
 
 
-def test_other_processes_train_the_same():
+def test_training_is_the_same_in_other_processes():
     code = (
         "import sys; from labkit.models import train_bpe\n"
         f"sys.stdout.write(train_bpe.train({TEXTS!r}, vocab_size={SIZE}, seed=0))"
@@ -84,12 +84,12 @@ def test_other_processes_train_the_same():
         assert done.stdout == JSON
 
 
-def test_too_small_is_refused():
+def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(ValueError, match="allowed are 258 or more"):
         train_bpe.train(TEXTS, vocab_size=257, seed=0)
 
 
-def test_the_table_of_this_test_is_the_librarys():
+def test_the_byte_table_of_this_test_equals_the_librarys():
     assert {chr(256 + i) for i in range(68)} | set(BYTES) == set(
         pre_tokenizers.ByteLevel.alphabet()
     )

@@ -36,7 +36,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("machine", BY_HAND)
-def test_pools_computed_by_hand(machine):
+def test_pool_sizes_computed_by_hand(machine):
     options = {"fraction": {"fraction": 0.5}, "vllm": {}, "mistralrs": {}, "tiered_reserve": {}}
     found = [ask(machine, policy=policy, **given) for policy, given in options.items()]
     assert [decision.blocks for decision in found] == list(BY_HAND[machine])
@@ -44,7 +44,7 @@ def test_pools_computed_by_hand(machine):
 
 
 @pytest.mark.parametrize("machine", BY_HAND)
-def test_what_the_user_names_is_what_there_is(machine):
+def test_a_fixed_budget_is_the_users_number(machine):
     assert ask(machine, policy="fixed", blocks=100).blocks == 100
     assert ask(machine, policy="fixed", bytes=3 * GIB + 5).blocks == 3072
     # 40960 tokens of the model's context in blocks of 16, and the null block
@@ -61,7 +61,7 @@ def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
     assert 0.60 - 1e-6 <= share <= 0.68
 
 
-def test_a_hint_is_between_66_and_75_percent_of_ram_by_default():
+def test_the_default_working_set_is_66_to_75_percent_of_ram():
     """The article: "Apple typically reports a memory hint in the 66-75% range"."""
     for name in config.MACHINES:
         machine = memory_profile.simulated_mac(name)
@@ -69,7 +69,7 @@ def test_a_hint_is_between_66_and_75_percent_of_ram_by_default():
             assert 0.66 < machine.working_set / machine.total <= 0.75
 
 
-def test_llamacpp_does_not_see_what_others_hold_and_vllm_does():
+def test_vllm_checks_free_memory_and_llamacpp_does_not():
     crowded = mac(32 * GIB, available=4 * GIB)
     assert isinstance(ask(crowded, policy="llamacpp"), BudgetDecision)
     assert isinstance(ask(crowded, policy="mistralrs"), BudgetDecision)
@@ -125,7 +125,7 @@ def machines(draw):
 
 
 @given(machines(), st.sampled_from([p.value for p in config.BudgetPolicy]), FRACTIONS)
-def test_a_pool_is_never_negative_and_never_above_the_limit(machine, policy, fraction):
+def test_a_pool_is_never_empty_and_never_above_the_ceiling(machine, policy, fraction):
     options = {"fraction": fraction} if policy in SHARED else {}
     answer = ask(machine, policy=policy, **options)
     if isinstance(answer, BudgetRefusal):

@@ -63,7 +63,7 @@ def test_a_refusal_names_a_setting_that_works(bad, machine):
 
 
 @pytest.mark.parametrize(("bad", "machine"), BAD)
-def test_the_setting_is_exact(bad, machine):
+def test_the_suggested_setting_is_exact(bad, machine):
     """One step of its last digit further, it is refused again."""
     better, last = settings(str(ask(machine, **bad)))
     name, value = list(better.items())[-1]
@@ -87,7 +87,7 @@ def test_the_setting_is_exact(bad, machine):
     fraction=st.floats(1e-5, 1),
     blocks=st.integers(2, 1 << 20),
 )
-def test_any_advice_works_when_followed(total, free, policy, fraction, blocks):
+def test_any_suggested_setting_works(total, free, policy, fraction, blocks):
     machine = mac(total, available=int(total * free))
     bad = {"policy": policy}
     if policy in ("fraction", "vllm", "mistralrs"):
@@ -100,7 +100,7 @@ def test_any_advice_works_when_followed(total, free, policy, fraction, blocks):
         assert isinstance(ask(machine, **{**bad, **better}), BudgetDecision)
 
 
-def test_the_smallest_share_is_not_a_block_too_small():
+def test_the_smallest_fraction_is_not_a_block_too_small():
     """Where two decimals would do, but for a block."""
     need = GIB + 256 * MIB + 16 * MIB
     machine = mac(10 * need - 5 * MIB)  # a tenth of it is half a MiB short
@@ -108,7 +108,7 @@ def test_the_smallest_share_is_not_a_block_too_small():
     assert line.endswith("set engine.budget.fraction=0.11 or more")
 
 
-def test_advice_keeps_away_from_free_memory_that_moves():
+def test_advice_leaves_a_margin_for_changes_in_free_memory():
     still = mac(32 * GIB, available=16 * GIB)
     moving = type(still)(**{**vars(still), "slack": GIB})
     assert settings(str(ask(still, policy="fraction")))[0] == {"fraction": 0.5}
@@ -126,12 +126,12 @@ def test_advice_keeps_away_from_free_memory_that_moves():
         ("tiered_reserve", mac(GIB)),
     ],
 )
-def test_where_no_setting_fits_the_refusal_says_what_is_missing(policy, machine):
+def test_a_refusal_names_the_missing_bytes_if_no_setting_fits(policy, machine):
     line = str(ask(machine, policy=policy))
     assert re.search(r"no setting fits, [\d.]+ [KMG]iB are missing: .*smaller model$", line)
 
 
-def test_the_parts_add_up_to_what_was_asked():
+def test_a_refusal_lists_the_parts_of_the_demand():
     refusal = ask(SIM32, policy="fraction", fraction=0.9)
     assert str(refusal) == (
         "engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM; "
@@ -158,7 +158,7 @@ def test_check_refuses_an_arm_before_anything_runs():
     assert decision.blocks == (int((8 << 30) * 0.01) - 24_128_512 - 6_815_744) // 131_072
 
 
-def test_check_leaves_kernel_workloads_alone():
+def test_check_ignores_kernel_workloads():
     alone = experiment(budget=config.Budget(machine="sim_m1_8gb", blocks=1 << 40))
     with pytest.raises(config.ConfigError):
         budget.check(alone)
@@ -181,12 +181,12 @@ def test_check_leaves_kernel_workloads_alone():
         ({"policy": "fixed", "machine": "sim_toaster"}, "allowed are sim_m1_8gb, "),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, message):
+def test_options_of_other_policies_are_refused(options, message):
     with pytest.raises(config.ConfigError, match=message):
         ask(**options)
 
 
-def test_a_refusal_must_help():
+def test_a_refusal_needs_a_setting_or_other_advice():
     with pytest.raises(ValueError, match="names a setting"):
         BudgetRefusal("a", "b", "c", ())
     assert MODEL.max_context == 40960

@@ -36,7 +36,7 @@ def tiny_dir():
     return resolve(config.Model(shape=TINY)).path
 
 
-def test_the_facts_of_a_shape_are_those_of_the_directory_built_from_it(tiny_dir):
+def test_the_footprint_of_a_shape_equals_that_of_the_built_directory(tiny_dir):
     planned, found = (
         model_footprint.from_shape(TINY, "tiny"),
         model_footprint.from_directory(tiny_dir),
@@ -58,7 +58,7 @@ def loaded_bytes(path):
 
 
 @pytest.mark.parametrize(("name", "tied"), [("qwen3", True), ("llama", False)])
-def test_weights_are_counted_as_the_built_model_holds_them(name, tied, model_dir):
+def test_counted_weights_are_those_of_the_loaded_model(name, tied, model_dir):
     held, embedding = loaded_bytes(model_dir(name))
     found = model_footprint.from_directory(model_dir(name))
     assert found.weight_bytes == held
@@ -66,7 +66,7 @@ def test_weights_are_counted_as_the_built_model_holds_them(name, tied, model_dir
     assert found.matmul_weights == held // 4 - found.lookup_weights
 
 
-def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp_path):
+def test_a_stored_output_matrix_of_a_tied_model_is_not_counted(model_dir, tmp_path):
     """Tied, mlx_lm drops what some directories store all the same."""
     import mlx.core as mx
 
@@ -79,7 +79,7 @@ def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp
     assert found.lookup_weights == 0
 
 
-def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
+def test_the_planned_memory_is_the_memory_of_the_run(tiny_dir):
     """The estimate's weights are the built model's, both of its vocabulary's matrices included."""
     from labkit.workload.request_workload import PROCESS_BYTES, RequestKind
 
@@ -95,7 +95,7 @@ def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
     assert estimate.bytes == PROCESS_BYTES + loaded_bytes(tiny_dir)[0] + kv
 
 
-def test_weights_that_are_none_are_refused(tmp_path):
+def test_unreadable_weights_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(config.ConfigError, match=r"cannot be read$"):
         model_footprint.from_weights(tmp_path)
@@ -113,7 +113,7 @@ def test_half_precision_weights_are_counted_as_loaded(tmp_path):
     assert model_footprint.from_weights(tmp_path).weight_bytes == 4 * (15 + 7)
 
 
-def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
+def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
     settings = json.loads((tiny_dir / "config.json").read_text())
     latent = {**settings, "kv_lora_rank": 512}
     del settings["intermediate_size"]
@@ -131,7 +131,7 @@ def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
-def test_activations_are_what_was_estimated(tiny_dir, rows):
+def test_measured_activations_match_the_estimate(tiny_dir, rows):
     from labkit.engine import kv_layout, load_self_test
     from labkit.engine.model_loader import load_model
     from labkit.engine.packed_forward import choose_forward
@@ -148,7 +148,7 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
-def test_the_largest_step_is_the_largest(tokens, rows):
+def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows):
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
     lengths = pool_sizing.prompt_lengths(scheduler)
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
@@ -179,7 +179,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
     assert (100 * MIB in [part.bytes for part in pool.parts]) == bool(times)
 
 
-def test_a_large_step_is_estimated(tiny_dir):
+def test_activations_of_a_costly_step_are_estimated(tiny_dir):
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     chosen.scheduler.max_num_batched_tokens = 1 << 20
     machine = memory_profile.simulated_mac("sim_m3_ultra_512gb")
@@ -191,7 +191,7 @@ def test_a_large_step_is_estimated(tiny_dir):
     assert max(part.bytes for part in pool.parts) > 1 << 30
 
 
-def test_a_refusal_at_load_names_what_then_loads(model_dir):
+def test_the_setting_named_by_a_refusal_at_load_works(model_dir):
     tight = options(policy=config.BudgetPolicy.fraction, fraction=0.00001, machine="sim_m1_8gb")
     with pytest.raises(
         EngineError, match=r"set engine\.budget\.fraction=[\d.]+ or more"
@@ -215,7 +215,7 @@ def test_a_refusal_at_load_names_what_then_loads(model_dir):
     engine.close()
 
 
-def test_what_can_be_known_is_refused_before_the_weights_are_loaded(tiny_dir, monkeypatch):
+def test_a_budget_is_refused_before_the_weights_are_loaded(tiny_dir, monkeypatch):
     from labkit.engine import shared_models
 
     def never(*_):

@@ -36,11 +36,11 @@ def test_end_of_text_and_stop_tokens(shared, plain_greedy, monkeypatch):
     assert tokens["1"] == free and last["1"].finish_reason == "length"
 
 
-def test_the_models_own_end_of_text_is_known(shared):
+def test_the_models_own_end_token_is_known(shared):
     assert shared()._model.eos_token_ids == {299}
 
 
-def test_abort_leaves_the_others_as_they_were(shared, plain_greedy):
+def test_abort_does_not_change_other_requests(shared, plain_greedy):
     engine = shared("llama", 5)
     asked = requests()
     for request in asked:
@@ -68,7 +68,7 @@ def test_abort_leaves_the_others_as_they_were(shared, plain_greedy):
     assert engine.counters()["requests.finished"] == 5
 
 
-def test_what_cannot_be_served_ends_with_an_error_event(shared):
+def test_an_impossible_request_ends_with_an_error_event(shared):
     engine = shared()
     bad = [
         Request("empty", ()),
@@ -88,7 +88,7 @@ def test_what_cannot_be_served_ends_with_an_error_event(shared):
     assert engine.counters()["requests.refused"] == 4
 
 
-def test_an_id_that_is_live_is_refused(shared):
+def test_a_request_id_in_use_is_refused(shared):
     engine = shared()
     engine.submit(requests()[0])
     with pytest.raises(EngineError, match="request 0: this id is already in use"):
@@ -112,7 +112,7 @@ def test_weights_in_half_precision_become_float32(model_dir, tmp_path):
     assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
 
 
-def test_broken_logits_are_an_error(shared, monkeypatch):
+def test_nan_logits_are_an_error(shared, monkeypatch):
     engine = shared()
     monkeypatch.setattr(
         "labkit.engine.mlx_lm.batch_generator.logit_margin", lambda *_: float("nan")
@@ -125,7 +125,7 @@ def test_broken_logits_are_an_error(shared, monkeypatch):
     engine.abort("0")
 
 
-def test_a_closed_engine_holds_nothing(model_dir):
+def test_a_closed_engine_holds_no_memory(model_dir):
     engine = create(options(), model_dir("qwen3"))
     engine.submit(requests()[0])
     engine.step()

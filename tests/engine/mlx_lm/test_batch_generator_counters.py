@@ -9,7 +9,7 @@ from labkit.engine.engine_protocol import KVBytes, Observable
 from labkit.engine.mlx_lm.batch_generator_counters import num_padding
 
 
-def test_the_counters_say_what_was_computed(shared):
+def test_counters_of_computed_tokens(shared):
     engine = shared("llama", 5)
     start = time.perf_counter()
     serve(engine, requests())
@@ -56,12 +56,12 @@ def test_one_request_alone_has_no_padding(shared):
     assert engine.counters()["tokens.padded"] == engine.counters()["kv.padded_slots"] == 0
 
 
-def test_surplus_is_what_padding_to_the_longest_adds():
+def test_num_padding_pads_to_the_longest():
     assert num_padding([5, 1, 3]) == 6
     assert num_padding([]) == num_padding([7]) == 0
 
 
-def test_peak_kv_bytes_is_what_the_caches_hold_at_most(shared):
+def test_peak_kv_bytes_is_the_peak_of_the_caches(shared):
     engine = shared()
     held = []
     for request in requests():

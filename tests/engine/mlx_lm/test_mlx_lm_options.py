@@ -37,7 +37,7 @@ def test_options_of_other_engines_are_refused(changes, said):
     assert str(caught.value).startswith(said)
 
 
-def test_its_own_options_are_taken():
+def test_supported_options_are_accepted():
     scheduler = config.Scheduler(max_num_seqs=4, chunk=64)
     engine = config.Engine(
         name="mlx_lm",

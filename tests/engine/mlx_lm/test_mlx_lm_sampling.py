@@ -44,14 +44,14 @@ def test_greedy_requests_share_one_sampler_so_that_mlx_lm_samples_them_in_one_ca
     assert first is second is not drawn
 
 
-def test_every_token_is_a_new_draw():
+def test_every_token_is_drawn_anew():
     import mlx.core as mx
 
     draw = make_request_sampler(Request("a", (1,), SamplingParams(temperature=1, seed=3)))
     assert len({draw(mx.zeros((1, 300))).item() for _ in range(10)}) > 5
 
 
-def test_margins_are_the_lead_of_the_greedy_token(model_dir, shared):
+def test_the_margin_is_the_greedy_tokens_lead(model_dir, shared):
     theirs, margins = shared(), []
     theirs.submit(requests()[1])
     while theirs.has_work():

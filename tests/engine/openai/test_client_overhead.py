@@ -8,7 +8,7 @@ from labkit.engine.openai import client_overhead
 from labkit.engine.openai.null_server import DEFAULT_MAX_TOKENS
 
 
-def test_the_floor_is_what_the_client_adds():
+def test_client_overhead_is_measured():
     found = client_overhead.measure(streams=3, silence_s=10.0)
     assert (
         found["streams"] == 3
@@ -20,7 +20,7 @@ def test_the_floor_is_what_the_client_adds():
     assert found["ttft_ms"]["p50"] > 0 and found["chunk_us"] > 0
 
 
-def test_a_slow_client_is_seen(monkeypatch):
+def test_a_slow_client_is_detected(monkeypatch):
     """Each block is stamped 30 ms late: the floor must say so, and not the null server."""
     from labkit.engine.openai import http_exchange
 
@@ -30,7 +30,7 @@ def test_a_slow_client_is_seen(monkeypatch):
     assert found["chunk_ms"]["p50"] >= 30 and found["ttft_ms"]["p50"] >= 30
 
 
-def test_a_foreseen_engine_notes_its_floor(opponent, ask):
+def test_a_prepared_engine_notes_its_client_overhead(opponent, ask):
     engine, _ = opponent()
     assert engine.notes["client"]["floor"] is None
     engine.prepare_requests(ask((300,), (301,)), 2)
@@ -38,7 +38,7 @@ def test_a_foreseen_engine_notes_its_floor(opponent, ask):
     assert client["floor"]["streams"] == 2 and client["most_late_ms"] == 50
 
 
-def test_nothing_is_spread_where_there_is_nothing():
+def test_percentiles_of_no_values_are_none():
     assert client_overhead.percentiles_ms([]) is None
     assert client_overhead.percentiles_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
 

@@ -43,7 +43,7 @@ def bodies(exchange):
     return [part.data for part in exchange.parts]
 
 
-def test_what_is_read_at_once_is_one_block_whatever_its_chunks(exchange):
+def test_one_read_is_one_part_whatever_its_http_chunks(exchange):
     exchange.data_received(CHUNKED)
     exchange.data_received(b"3\r\none\r\n3\r\ntwo\r\n")
     exchange.data_received(b"5\r\nthr")
@@ -55,12 +55,12 @@ def test_what_is_read_at_once_is_one_block_whatever_its_chunks(exchange):
     assert exchange.ended == [None]
 
 
-def test_an_answer_that_says_its_length_ends_with_it(exchange):
+def test_a_response_with_a_length_ends_with_it(exchange):
     exchange.data_received(HEAD + b"content-length: 4\r\n\r\nbody")
     assert (bodies(exchange), exchange.ended) == ([b"body"], [None])
 
 
-def test_an_answer_of_unknown_length_ends_with_its_connection(exchange):
+def test_a_response_of_unknown_length_ends_with_its_connection(exchange):
     exchange.data_received(HEAD + b"\r\nbo")
     exchange.data_received(b"dy")
     assert exchange.ended == []
@@ -69,26 +69,26 @@ def test_an_answer_of_unknown_length_ends_with_its_connection(exchange):
 
 
 @pytest.mark.parametrize("came", [b"", CHUNKED[:20], CHUNKED + b"3\r\none\r\n"])
-def test_a_connection_that_ends_before_the_answer_is_a_failure(exchange, came):
+def test_a_connection_that_ends_before_the_response_is_an_error(exchange, came):
     if came:
         exchange.data_received(came)
     exchange.connection_lost(None)
     assert exchange.ended == ["the connection ended before the response did"]
 
 
-def test_a_connection_that_breaks_says_how(exchange):
+def test_a_broken_connection_is_an_error(exchange):
     exchange.data_received(HEAD + b"\r\n")
     exchange.connection_lost(ConnectionResetError("reset by\npeer"))
     assert exchange.ended == ["reset by peer"]
 
 
-def test_what_is_no_http_is_a_failure(exchange):
+def test_a_response_that_is_not_http_is_an_error(exchange):
     exchange.data_received(b"SSH-2.0-OpenSSH\r\n")
     (reason,) = exchange.ended
     assert reason.startswith("no HTTP response: ")
 
 
-def test_another_status_is_the_servers_error_in_its_words(exchange):
+def test_an_error_status_gives_the_servers_message(exchange):
     exchange.data_received(b"HTTP/1.1 102 Processing\r\n\r\n")
     assert exchange.ended == []  # it only promises an answer
     body = b'{"error": {"message": "too many"}}'
@@ -96,21 +96,21 @@ def test_another_status_is_the_servers_error_in_its_words(exchange):
     assert exchange.ended == ["429: too many"]
 
 
-def test_one_that_is_given_up_says_nothing_more(exchange):
+def test_an_aborted_exchange_reports_nothing(exchange):
     exchange.data_received(CHUNKED)
     exchange.abort()
     exchange.connection_lost(None)
     assert exchange.ended == [] and exchange.wire.aborted
 
 
-def test_one_that_is_given_up_before_it_is_connected_sends_nothing():
+def test_an_exchange_aborted_before_connecting_sends_nothing():
     exchange, wire = HttpExchange(b"asked", lambda s: None, lambda one, reason: None), Wire()
     exchange.abort()
     exchange.connection_made(wire)
     assert wire.aborted and wire.written == b""
 
 
-def test_a_client_asks_at_the_address_that_it_was_given():
+def test_a_client_uses_the_path_of_its_url():
     """With the path before ``/v1``, and once: nothing listens there afterwards."""
     listening = socket.create_server(("127.0.0.1", 0))
     port, asked = listening.getsockname()[1], []

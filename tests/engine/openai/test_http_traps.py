@@ -37,7 +37,7 @@ def tpot(entries):
     return median(entry.tpot for entry in entries)
 
 
-def test_a_prompt_set_that_a_kept_server_knows(opponent, fresh, drive, ask):
+def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, drive, ask):
     """The same prompts again find their prefix computed; to a fresh server they are new."""
     kept, _ = opponent("prefix_cache")
     first, again = (tpot(drive(kept, ask(*PROMPTS), 1).entries) for _ in range(2))
@@ -51,7 +51,7 @@ def test_a_prompt_set_that_a_kept_server_knows(opponent, fresh, drive, ask):
     assert min(runs) > 0.5 * max(runs)
 
 
-def test_what_a_long_test_leaves_to_the_next_one(opponent, fresh, drive, ask):
+def test_a_running_server_is_slow_after_a_long_test(opponent, fresh, drive, ask):
     """A server that is slow ever after a long prompt makes the order of tests the result."""
     kept, _ = opponent("carries_over")
     before = tpot(drive(kept, ask(*PROMPTS)).entries)

@@ -40,7 +40,9 @@ def inside(tiny_dir, prompts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", NEEDS)
-def test_a_server_says_what_the_engine_inside_says(preset, tiny_dir, prompts, inside, drive, ask):
+def test_a_server_gives_the_same_output_as_the_engine_in_process(
+    preset, tiny_dir, prompts, inside, drive, ask
+):
     if importlib.util.find_spec(NEEDS[preset]) is None:
         pytest.skip(f"{NEEDS[preset]} is not installed")
     server = config.Opponent(preset=preset)
@@ -70,6 +72,6 @@ def test_a_server_says_what_the_engine_inside_says(preset, tiny_dir, prompts, in
     assert notes["identity"] == ("token ids" if preset == "labkit" else "text")
 
 
-def test_the_presets_that_run_here_are_those():
+def test_the_presets_that_are_tested_here():
     run = {name for name, preset in config.PRESETS.items() if preset.run_here}
     assert run == {*NEEDS, "null_server"}

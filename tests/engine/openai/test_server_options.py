@@ -66,20 +66,20 @@ def test_a_mistake_is_one_line(make, line):
     assert str(caught.value) == line
 
 
-def test_every_preset_is_a_command_that_can_be_filled_in():
+def test_every_presets_command_can_be_filled_in():
     for name, preset in PRESETS.items():
         filled = preset.command.format(**{word: "x" for word in FILLED_IN})
         assert "{" not in filled and (not filled or "x" in filled), name
 
 
-def test_a_server_shares_no_process():
+def test_server_arms_do_not_share_a_process():
     one = config.Engine(name="openai")
     assert "engine=openai: a server computes in a process of its own" in in_process_rules.requests(
         [one, one]
     )
 
 
-def test_the_plan_says_what_is_not_proven():
+def test_the_plan_warns_about_untested_servers():
     def said(**server):
         return " ".join(capacity_warnings.sentences(experiment(config.Opponent(**server)), [10]))
 
@@ -90,14 +90,14 @@ def test_the_plan_says_what_is_not_proven():
     assert "http://x is kept: what it did before" in said(url="http://x")
 
 
-def test_chat_needs_a_conversation():
+def test_chat_needs_conversations():
     chat = config.Opponent(api=config.Api.chat)
     request_workload.KIND.check(experiment(chat))
     with pytest.raises(config.ConfigError, match="has token ids and no conversations"):
         request_workload.KIND.check(experiment(chat, source="synthetic"))
 
 
-def test_without_the_library_one_line_names_the_extra(monkeypatch):
+def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
     from labkit.engine import openai
 
     monkeypatch.setattr(openai, "find_spec", lambda name: None)

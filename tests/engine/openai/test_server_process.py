@@ -49,7 +49,7 @@ def pids_in(text):
     return [int(words[i + 1]) for i, word in enumerate(words) if word in ("server", "child")]
 
 
-def test_a_healthy_page_over_a_dead_engine_does_not_pass(tiny_dir, monkeypatch):
+def test_a_healthy_server_with_a_dead_engine_is_not_ready(tiny_dir, monkeypatch):
     monkeypatch.setattr(server_process, "PROBE_TIMEOUT_S", 0.2)
     with pytest.raises(EngineError) as caught:
         openai.create(options("dead", start_timeout_s=2.0), tiny_dir)
@@ -58,12 +58,12 @@ def test_a_healthy_page_over_a_dead_engine_does_not_pass(tiny_dir, monkeypatch):
     assert "no answer within 0.2 s" in said
 
 
-def test_an_answer_without_a_token_does_not_pass(tiny_dir):
+def test_a_response_without_a_token_is_not_ready(tiny_dir):
     with pytest.raises(EngineError, match=r"tries: a stream without a token$"):
         openai.create(options("mute", start_timeout_s=2.0), tiny_dir)
 
 
-def test_a_server_that_ends_says_why(tiny_dir):
+def test_a_server_that_exits_is_reported_with_its_last_line(tiny_dir):
     with pytest.raises(EngineError) as caught:
         openai.create(options("ends"), tiny_dir)
     assert str(caught.value) == (
@@ -72,7 +72,7 @@ def test_a_server_that_ends_says_why(tiny_dir):
     )
 
 
-def test_a_kept_server_that_is_not_there_is_one_line_at_once(tiny_dir):
+def test_a_missing_server_at_a_url_is_one_line_at_once(tiny_dir):
     url = f"http://127.0.0.1:{server_process.free_port()}/v1"
     asked = config.Engine(name="openai", server=config.Opponent(url=url))
     with pytest.raises(EngineError) as caught:
@@ -83,7 +83,7 @@ def test_a_kept_server_that_is_not_there_is_one_line_at_once(tiny_dir):
     )
 
 
-def test_a_program_that_is_not_there_is_named_before_anything_runs(tiny_dir):
+def test_a_missing_program_is_named_before_anything_runs(tiny_dir):
     server = config.Opponent(preset="other", command="/no/such/server {port}")
     asked = config.Engine(name="openai", server=server)
     with pytest.raises(config.ConfigError, match="the program /no/such/server is not installed"):
@@ -93,7 +93,7 @@ def test_a_program_that_is_not_there_is_named_before_anything_runs(tiny_dir):
     openai.prepare(options(), tiny_dir)
 
 
-def test_closing_ends_the_server_and_its_children(tiny_dir, capfd):
+def test_close_stops_the_server_and_its_children(tiny_dir, capfd):
     engine = openai.create(options("child"), tiny_dir)
     pids = pids_in(capfd.readouterr().out)
     assert len(pids) == 2 and all(map(running, pids))
@@ -103,7 +103,7 @@ def test_closing_ends_the_server_and_its_children(tiny_dir, capfd):
     assert gone(pids, 0.5)
 
 
-def test_the_log_of_a_server_is_the_runs(tiny_dir, capfd):
+def test_a_servers_output_goes_to_the_runs_log(tiny_dir, capfd):
     openai.create(options(), tiny_dir).close()
     assert "server: the stub begins" in capfd.readouterr().out
 
@@ -162,7 +162,7 @@ def test_a_command_that_cannot_be_run_is_one_line():
         SupervisedServer(["/no/such"])
 
 
-def test_a_command_is_filled_in_word_by_word(tmp_path):
+def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     server = config.Opponent(preset="labkit", args="engine.kv.block_size=8")
     asked = config.Engine(name="openai", server=server, threads=3)

@@ -12,7 +12,7 @@ from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamError, erro
 PROMPT = (300, 301, 302)
 
 
-def test_an_answer_is_text_with_the_servers_count(opponent, drive, ask):
+def test_a_response_is_text_with_the_servers_token_count(opponent, drive, ask):
     engine, stub = opponent()
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "length", 6)
@@ -26,7 +26,7 @@ def test_an_answer_is_text_with_the_servers_count(opponent, drive, ask):
     assert body["stream_options"] == {"include_usage": True} and isinstance(body["prompt"], str)
 
 
-def test_token_ids_are_the_identity_where_a_server_tells_them(opponent, drive, ask):
+def test_token_ids_of_a_server_are_used_for_identity(opponent, drive, ask):
     engine, stub = opponent("ids", preset="vllm")
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert entry.tokens == [0, 1, 2, 3, 4, 5] and entry.text is None
@@ -35,7 +35,7 @@ def test_token_ids_are_the_identity_where_a_server_tells_them(opponent, drive, a
     assert stub.asked[0]["return_token_ids"] and stub.asked[0]["ignore_eos"]
 
 
-def test_a_bundle_is_one_chunk_and_no_token_is_lost(opponent, drive, ask):
+def test_tokens_bundled_in_one_chunk_are_all_counted(opponent, drive, ask):
     engine, _ = opponent("bundles", "ids", preset="vllm")
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert entry.tokens == [0, 1, 2, 3, 4, 5] and len(entry.chunk_times) == 3
@@ -43,7 +43,7 @@ def test_a_bundle_is_one_chunk_and_no_token_is_lost(opponent, drive, ask):
     assert entry.tpot == pytest.approx((entry.e2e - entry.ttft) / 5)
 
 
-def test_bundles_without_ids_are_counted_by_the_server(opponent, drive, ask):
+def test_bundles_without_ids_use_the_servers_count(opponent, drive, ask):
     engine, _ = opponent("bundles")
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert entry.output_tokens == 6 and len(entry.chunk_times) == 3
@@ -51,7 +51,7 @@ def test_bundles_without_ids_are_counted_by_the_server(opponent, drive, ask):
     assert engine.notes["server"]["disagree"][0]["stream"] == 3
 
 
-def test_without_usage_the_tokenizer_counts(opponent, drive, ask):
+def test_without_usage_the_tokenizer_counts_tokens(opponent, drive, ask):
     engine, _ = opponent("no_usage")
     (entry,) = drive(engine, ask(PROMPT)).entries
     notes = engine.notes["server"]
@@ -60,7 +60,7 @@ def test_without_usage_the_tokenizer_counts(opponent, drive, ask):
     assert "tokens.usage" not in engine.counters()
 
 
-def test_a_count_that_disagrees_is_named(opponent, drive, ask):
+def test_disagreeing_token_counts_are_noted(opponent, drive, ask):
     engine, _ = opponent("miscounts", "ids", preset="vllm")
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert entry.outcome == "served" and entry.output_tokens == 6
@@ -78,7 +78,7 @@ def test_a_count_that_disagrees_is_named(opponent, drive, ask):
         ("refusal", "the server refused: I will not"),
     ],
 )
-def test_a_failure_is_counted_and_never_a_success(opponent, drive, ask, mode, why):
+def test_a_failed_response_is_never_a_success(opponent, drive, ask, mode, why):
     engine, stub = opponent(mode)
     entries = drive(engine, ask(PROMPT, PROMPT)).entries
     assert {entry.outcome for entry in entries} <= {"failed", "refused"}
@@ -87,13 +87,13 @@ def test_a_failure_is_counted_and_never_a_success(opponent, drive, ask, mode, wh
     assert len(stub.asked) == 2, "a request was sent again"
 
 
-def test_an_output_may_end_where_the_workload_lets_it(opponent, drive, ask):
+def test_an_output_may_end_early_without_ignore_eos(opponent, drive, ask):
     engine, _ = opponent("early")
     (entry,) = drive(engine, ask(PROMPT, ignore_eos=False)).entries
     assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "stop", 3)
 
 
-def test_parts_of_tool_calls_are_content_and_counted(opponent, drive, ask):
+def test_tool_calls_count_as_content(opponent, drive, ask):
     engine, _ = opponent("tools", api=config.Api.chat)
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert entry.outcome == "served" and len(entry.chunk_times) == 6
@@ -111,20 +111,20 @@ def test_chat_sends_the_conversation(opponent, drive, ask):
     assert stub.asked[0]["messages"] == [dict(message) for message in said]
 
 
-def test_a_server_that_falls_silent_fails_its_request(opponent, drive, ask):
+def test_a_silent_server_fails_its_request(opponent, drive, ask):
     engine, stub = opponent(silence_s=0.2)
     stub.modes.add("dead")
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert "the server sent nothing for 0.2 s (engine.server.silence_s)" in entry.error
 
 
-def test_what_is_not_asked_of_servers_is_refused(opponent, drive, ask):
+def test_a_parameter_not_sent_to_servers_is_refused(opponent, drive, ask):
     engine, stub = opponent()
     (entry,) = drive(engine, ask(PROMPT, min_p=0.5)).entries
     assert entry.outcome == "refused" and "min_p=0.5" in entry.error and stub.asked == []
 
 
-def test_an_aborted_request_says_no_more(opponent, ask):
+def test_an_aborted_request_gives_no_more_events(opponent, ask):
     engine, _ = opponent()
     requests = ask(PROMPT, PROMPT, tokens=20)
     for request in requests:
@@ -140,7 +140,7 @@ def test_an_aborted_request_says_no_more(opponent, ask):
     assert engine.counters()["requests.aborted"] == 1
 
 
-def test_tokens_have_the_time_at_which_they_came(opponent, drive, ask):
+def test_tokens_have_their_arrival_time(opponent, drive, ask):
     """The main thread sleeps while they come: their times must not be when it looked."""
     engine, _ = opponent()
     taken = engine.step
@@ -155,14 +155,14 @@ def test_tokens_have_the_time_at_which_they_came(opponent, drive, ask):
     assert len(entry.chunk_times) == 12 and entry.e2e < 0.05 * 6
 
 
-def test_a_request_is_sent_when_it_is_due_though_nothing_arrives(opponent, drive, ask):
+def test_a_request_is_sent_when_due_even_if_nothing_arrives(opponent, drive, ask):
     engine, _ = opponent()
     entries = drive(engine, ask(PROMPT, PROMPT, tokens=30), due=[0.0, 0.1]).entries
     assert entries[1].due - entries[0].due == pytest.approx(0.1)
     assert entries[1].late < 0.1
 
 
-def test_events_are_cut_wherever_the_blocks_are():
+def test_events_are_decoded_whatever_the_read_boundaries():
     stream = (
         b': keep\n\ndata: {"a": 1}\r\n\r\ndata: one\ndata: two\n\nid: 4\ndata:[DONE]\n\ndata: x'
     )
@@ -173,7 +173,7 @@ def test_events_are_cut_wherever_the_blocks_are():
         assert found == [b'{"a": 1}', b"one\ntwo", b"[DONE]"]
 
 
-def test_chunks_are_read_as_data_that_may_be_wrong():
+def test_malformed_chunks_are_errors():
     def said(event):
         return parse_chunk(json.dumps(event).encode())
 

@@ -56,14 +56,14 @@ KERNELS = {
         ({"decode_shape": DecodeShape.fixed}, "engine.decode_shape=fixed"),
     ],
 )  # fmt: skip
-def test_what_ranks_cannot_have_is_refused(changes, said):
+def test_options_that_exclude_ranks_are_refused(changes, said):
     Engine(**changes)  # alone it is fine
     with pytest.raises(ConfigError, match=r"engine\.parallel\.size=2: ") as caught:
         Engine(parallel=Parallel(2), **changes)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_other_engines_do_not_have_it():
+def test_other_engines_refuse_parallel_size():
     with pytest.raises(ConfigError, match=r"parallel\.size=2: engine=mlx_lm does not have it"):
         Engine(name="mlx_lm", parallel=Parallel(2))
     with pytest.raises(ConfigError, match=r"parallel\.size=0: allowed are 1 to 64 \(ranks\)"):
@@ -93,7 +93,7 @@ def test_a_shape_that_cannot_be_sharded_is_refused(size, shape, said):
         experiment(size, shape)
 
 
-def test_kernels_are_of_one_process():
+def test_kernel_workloads_need_one_process():
     experiment(1, kind=KERNELS)
     with pytest.raises(ConfigError, match=r"parallel\.size=2: workload=kernels times the kernels"):
         experiment(2, kind=KERNELS)
@@ -113,7 +113,7 @@ def test_a_directory_that_cannot_be_sharded_is_refused():
         parallel.check(at(4))
 
 
-def test_arms_with_ranks_have_processes_of_their_own():
+def test_arms_with_ranks_do_not_share_a_process():
     arms = [experiment(1), experiment(2)]
     assert "engine.parallel.size=2: its ranks are processes" in workload.apart(arms)
     assert workload.apart([experiment(1)] * 2) is None
@@ -141,7 +141,7 @@ def scheduled(tokens=(1, 2, 3), start=0, count=3, name="a"):
     return SchedulerOutput((ScheduledChunk(state, start, count),))
 
 
-def test_a_digest_tells_every_step_from_every_other():
+def test_different_steps_have_different_digests():
     same = [chain_digest("", scheduled()) for _ in range(2)]
     assert same[0] == same[1]
     others = [
@@ -155,7 +155,7 @@ def test_a_digest_tells_every_step_from_every_other():
     assert len({same[0], *others}) == 1 + len(others)
 
 
-def test_steps_are_counted_once_they_are_compared():
+def test_compared_steps_are_counted():
     sent, counters = [], Counters()
     check = ScheduleCheck(2, sent.append)
     for step in (scheduled(), scheduled(), SchedulerOutput(())):

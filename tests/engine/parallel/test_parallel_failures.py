@@ -61,7 +61,7 @@ def gone(pids, seconds=5.0):
         ("stop", "rank 1 has not replied 1 s after the others"),
     ],
 )
-def test_a_rank_that_goes_wrong_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, said):
+def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, said):
     real = rank_processes.worker_environment.worker_environment
 
     def environment(base, **facts):
@@ -82,7 +82,7 @@ def test_a_rank_that_goes_wrong_ends_the_step_and_all_ranks(model_dir, monkeypat
     engine.close()
 
 
-def test_ctrl_c_while_ranks_compute_ends_them(model_dir, monkeypatch):
+def test_ctrl_c_ends_computing_ranks(model_dir, monkeypatch):
     engine = make(model_dir("qwen3"))
     pids = engine._ranks.pids
 
@@ -95,7 +95,7 @@ def test_ctrl_c_while_ranks_compute_ends_them(model_dir, monkeypatch):
     assert gone(pids, 0.0)
 
 
-def test_ranks_ignore_the_terminal_s_ctrl_c(model_dir):
+def test_ranks_ignore_sigint(model_dir):
     engine = make(model_dir("qwen3"))
     for pid in engine._ranks.pids:
         os.kill(pid, signal.SIGINT)

@@ -104,7 +104,7 @@ def test_the_tokens_and_the_schedule_are_those_of_one_process(model_dir, kind):
     assert two["step_ms"] > two["host_ms"] > 0
 
 
-def test_a_forward_that_stays_on_mlx_adds_up_in_its_graph(tmp_path):
+def test_a_forward_on_mlx_sums_inside_its_graph(tmp_path):
     from architectures import COMMON
     from small_models import build_model_dir
 
@@ -116,9 +116,7 @@ def test_a_forward_that_stays_on_mlx_adds_up_in_its_graph(tmp_path):
     assert two["ranks.sums"] == 2 * 2 * two["steps.total"]
 
 
-def test_quantised_weights_are_divided_as_they_lie_and_bits_do_not_depend_on_the_batch(
-    tmp_path, model_dir
-):
+def test_quantised_weights_are_sharded_and_bits_do_not_depend_on_the_batch(tmp_path, model_dir):
     from small_models import CONFIGS, build_model_dir
 
     settings = {**CONFIGS["quantised"], "intermediate_size": 128}
@@ -129,7 +127,7 @@ def test_quantised_weights_are_divided_as_they_lie_and_bits_do_not_depend_on_the
     assert one["batch_invariant"] == two["batch_invariant"] == 1
 
 
-def test_the_python_door_starts_and_ends_ranks(tmp_path_factory):
+def test_the_llm_class_starts_and_stops_ranks(tmp_path_factory):
     from labkit.config import Model, ModelShape
     from labkit.models import resolve
 
