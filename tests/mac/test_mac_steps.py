@@ -1,4 +1,4 @@
-"""``make mac`` on Linux: the steps injected, the zip read back."""
+"""``make mac`` on Linux, with injected steps; the zip file is read back."""
 
 import json
 import os
@@ -58,8 +58,8 @@ def test_a_step_that_fails_does_not_stop_the_rest(tmp_path):
     assert [o.status for o in outcomes] == [PASSED, "failed (exit 3)", PASSED]
     assert (tmp_path / "two.log").read_text() == "second\n"
     text = "".join(shown)
-    for said in ("[1/3] one: runs one", "first", "[2/3]", "two: failed (exit 3)", "third"):
-        assert said in text
+    for output in ("[1/3] one: runs one", "first", "[2/3]", "two: failed (exit 3)", "third"):
+        assert output in text
 
 
 def test_output_is_shown_while_the_step_runs(tmp_path):
@@ -84,7 +84,7 @@ def test_a_hanging_step_is_stopped(tmp_path):
 
 
 def interrupted(tmp_path, code):
-    """Run a step in a process group of its own, and press ctrl-C there once it says so."""
+    """Run a step in its own process group, and send SIGINT once it prints ``ready``."""
     script = (
         "import signal, sys, pathlib; from labkit.mac import mac_steps as steps\n"
         # A suite that runs in the background has ctrl-C ignored, and its children inherit that.
@@ -103,12 +103,12 @@ def interrupted(tmp_path, code):
         start_new_session=True,
     )
     assert process.stdout is not None
-    said = ""
-    while "ready\n" not in said:
-        said += process.stdout.readline()
+    output = ""
+    while "ready\n" not in output:
+        output += process.stdout.readline()
     os.killpg(process.pid, signal.SIGINT)
-    said += process.communicate(timeout=60)[0]
-    return said.splitlines()[-1]
+    output += process.communicate(timeout=60)[0]
+    return output.splitlines()[-1]
 
 
 def test_ctrl_c_lets_the_step_finish_and_runs_no_other(tmp_path):
@@ -121,7 +121,7 @@ def test_ctrl_c_lets_the_step_finish_and_runs_no_other(tmp_path):
     assert (tmp_path / "one.log").read_text().endswith("finished\n")
 
 
-def asked(cells):
+def ablations_of(cells):
     return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
 
 
@@ -226,15 +226,15 @@ def inside(tmp_path, monkeypatch):
 
 
 def opened(path):
-    with zipfile.ZipFile(path) as found:
-        return {name.partition("/")[2]: found.read(name).decode() for name in found.namelist()}
+    with zipfile.ZipFile(path) as bundle:
+        return {name.partition("/")[2]: bundle.read(name).decode() for name in bundle.namelist()}
 
 
 def test_without_metal_it_prints_one_line_and_exits_with_2(inside, capsys):
     assert door.main(has_metal=lambda: False) == 2
-    said = capsys.readouterr()
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
-    assert "no Metal" in said.err
+    output = capsys.readouterr()
+    assert (output.out, len(output.err.splitlines())) == ("", 1)
+    assert "no Metal" in output.err
     assert list(inside.iterdir()) == []
 
 
@@ -253,19 +253,19 @@ def test_it_writes_one_bundle_with_everything(inside, capsys, monkeypatch):
     assert door.main(has_metal=lambda: True, make_steps=steps) == 1
     (path,) = inside.glob("outputs/mac-*.zip")
     assert f"{path.relative_to(inside)} (" in capsys.readouterr().out
-    found = opened(path)
-    assert {"summary.md", "environment.json", "study.log", "broken.log"} <= set(found)
-    records = [n for n in found if re.match(r"study/[^/]+/runs/b00-p0\d-\w+\.json$", n)]
+    bundle = opened(path)
+    assert {"summary.md", "environment.json", "study.log", "broken.log"} <= set(bundle)
+    records = [n for n in bundle if re.match(r"study/[^/]+/runs/b00-p0\d-\w+\.json$", n)]
     assert len(records) == 3
-    assert all(found[n] == (path.with_suffix("") / n).read_text() for n in records)
+    assert all(bundle[n] == (path.with_suffix("") / n).read_text() for n in records)
     with zipfile.ZipFile(path) as bundled:
         bundled.extractall(inside / "elsewhere")
     assert analysis.exit_code(inside / "elsewhere" / path.stem / "study") == 0
     assert analysis.write_study(inside / "elsewhere" / path.stem / "study", plots=False)
-    assert not [name for name in found if name.endswith((".png", ".npy", ".yaml"))]
-    assert json.loads(found["environment.json"])["device"]
-    assert re.search(r"^numpy==[\d.]+$", found["packages.txt"], re.M)
-    summary = found["summary.md"]
+    assert not [name for name in bundle if name.endswith((".png", ".npy", ".yaml"))]
+    assert json.loads(bundle["environment.json"])["device"]
+    assert re.search(r"^numpy==[\d.]+$", bundle["packages.txt"], re.M)
+    summary = bundle["summary.md"]
     assert "| study | passed |" in summary and "| broken | failed (exit 1) |" in summary
     assert "```\nwhy\n```" in summary
     assert "Does a host-built token-to-request map" in summary
@@ -277,10 +277,10 @@ def test_paths_and_names_are_redacted(tmp_path):
         paths=(("/Users/jo/lab", "."), ("/Users/jo", "~"), ("/private/T", "TMP")),
         names=(("jo", "USER"), ("Jos-Mac", "HOST")),
     )
-    said = redactor.redact("/Users/jo/lab/labkit/a.py: /Users/jo/x, /Users/jonas/y", names=True)
-    assert said == "./labkit/a.py: ~/x, /Users/USER/y"
-    said = redactor.redact("/private/T/pytest-of-jo/0 on Jos-Mac, joined", names=True)
-    assert said == "TMP/pytest-of-USER/0 on HOST, joined"
+    output = redactor.redact("/Users/jo/lab/labkit/a.py: /Users/jo/x, /Users/jonas/y", names=True)
+    assert output == "./labkit/a.py: ~/x, /Users/USER/y"
+    output = redactor.redact("/private/T/pytest-of-jo/0 on Jos-Mac, joined", names=True)
+    assert output == "TMP/pytest-of-USER/0 on HOST, joined"
     record = json.dumps({"jo": 1, "path": "/Users/jo/lab/m"})
     assert json.loads(redactor.redact(record, names=False)) == {"jo": 1, "path": "./m"}
 

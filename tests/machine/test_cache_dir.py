@@ -93,7 +93,7 @@ PACKAGE = Path(cache_dir.__file__).resolve().parents[1]
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A copy of the package's sources, of which the cache folder is named."""
+    """A copy of the package's sources, whose digest names the cache folder."""
     shutil.copytree(PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(cache_dir, "__file__", str(tmp_path / "labkit" / "machine" / "cache.py"))
     return tmp_path / "labkit"
@@ -107,7 +107,7 @@ def edit(path, pattern, replacement):
 
 
 def test_numba_recompiles_when_a_compiled_in_constant_changes(package, tmp_path):
-    """numba itself looks at the file of the cached function only."""
+    """numba itself checks only the file of the cached function."""
     environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
     names = [cache_dir.numba_cache_dir(environ)]
     compiled = [package.parent / name for name in numba_sources.read_sources(package)]
@@ -135,7 +135,7 @@ def test_numba_keeps_its_cache_when_unrelated_code_changes(package):
 
 
 def test_every_module_with_a_compiled_function_is_among_the_sources():
-    found = numba_sources.read_sources(PACKAGE)
+    sources = numba_sources.read_sources(PACKAGE)
     written = re.compile(
         rb"@(numba\.)?(inner|inlined|kernel|thread_pool\.kernel|njit|intrinsic|cfunc)\b"
     )
@@ -143,7 +143,7 @@ def test_every_module_with_a_compiled_function_is_among_the_sources():
         path
         for path in PACKAGE.rglob("*.py")
         if written.search(path.read_bytes())
-        and path.relative_to(PACKAGE.parent).as_posix() not in found
+        and path.relative_to(PACKAGE.parent).as_posix() not in sources
     ]
     assert missing == []
 

@@ -1,4 +1,4 @@
-"""Control groups: where they lie, and what they limit."""
+"""Control groups: their folders and limits."""
 
 import pytest
 

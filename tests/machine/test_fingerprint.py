@@ -1,4 +1,4 @@
-"""The fingerprint names the machine's kind, never the host."""
+"""The fingerprint describes the machine and never names the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_fingerprint_is_json_and_names_no_host():
 
 @linux_only
 def test_the_fields_that_the_analysis_reads_are_there():
-    found = fingerprint.take()
+    facts = fingerprint.take()
     for name in (
         "host",
         "cpu_model",
@@ -38,10 +38,10 @@ def test_the_fields_that_the_analysis_reads_are_there():
         "cpu_ticks",
         "loadavg",
     ):
-        assert name in found, name
-    assert found["swap"]["used_bytes"] >= 0
-    assert found["versions"]["labkit"]
-    assert found["peak_rss_bytes"] > 1 << 20
+        assert name in facts, name
+    assert facts["swap"]["used_bytes"] >= 0
+    assert facts["versions"]["labkit"]
+    assert facts["peak_rss_bytes"] > 1 << 20
 
 
 @linux_only
@@ -77,9 +77,9 @@ def test_the_commit_equals_gits():
 @linux_only
 def test_missing_facts_are_left_out(monkeypatch):
     monkeypatch.setattr(linux, "_read_text", lambda path: "garbage")
-    found = linux.state()
-    assert "swap" not in found
-    assert "loadavg" not in found
+    facts = linux.state()
+    assert "swap" not in facts
+    assert "loadavg" not in facts
 
 
 @linux_only
@@ -109,7 +109,7 @@ def test_the_observer_measures_foreign_load_and_its_own_cost():
 
 @linux_only
 def test_the_cpu_time_of_a_process_includes_its_children():
-    """A server that a run has started is no foreign load, while it runs and when it has ended."""
+    """A server that a run has started is not foreign load, running or ended."""
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\ninput()"
     before = linux.process_cpu_s(os.getpid())
     child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Memory: sysctls on macOS, the simulated Macs, this machine, and this process."""
+"""Memory: macOS sysctls, simulated Macs, this machine, and this process."""
 
 import subprocess
 import sys
@@ -85,9 +85,9 @@ def test_this_machine():
     "numbers", [{"available": 11}, {"available": -1}, {"working_set": 0}, {"working_set": 11}]
 )
 def test_inconsistent_sizes_are_refused(numbers):
-    given = {"total": 10, "available": 5, "working_set": 7, **numbers}
+    sizes = {"total": 10, "available": 5, "working_set": 7, **numbers}
     with pytest.raises(ValueError, match="do not fit together"):
-        MemoryProfile("x", metal=True, **given)
+        MemoryProfile("x", metal=True, **sizes)
 
 
 # --------------------------------------------------------------------------- advice

@@ -86,9 +86,9 @@ def test_other_openblas_copies_use_their_own_functions(tmp_path):
         pytest.skip("this C library has no LD_DEBUG")
     ours = f" to {openblas_for_mlx.build_library()}"
     lines = "".join(log.read_text() for log in logs).splitlines()
-    taken = [line for line in lines if ours in line]
-    assert [line for line in taken if "libmlx" in line and "`cblas_" in line]
-    assert not [line for line in taken if "numpy.libs" in line or "scipy.libs" in line]
+    mlx_bindings = [line for line in lines if ours in line]
+    assert [line for line in mlx_bindings if "libmlx" in line and "`cblas_" in line]
+    assert not [line for line in mlx_bindings if "numpy.libs" in line or "scipy.libs" in line]
 
 
 @linux
@@ -120,10 +120,10 @@ def test_an_impossible_activation_is_one_line(code, message):
         f"try:\n    {code}\n"
         "except openblas_for_mlx.BlasUnavailable as error:\n    print(json.dumps(str(error)))"
     )
-    said = in_fresh_process(wrapped)
-    assert message in said
-    assert said.startswith("engine.blas=")
-    assert "\n" not in said
+    error_text = in_fresh_process(wrapped)
+    assert message in error_text
+    assert error_text.startswith("engine.blas=")
+    assert "\n" not in error_text
 
 
 @linux

@@ -1,4 +1,4 @@
-"""A process that may take so much more and no more."""
+"""A limit on the memory that a process may still allocate."""
 
 from __future__ import annotations
 

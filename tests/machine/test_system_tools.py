@@ -1,4 +1,4 @@
-"""What is asked of git, pmset and vm_stat."""
+"""Facts from git, from macOS's tools and from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ ANSWERS = {
 
 def test_outputs_of_macos_tools_are_parsed(monkeypatch):
     monkeypatch.setattr(macos_tools, "command_output", lambda *command: ANSWERS[command])
-    found = macos_tools.surroundings()
-    assert found["power"] == {
+    facts = macos_tools.surroundings()
+    assert facts["power"] == {
         "source": "AC Power",
         "settings": {"powermode": "0", "lowpowermode": "1"},
         "custom": {
@@ -134,7 +134,7 @@ def test_outputs_of_macos_tools_are_parsed(monkeypatch):
             "CPU_Speed_Limit": "62",
         },
     }
-    assert found["vm"] == {
+    assert facts["vm"] == {
         "page_bytes": 16384,
         "pages_free": 12045,
         "pages_wired_down": 131072,
@@ -209,8 +209,8 @@ def test_background_work_on_a_mac_is_detected():
 
 
 def test_the_busiest_foreign_processes_exclude_our_own():
-    found = macos_tools.top_foreign(PS_PID, frozenset({500}))
-    assert found == [
+    facts = macos_tools.top_foreign(PS_PID, frozenset({500}))
+    assert facts == [
         {"name": "mds_stores", "cpu_pct": 61.2},
         {"name": "Google Chrome He", "cpu_pct": 7.5},
         {"name": "launchd", "cpu_pct": 0.3},

@@ -1,4 +1,4 @@
-"""The wired collector as an arm demands it: refused with the command, never changed."""
+"""An arm's demand on the wired collector is checked, refused with a command, never applied."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_a_matching_collector_state_is_accepted():
 def test_another_collector_state_is_refused_with_the_command():
     with pytest.raises(EngineError) as caught:
         preflight_checks.require_wired_collector(budget(wired_collector=DEMANDS.disabled))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "sudo sysctl iogpu.disable_wired_collector=1" in said
-    assert "a reboot resets it" in said and "may freeze" in said
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "sudo sysctl iogpu.disable_wired_collector=1" in text
+    assert "a reboot resets it" in text and "may freeze" in text
 
 
 def test_a_collector_that_is_off_is_turned_on_by_another_command():
@@ -63,12 +63,12 @@ def test_mlxs_cache_limit_is_applied():
 
 
 def test_mlx_variables_must_be_set_before_mlx_starts(monkeypatch):
-    asked = config.Engine(mlx=config.Mlx(bfs_max_width=7))
+    engine_options = config.Engine(mlx=config.Mlx(bfs_max_width=7))
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
     with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):
-        preflight_checks.check_preconditions(asked)
+        preflight_checks.check_preconditions(engine_options)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
     with pytest.raises(EngineError, match="is 8 in this process, not 7"):
-        preflight_checks.check_preconditions(asked)
+        preflight_checks.check_preconditions(engine_options)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
-    preflight_checks.check_preconditions(asked)
+    preflight_checks.check_preconditions(engine_options)

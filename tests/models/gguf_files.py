@@ -1,4 +1,4 @@
-"""Writes small GGUF files, whole or damaged."""
+"""Write small GGUF files, valid or damaged."""
 
 import struct
 from math import prod
@@ -16,7 +16,7 @@ def text(value):
 
 
 def value(item):
-    """A metadata value with its type before it."""
+    """Return a metadata value preceded by its type."""
     if isinstance(item, bool):
         return struct.pack("<I?", 7, item)
     if isinstance(item, int):
@@ -45,7 +45,7 @@ def write(path, metadata, tensors, *, version=3, alignment=32):
 
 
 def matrix(kind, shape, rng):
-    """A random tensor of a type, its scales small enough to compute with."""
+    """Return a random tensor of a type, with scales small enough to compute with."""
     if kind == F32:
         return kind, shape, (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f4").tobytes()
     if kind == F16:
@@ -74,7 +74,7 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 2, 4, 2, 16
 
 
 def vocabulary():
-    """Tokens, merges and kinds: 3 special tokens, one of a user, the bytes, a few merges."""
+    """Return tokens, merges and token types: 3 control tokens, a user-defined one, the bytes."""
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -118,10 +118,10 @@ def metadata(name="llama", **changes):
 
 
 def tensors(name="llama", kind=Q4_1, embedding=Q8_0, seed=0):
-    """The tensors that go with ``metadata``."""
+    """Return the tensors that match ``metadata``."""
     rng = np.random.default_rng(seed)
     queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    made = {
+    tensors_by_name = {
         "token_embd.weight": matrix(embedding, (len(vocabulary()[0]), HIDDEN), rng),
         "output_norm.weight": ones(HIDDEN),
     }
@@ -144,10 +144,10 @@ def tensors(name="llama", kind=Q4_1, embedding=Q8_0, seed=0):
         if name == "qwen3":
             parts["attn_q_norm.weight"] = ones(HEAD_DIM)
             parts["attn_k_norm.weight"] = ones(HEAD_DIM)
-        made |= {f"blk.{layer}.{part}": tensor for part, tensor in parts.items()}
-    return made
+        tensors_by_name |= {f"blk.{layer}.{part}": tensor for part, tensor in parts.items()}
+    return tensors_by_name
 
 
 def model(path, name="llama", **changes):
-    """A whole file."""
+    """Write a valid file."""
     return write(path, metadata(name, **changes), tensors(name))

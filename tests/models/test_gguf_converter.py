@@ -52,7 +52,7 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
 
 
 def blocks_of_256(path, kind, size, halves):
-    """Six random blocks, their float16 scales from byte ``halves`` on, and what becomes of them."""
+    """Return six random blocks, with float16 scales from byte ``halves`` on, and their weights."""
     rng = np.random.default_rng(2)
     blocks = rng.integers(0, 256, (6, size), dtype=np.uint8)
     for start in range(halves, min(halves + 4, size), 2):
@@ -74,7 +74,7 @@ def test_k_quants_become_the_float16_of_mlxs_reader(tmp_path, kind, size, halves
 
 
 def test_q4_k_equals_ggmls_dequantisation(tmp_path):
-    """As ggml's ``dequantize_row_q4_K``, value by value; mlx 0.32.4 misreads every second group."""
+    """Compared with ggml's ``dequantize_row_q4_K``; mlx 0.32.4 misreads every second group."""
     blocks, ours = blocks_of_256(tmp_path / "k.gguf", 12, 144, 0)
 
     def value(block, index):
@@ -93,18 +93,18 @@ def test_q4_k_equals_ggmls_dequantisation(tmp_path):
 
 
 def test_bfloat16_weights_stay_exact(tmp_path, no_cache):
-    """NumPy has no bfloat16; float32 holds every one of them."""
+    """NumPy has no bfloat16; float32 represents every bfloat16 exactly."""
     tensors = gguf_files.tensors(kind=gguf_files.BF16, name="qwen3")
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
-    found = weights(local(path).path)["model.layers.1.mlp.up_proj.weight"]
-    asked = np.frombuffer(tensors["blk.1.ffn_up.weight"][2], "<u2").reshape(found.shape)
-    assert found.dtype == np.float32
-    assert (found.view("<u4") == asked.astype("<u4") << 16).all()
+    widened = weights(local(path).path)["model.layers.1.mlp.up_proj.weight"]
+    stored = np.frombuffer(tensors["blk.1.ffn_up.weight"][2], "<u2").reshape(widened.shape)
+    assert widened.dtype == np.float32
+    assert (widened.view("<u4") == stored.astype("<u4") << 16).all()
 
 
 @pytest.mark.parametrize("part", ["q", "k"])
 def test_interleaved_rope_rows_become_halves(tmp_path, no_cache, part):
-    """The same scores: llama's file with MLX's traditional rotation, ours with the other."""
+    """Equal scores: the file's rows with MLX's traditional RoPE, ours with the other."""
     path = gguf_files.model(tmp_path / "m.gguf")
     ours, theirs = weights(local(path).path), dict(mx.load(str(path)))
     theirs = {name: np.array(value) for name, value in theirs.items()}
@@ -138,16 +138,16 @@ def test_every_architecture_loads_and_computes(tmp_path, no_cache, name, tied):
     if not tied:
         tensors["output.weight"] = tensors["token_embd.weight"]
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(name), tensors)
-    found = local(path)
-    assert found.name == "m"
-    assert found.eos_token_ids == (2,)
-    assert found.vocab_size == len(gguf_files.vocabulary()[0])
-    loaded = model_loader.load_model(found.path)
+    widened = local(path)
+    assert widened.name == "m"
+    assert widened.eos_token_ids == (2,)
+    assert widened.vocab_size == len(gguf_files.vocabulary()[0])
+    loaded = model_loader.load_model(widened.path)
     assert loaded.model_type == name
     assert loaded.eos_token_ids == {2}
     logits = np.array(loaded.model(mx.array([[1, 20, 30]])))
     assert np.isfinite(logits).all() and logits.std() > 0.01
-    biased = {key for key in weights(found.path) if key.endswith("_proj.bias")}
+    biased = {key for key in weights(widened.path) if key.endswith("_proj.bias")}
     assert len(biased) == (3 * gguf_files.LAYERS if name == "qwen2" else 0)
 
 

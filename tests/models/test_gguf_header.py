@@ -50,7 +50,7 @@ def test_a_truncated_file_is_refused(path):
 
 
 def test_damage_is_refused_or_harmless(path):
-    """A changed byte may make another honest file, and nothing but a ``GGUFError`` is raised."""
+    """A changed byte may give another valid file; otherwise only ``GGUFError`` is raised."""
     whole = bytearray(path.read_bytes())
     rng = np.random.default_rng(0)
     refused = 0
@@ -156,7 +156,7 @@ def test_an_unsupported_model_is_one_line(tmp_path, changes, message):
 
 
 def test_a_tensor_that_changes_the_rotations_is_refused(tmp_path):
-    made = gguf_files.tensors() | {"rope_freqs.weight": gguf_files.ones(8)}
-    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(), made)
+    tensors_by_name = gguf_files.tensors() | {"rope_freqs.weight": gguf_files.ones(8)}
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(), tensors_by_name)
     with pytest.raises(GGUFError, match=r"rope_freqs\.weight: mlx_lm's llama has no such"):
         gguf_architectures.read_architecture(gguf_header.read_header(path))

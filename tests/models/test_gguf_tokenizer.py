@@ -20,10 +20,10 @@ def names(tokenizer, text):
 
 
 def test_merges_are_applied_and_every_text_round_trips(tmp_path):
-    made = built(tmp_path)
-    assert names(made, "in the") == ["in", "Ġthe"]
+    bpe = built(tmp_path)
+    assert names(bpe, "in the") == ["in", "Ġthe"]
     for text in ("in the end", "größer 漢字 १२ \n\n \t x", ""):
-        assert made.decode(ids(made, text), skip_special_tokens=False) == text
+        assert bpe.decode(ids(bpe, text), skip_special_tokens=False) == text
 
 
 def test_the_smollm_pre_tokenizer_splits_digits(tmp_path):
@@ -34,9 +34,14 @@ def test_the_smollm_pre_tokenizer_splits_digits(tmp_path):
 
 
 def test_control_and_user_defined_tokens_are_matched_whole(tmp_path):
-    made = built(tmp_path)
-    assert names(made, "<|start|>in<|stop|><tool>") == ["<|start|>", "in", "<|stop|>", "<tool>"]
-    assert made.decode(ids(made, "<|start|>in<tool>"), skip_special_tokens=True) == "in<tool>"
+    bpe = built(tmp_path)
+    assert names(bpe, "<|start|>in<|stop|><tool>") == [
+        "<|start|>",
+        "in",
+        "<|stop|>",
+        "<tool>",
+    ]
+    assert bpe.decode(ids(bpe, "<|start|>in<tool>"), skip_special_tokens=True) == "in<tool>"
 
 
 def test_the_bos_token_is_prepended(tmp_path, no_cache):
@@ -49,8 +54,8 @@ def test_the_bos_token_is_prepended(tmp_path, no_cache):
 
 def test_end_tokens(tmp_path):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
-    found = gguf_tokenizer.generation_config(gguf_header.read_header(path))
-    assert found == {"bos_token_id": 1, "eos_token_id": [0, 2]}
+    generation = gguf_tokenizer.generation_config(gguf_header.read_header(path))
+    assert generation == {"bos_token_id": 1, "eos_token_id": [0, 2]}
 
 
 @pytest.mark.parametrize(

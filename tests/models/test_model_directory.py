@@ -41,12 +41,12 @@ def local(path):
 
 
 def test_the_facts_of_a_directory(model):
-    found = local(model)
-    assert found.path == model
-    assert found.name == "mine"
-    assert found.vocab_size == 300
-    assert found.eos_token_ids == (7,)
-    assert found == local(model)
+    model_dir = local(model)
+    assert model_dir.path == model
+    assert model_dir.name == "mine"
+    assert model_dir.vocab_size == 300
+    assert model_dir.eos_token_ids == (7,)
+    assert model_dir == local(model)
 
 
 def test_a_relative_path_and_the_home_folder(model, monkeypatch):
@@ -142,9 +142,9 @@ def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch)
     (repository / "refs" / "main").write_text("abc")
     (repository / "snapshots").mkdir()
     model.rename(repository / "snapshots" / "abc")
-    found = model_directory.find_model("someone/some-model")
-    assert found.name == "someone/some-model"
-    assert found.path == repository / "snapshots" / "abc"
+    model_dir = model_directory.find_model("someone/some-model")
+    assert model_dir.name == "someone/some-model"
+    assert model_dir.path == repository / "snapshots" / "abc"
 
 
 def test_the_package_imports_no_heavy_library():

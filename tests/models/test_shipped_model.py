@@ -9,7 +9,7 @@ from labkit.models import resolve
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """A package with a small model, which must not be imported."""
+    """A package that ships a small model; importing the package fails."""
     folder = tmp_path / "site" / "some_model"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -25,12 +25,12 @@ def model(path, **changes):
 
 
 def test_a_file_in_a_package_is_converted(shipped, no_cache):
-    asked = model(shipped)
-    found = resolve(asked)
-    assert found.name == "some"
-    assert found.path.is_relative_to(no_cache)
+    model_config = model(shipped)
+    model_dir = resolve(model_config)
+    assert model_dir.name == "some"
+    assert model_dir.path.is_relative_to(no_cache)
     shipped.unlink()
-    assert resolve(asked) == found  # the cache is enough
+    assert resolve(model_config) == model_dir  # the cache is enough
 
 
 def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cache):
@@ -43,10 +43,10 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cac
 
 
 def test_another_version_of_the_file_is_refused(shipped, no_cache):
-    asked = model(shipped)
+    model_config = model(shipped)
     shipped.write_bytes(shipped.read_bytes() + b"\0")
     with pytest.raises(ConfigError, match=r"is another version of the file \(SHA-256 "):
-        resolve(asked)
+        resolve(model_config)
     assert not no_cache.exists()
 
 

@@ -1,4 +1,4 @@
-"""The trained model against another reader of the same file (smollm2_reference.json)."""
+"""The trained model compared with another reader of the same file (smollm2_reference.json)."""
 
 import dataclasses
 import importlib.util
@@ -23,7 +23,7 @@ REFERENCE = json.loads((HERE / "smollm2_reference.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def found():
+def smollm2():
     config = HERE.parents[1] / "conf" / "model" / "smollm2.yaml"
     return resolve(from_plain(Model, yaml.safe_load(config.read_text())))
 
@@ -35,14 +35,14 @@ def file():
     return gguf_header.read_header(next(Path(folder).glob("*.gguf")))
 
 
-def test_the_models_dimensions(found):
-    assert found.eos_token_ids == (2,)
-    assert found.vocab_size == 49152
+def test_the_models_dimensions(smollm2):
+    assert smollm2.eos_token_ids == (2,)
+    assert smollm2.vocab_size == 49152
 
 
-def test_weights_are_bitwise_those_of_mlxs_reader(found, file):
+def test_weights_are_bitwise_those_of_mlxs_reader(smollm2, file):
     theirs = mx.load(str(file.path))
-    ours = mx.load(str(next(found.path.glob("model*.safetensors"))))
+    ours = mx.load(str(next(smollm2.path.glob("model*.safetensors"))))
     assert len(ours) == len(theirs)
     for name, target in (
         ("token_embd", "model.embed_tokens"),
@@ -54,8 +54,8 @@ def test_weights_are_bitwise_those_of_mlxs_reader(found, file):
     assert (np.array(ours["model.layers.3.self_attn.k_proj.scales"]) == rows.reshape(192, 18)).all()
 
 
-def test_token_ids_equal_those_of_another_reader(found):
-    reader = tokenizer.load(found.path)
+def test_token_ids_equal_those_of_another_reader(smollm2):
+    reader = tokenizer.load(smollm2.path)
     for row in REFERENCE["texts"]:
         ids = reader.encode(row["text"])
         assert ids == row["smollm"], row["text"]
@@ -65,25 +65,25 @@ def test_token_ids_equal_those_of_another_reader(found):
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
 def test_other_pre_tokenizers_equal_those_of_another_reader(file, pre):
     keys = {**file.metadata, "tokenizer.ggml.pre": pre}
-    made = gguf_tokenizer.build_tokenizer(dataclasses.replace(file, metadata=keys))
+    built_tokenizer = gguf_tokenizer.build_tokenizer(dataclasses.replace(file, metadata=keys))
     if pre == "qwen2":
-        made.normalizer = None  # the original normalises, the other reader does not
+        built_tokenizer.normalizer = None  # the original normalises, the other reader does not
     for row in REFERENCE["texts"]:
-        assert made.encode(row["text"]).ids == row[pre], row["text"]
+        assert built_tokenizer.encode(row["text"]).ids == row[pre], row["text"]
 
 
-def test_chat_prompts_equal_those_of_another_reader(found):
-    template = tokenizer.load(found.path).template
+def test_chat_prompts_equal_those_of_another_reader(smollm2):
+    template = tokenizer.load(smollm2.path).template
     for row in REFERENCE["conversations"]:
         assert template.render(row["messages"]) == row["prompt"]
 
 
 @pytest.mark.parametrize("answer", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_logits_equal_those_of_another_reader(found, answer):
-    """Of the same weights: at most 0.017 apart when measured."""
+def test_logits_equal_those_of_another_reader(smollm2, answer):
+    """With the same weights; the measured difference is at most 0.017."""
     row = REFERENCE["answers"][answer]
     ids = row["prompt"] + row["tokens"][:-1]
-    loaded = model_loader.load_model(found.path)
+    loaded = model_loader.load_model(smollm2.path)
     logits = np.array(loaded.model(mx.array([ids])))[0].astype(np.float64)
     for step, expected in enumerate(row["steps"]):
         own = logits[len(row["prompt"]) - 1 + step]
@@ -95,10 +95,10 @@ def test_logits_equal_those_of_another_reader(found, answer):
 
 
 @pytest.mark.slow
-def test_it_generates_an_answer_that_ends(found):
-    reader = tokenizer.load(found.path)
-    asked = reader.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
-    with LLM(found.path) as llm:
-        (output,) = llm.generate([asked], SamplingParams(max_tokens=24))
+def test_it_generates_an_answer_that_ends(smollm2):
+    reader = tokenizer.load(smollm2.path)
+    prompt_ids = reader.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    with LLM(smollm2.path) as llm:
+        (output,) = llm.generate([prompt_ids], SamplingParams(max_tokens=24))
     assert "Paris" in output.text
     assert output.finish_reason == "stop"

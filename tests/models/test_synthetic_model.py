@@ -27,8 +27,8 @@ BUILD = """
 import json, pathlib
 from labkit.config import Model, ModelShape
 from labkit.models import resolve
-found = resolve(Model(name="tiny", shape=ModelShape()))
-print(json.dumps([str(found.path), found.digest]))
+model_dir = resolve(Model(name="tiny", shape=ModelShape()))
+print(json.dumps([str(model_dir.path), model_dir.digest]))
 """
 
 
@@ -62,12 +62,12 @@ def test_the_second_use_builds_nothing(no_cache, monkeypatch):
 
 
 def test_the_facts_of_a_built_model(no_cache):
-    found = resolve(Model(name="little", shape=LITTLE))
-    assert found.path.parent == no_cache / "models"
-    assert found.name == "little"
-    assert found.vocab_size == 512
-    assert found.eos_token_ids == (511,)
-    loaded = load_file(found.path / "model.safetensors")
+    model_dir = resolve(Model(name="little", shape=LITTLE))
+    assert model_dir.path.parent == no_cache / "models"
+    assert model_dir.name == "little"
+    assert model_dir.vocab_size == 512
+    assert model_dir.eos_token_ids == (511,)
+    loaded = load_file(model_dir.path / "model.safetensors")
     assert {tensor.dtype for tensor in loaded.values()} == {np.dtype(np.float32)}
 
 
@@ -144,12 +144,12 @@ print(json.dumps({
 
 
 def test_the_real_mlx_lm_loads_it_and_its_answers_are_not_degenerate():
-    said = in_fresh_process(GREEDY)
-    assert said["same_ids"]
-    assert said["round_trip"]
-    assert said["eos"] == [4095]
-    assert said["dtypes"] == ["mlx.core.float32"]
-    answers = said["answers"]
+    result = in_fresh_process(GREEDY)
+    assert result["same_ids"]
+    assert result["round_trip"]
+    assert result["eos"] == [4095]
+    assert result["dtypes"] == ["mlx.core.float32"]
+    answers = result["answers"]
     assert len({tuple(answer["tokens"]) for answer in answers}) == len(answers)
     for answer in answers:
         assert len(set(answer["tokens"])) > 12  # of 24: no loop, no single winner
@@ -158,7 +158,7 @@ def test_the_real_mlx_lm_loads_it_and_its_answers_are_not_degenerate():
 
 
 def test_the_prediction_depends_on_the_context():
-    """The same last token after another beginning must be answered differently."""
+    """The same last token after another prefix must give another prediction."""
     code = GREEDY.replace("ours.encode(text[:400])", "[*ours.encode(text[:400])[:-1], 300]")
     answers = in_fresh_process(code)["answers"]
     assert len({answer["tokens"][0] for answer in answers}) >= 3

@@ -27,7 +27,7 @@ BYTES = {
 
 
 def token_bytes(name):
-    """GPT-2's table: bytes that print stand for themselves, the others follow from 256 on."""
+    """Decode by GPT-2's table: printable bytes map to themselves, the others to 256 and above."""
     others = [b for b in range(256) if chr(b) not in BYTES]
     table = BYTES | {chr(256 + i): b for i, b in enumerate(others)}
     return bytes(table[c] for c in name)

@@ -1,4 +1,4 @@
-"""The model and the machines that the budget tests ask about."""
+"""A model and machines for the budget tests."""
 
 from labkit import config
 from labkit.engine import budget
@@ -20,7 +20,7 @@ STEP = 256 * MIB
 
 
 def ask(machine=None, *, model=MODEL, activations=STEP, block_size=16, **budget_options):
-    """Plan ``MODEL`` with the budget's options, on a machine by name or as an object."""
+    """Plan ``MODEL`` with budget options, on a machine given by name or as a profile."""
     if isinstance(machine, str):
         budget_options["machine"] = machine
         machine = None
@@ -33,7 +33,7 @@ def ask(machine=None, *, model=MODEL, activations=STEP, block_size=16, **budget_
 
 
 def mac(total, *, working_set=None, available=None):
-    """A Mac of ``total`` bytes at the default limits, all of it free unless said."""
+    """Return a Mac of ``total`` bytes at the default limits; by default all memory is free."""
     share = total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
     free = total if available is None else available
     return MemoryProfile(

@@ -1,4 +1,4 @@
-"""Makes ``budget_cases`` importable: tests are no packages here."""
+"""Makes ``budget_cases`` importable, because test folders are not packages."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every policy's pool against budgets computed by hand, and the properties of all."""
+"""Pool sizes of every policy against hand-computed ones, and properties of all policies."""
 
 import subprocess
 import sys
@@ -38,9 +38,9 @@ BY_HAND = {
 @pytest.mark.parametrize("machine", BY_HAND)
 def test_pool_sizes_computed_by_hand(machine):
     options = {"fraction": {"fraction": 0.5}, "vllm": {}, "mistralrs": {}, "tiered_reserve": {}}
-    found = [ask(machine, policy=policy, **given) for policy, given in options.items()]
-    assert [decision.blocks for decision in found] == list(BY_HAND[machine])
-    assert found[0].pool_bytes == BY_HAND[machine][0] * MIB
+    results = [ask(machine, policy=policy, **settings) for policy, settings in options.items()]
+    assert [decision.blocks for decision in results] == list(BY_HAND[machine])
+    assert results[0].pool_bytes == BY_HAND[machine][0] * MIB
 
 
 @pytest.mark.parametrize("machine", BY_HAND)

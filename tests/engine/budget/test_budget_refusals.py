@@ -1,4 +1,4 @@
-"""Refusals: each says what was asked, what is free, the parts, and a setting that works."""
+"""Refusals name the demand, the free memory, the parts, and a setting that works."""
 
 import re
 
@@ -40,13 +40,13 @@ BAD = [
 
 
 def settings(line):
-    """Read the options out of the last part of a refusal."""
+    """Parse the settings in the last part of a refusal."""
     last = line.rsplit("; ", 1)[1]
     assert last.startswith("set engine.budget.")
     assert re.fullmatch(r"set( engine\.budget\.\w+=[\w.]+)+( or more| or less)?", last), last
-    found = dict(re.findall(r"engine\.budget\.(\w+)=([\w.]+)", last))
+    settings_by_name = dict(re.findall(r"engine\.budget\.(\w+)=([\w.]+)", last))
     read = {"fraction": float, "blocks": int, "bytes": int, "policy": str}
-    return {name: read[name](text) for name, text in found.items()}, last
+    return {name: read[name](text) for name, text in settings_by_name.items()}, last
 
 
 @pytest.mark.parametrize(("bad", "machine"), BAD)
@@ -64,7 +64,7 @@ def test_a_refusal_names_a_setting_that_works(bad, machine):
 
 @pytest.mark.parametrize(("bad", "machine"), BAD)
 def test_the_suggested_setting_is_exact(bad, machine):
-    """One step of its last digit further, it is refused again."""
+    """One step further in the last digit, the setting is refused again."""
     better, last = settings(str(ask(machine, **bad)))
     name, value = list(better.items())[-1]
     if not last.endswith(("or more", "or less")):
@@ -101,7 +101,7 @@ def test_any_suggested_setting_works(total, free, policy, fraction, blocks):
 
 
 def test_the_smallest_fraction_is_not_a_block_too_small():
-    """Where two decimals would do, but for a block."""
+    """Two decimals would suffice if one block less were needed."""
     need = GIB + 256 * MIB + 16 * MIB
     machine = mac(10 * need - 5 * MIB)  # a tenth of it is half a MiB short
     line = str(ask(machine, policy="fraction", fraction=0.01))

@@ -1,4 +1,4 @@
-"""The worker's side: measured activations, exact KV shapes, refusals at load, admission."""
+"""Pool sizing in the worker: measured activations, KV shapes, refusals at load, admission."""
 
 import dataclasses
 import json
@@ -37,17 +37,17 @@ def tiny_dir():
 
 
 def test_the_footprint_of_a_shape_equals_that_of_the_built_directory(tiny_dir):
-    planned, found = (
+    planned, footprint = (
         model_footprint.from_shape(TINY, "tiny"),
         model_footprint.from_directory(tiny_dir),
     )
-    assert found == dataclasses.replace(planned, name=tiny_dir.name)
+    assert footprint == dataclasses.replace(planned, name=tiny_dir.name)
     assert model_footprint.from_model(config.Model(shape=TINY)) == planned
-    assert model_footprint.from_model(config.Model(path=str(tiny_dir))) == found
+    assert model_footprint.from_model(config.Model(path=str(tiny_dir))) == footprint
 
 
 def loaded_bytes(path):
-    """The bytes of the weights that mlx_lm's class holds, and those of its embedding alone."""
+    """Return the bytes of the loaded weights, and those of the embedding alone."""
     from mlx.utils import tree_flatten
 
     from labkit.engine.model_loader import load_model
@@ -60,27 +60,29 @@ def loaded_bytes(path):
 @pytest.mark.parametrize(("name", "tied"), [("qwen3", True), ("llama", False)])
 def test_counted_weights_are_those_of_the_loaded_model(name, tied, model_dir):
     held, embedding = loaded_bytes(model_dir(name))
-    found = model_footprint.from_directory(model_dir(name))
-    assert found.weight_bytes == held
-    assert found.lookup_weights == (0 if tied else embedding // 4)
-    assert found.matmul_weights == held // 4 - found.lookup_weights
+    footprint = model_footprint.from_directory(model_dir(name))
+    assert footprint.weight_bytes == held
+    assert footprint.lookup_weights == (0 if tied else embedding // 4)
+    assert footprint.matmul_weights == held // 4 - footprint.lookup_weights
 
 
 def test_a_stored_output_matrix_of_a_tied_model_is_not_counted(model_dir, tmp_path):
-    """Tied, mlx_lm drops what some directories store all the same."""
+    """mlx_lm drops the matrix, which some directories store although it is tied."""
     import mlx.core as mx
 
     weights = mx.load(str(model_dir("qwen3") / "model.safetensors"))
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     (tmp_path / "config.json").write_text((model_dir("qwen3") / "config.json").read_text())
-    found = model_footprint.from_directory(tmp_path)
-    assert found.weight_bytes == loaded_bytes(tmp_path)[0] == loaded_bytes(model_dir("qwen3"))[0]
-    assert found.lookup_weights == 0
+    footprint = model_footprint.from_directory(tmp_path)
+    assert (
+        footprint.weight_bytes == loaded_bytes(tmp_path)[0] == loaded_bytes(model_dir("qwen3"))[0]
+    )
+    assert footprint.lookup_weights == 0
 
 
 def test_the_planned_memory_is_the_memory_of_the_run(tiny_dir):
-    """The estimate's weights are the built model's, both of its vocabulary's matrices included."""
+    """The estimated weights equal the built model's, embedding and output matrix included."""
     from labkit.workload.request_workload import PROCESS_BYTES, RequestKind
 
     class OneRequest:
@@ -117,8 +119,8 @@ def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
     settings = json.loads((tiny_dir / "config.json").read_text())
     latent = {**settings, "kv_lora_rank": 512}
     del settings["intermediate_size"]
-    for told in (settings, latent):
-        (tmp_path / "config.json").write_text(json.dumps(told))
+    for incomplete in (settings, latent):
+        (tmp_path / "config.json").write_text(json.dumps(incomplete))
         assert model_footprint.from_directory(tmp_path) is None
     for text in ("{", "[]", '"words"', "{}"):
         (tmp_path / "config.json").write_text(text)

@@ -1,4 +1,4 @@
-"""One baseline engine per model and chunk, shared by the tests of a module."""
+"""mlx_lm engines, one per model and chunk, shared by the tests of a module."""
 
 import sys
 from pathlib import Path

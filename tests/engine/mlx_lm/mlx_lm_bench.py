@@ -1,4 +1,4 @@
-"""The baseline engine on tiny models: what it is asked, and how it is served."""
+"""Requests for the mlx_lm engine on tiny models, and a loop that serves them."""
 
 import numpy as np
 
@@ -41,9 +41,9 @@ def in_flight(engine):
     )
 
 
-def serve(engine, asked):
+def serve(engine, submitted):
     tokens, last, most = {}, {}, 0
-    for request in asked:
+    for request in submitted:
         engine.submit(request)
     while engine.has_work():
         for event in engine.step():

@@ -1,4 +1,4 @@
-"""``engine=mlx_lm``: plain mlx_lm's tokens, one cap on what is in flight, errors by name."""
+"""``engine=mlx_lm``: tokens equal plain mlx_lm's, requests in flight are limited, errors named."""
 
 import dataclasses
 import shutil
@@ -42,8 +42,8 @@ def test_the_models_own_end_token_is_known(shared):
 
 def test_abort_does_not_change_other_requests(shared, plain_greedy):
     engine = shared("llama", 5)
-    asked = requests()
-    for request in asked:
+    submitted = requests()
+    for request in submitted:
         engine.submit(request)
     tokens = {}
 

@@ -1,4 +1,4 @@
-"""``engine=mlx_lm`` counts what is computed, padded and held."""
+"""Counters of ``engine=mlx_lm``: computed tokens, padding and KV bytes."""
 
 import time
 
@@ -33,7 +33,7 @@ def test_counters_of_computed_tokens(shared):
 
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_padding_is_counted_as_the_generator_computes_it(chunk, shared, monkeypatch):
-    """Against the shapes that the model is really given."""
+    """Compared with the shapes that the model receives."""
     engine = shared("llama", chunk)
     model = type(engine._model.model)
     shapes, call = [], model.__call__

@@ -1,4 +1,4 @@
-"""``engine=mlx_lm`` takes its own options and refuses those of other engines."""
+"""``engine=mlx_lm`` accepts its own options and refuses those of other engines."""
 
 import pytest
 from mlx_lm_bench import options
@@ -7,7 +7,7 @@ from labkit import config
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"attention": config.Attention(resolver="seq_map")},
@@ -31,10 +31,10 @@ from labkit import config
         ),
     ],
 )
-def test_options_of_other_engines_are_refused(changes, said):
+def test_options_of_other_engines_are_refused(changes, message):
     with pytest.raises(config.ConfigError) as caught:
         config.Engine(name="mlx_lm", **changes)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_supported_options_are_accepted():

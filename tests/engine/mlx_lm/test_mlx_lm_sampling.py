@@ -1,4 +1,4 @@
-"""``engine=mlx_lm``: drawn tokens are a request's own, greedy ones come in one call."""
+"""Sampling of ``engine=mlx_lm``: a request's own random stream, greedy batches in one call."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import make_request_sampler
 
 def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(shared):
     engine = shared()
-    asked = [
+    submitted = [
         Request(
             str(i),
             prompt,
@@ -27,11 +27,13 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(shared):
         )
         for i, prompt in enumerate(prompts())
     ]
-    together, last = serve(engine, asked)
+    together, last = serve(engine, submitted)
     assert all(event.margin is None for event in last.values())
-    shuffled, _ = serve(engine, asked[::-1])
+    shuffled, _ = serve(engine, submitted[::-1])
     assert together == shuffled
-    other = dataclasses.replace(asked[3], params=dataclasses.replace(asked[3].params, seed=1))
+    other = dataclasses.replace(
+        submitted[3], params=dataclasses.replace(submitted[3].params, seed=1)
+    )
     tokens, _ = serve(engine, [other])
     assert tokens["3"] != together["3"]
 

@@ -1,4 +1,4 @@
-"""A small model's directory, and engines in front of stub servers."""
+"""A small model's directory, and engines connected to stub servers."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Makes ``stub_server`` importable: tests are no packages here.
+# Makes ``stub_server`` importable, because test folders are not packages.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from stub_server import Stub
@@ -22,7 +22,7 @@ from labkit.workload.request_schedule import RequestSchedule
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory):
-    """A model that labkit builds, as small as can be."""
+    """The directory of the smallest model that labkit can build."""
     from labkit.models.synthetic_model import build
 
     shape = config.ModelShape(
@@ -41,30 +41,30 @@ def tiny_dir(tmp_path_factory):
 
 @pytest.fixture
 def opponent(tiny_dir):
-    """A function: modes of a stub, options of engine.server -> (engine, stub)."""
-    made = []
+    """Return a function from a stub's modes and options of engine.server to (engine, stub)."""
+    opened = []
 
     def make(*modes, preset="other", **options):
         stub = Stub(*modes)
         server = config.Opponent(preset=preset, url=stub.url, **options)
-        made.append(stub)
+        opened.append(stub)
         engine = openai.create(config.Engine(name="openai", server=server), tiny_dir)
-        made.append(engine)
+        opened.append(engine)
         engine.reset_counters()
-        stub.asked.clear()
+        stub.received_bodies.clear()
         return engine, stub
 
     yield make
-    for one in made:
+    for one in opened:
         one.close()
 
 
 @pytest.fixture
 def drive():
-    """A function that serves requests by an engine and returns what became of them."""
+    """Return a function that serves requests by an engine and returns their outcomes."""
 
     def run(engine, requests, together=None, due=None):
-        found = LoadGenerator(
+        generator = LoadGenerator(
             engine,
             requests,
             schedule=RequestSchedule([None] * len(requests), due, together or len(requests)),
@@ -72,15 +72,15 @@ def drive():
             heartbeat=lambda text: None,
             timeline=MemoryTimeline(engine, lambda: {}),
         )
-        found.run()
-        return found
+        generator.run()
+        return generator
 
     return run
 
 
 @pytest.fixture
 def ask():
-    """A function: prompts -> requests for so many tokens of each."""
+    """Return a function from prompts to requests for ``tokens`` tokens each."""
 
     def make(*prompts, tokens=6, **params):
         params = SamplingParams(**{"max_tokens": tokens, "ignore_eos": True, **params})

@@ -1,8 +1,8 @@
-"""A server that answers as it is told, in this process or as a program of its own.
+"""A stub server with configurable behaviour, in this process or as a program of its own.
 
     python stub_server.py --port N MODE...
 
-Modes change what is streamed; what each one is for is said where it is used. It is HTTP/1.1 over
+Modes change what is streamed; the tests that use a mode explain it. It is HTTP/1.1 over
 sockets, a thread per connection, so that every chunk is written when it is meant to be.
 """
 
@@ -19,11 +19,11 @@ WORDS = ("the", " cat", " sat", " on", " a", " mat", " and", " hat")
 
 
 class Stub:
-    """Listens at a port of the loopback interface; ``asked`` are the bodies that came."""
+    """Listens at a loopback port; ``received_bodies`` collects the bodies of requests."""
 
     def __init__(self, *modes, port=0):
         self.modes = set(modes)
-        self.asked = []
+        self.received_bodies = []
         self.served = []  # prompts whose beginning it remembers
         self.longest = 0
         self._socket = socket.create_server(("127.0.0.1", port), backlog=256)
@@ -62,7 +62,7 @@ class Stub:
             status = "200 OK" if path in ("/health", "/v1/models") else "404 Not Found"
             whole(connection, status, known)
             return
-        self.asked.append(body)
+        self.received_bodies.append(body)
         if "dead" in self.modes:  # healthy, and no token ever
             time.sleep(60)
         if "refuses" in self.modes and body["max_tokens"] > 1:
@@ -107,8 +107,8 @@ class Stub:
         finish = "tool_calls" if "tools" in modes else "stop" if "early" in modes else "length"
         write.event("", finish=finish)
         if "no_usage" not in modes:
-            said = count + ("miscounts" in modes)
-            write.usage(len(prompt_of(body)), said, self._cached(body))
+            reported_tokens = count + ("miscounts" in modes)
+            write.usage(len(prompt_of(body)), reported_tokens, self._cached(body))
         write.raw("[DONE]")
 
     def _ids(self, first, words=("one",)):

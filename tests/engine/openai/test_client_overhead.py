@@ -1,4 +1,4 @@
-"""The client's own cost is measured by a server that computes nothing."""
+"""The client's own cost, measured with a server that computes nothing."""
 
 import math
 
@@ -9,25 +9,25 @@ from labkit.engine.openai.null_server import DEFAULT_MAX_TOKENS
 
 
 def test_client_overhead_is_measured():
-    found = client_overhead.measure(streams=3, silence_s=10.0)
+    overhead = client_overhead.measure(streams=3, silence_s=10.0)
     assert (
-        found["streams"] == 3
-        and found["chunks"] == 3 * DEFAULT_MAX_TOKENS * client_overhead.MEASURED_ROUNDS
+        overhead["streams"] == 3
+        and overhead["chunks"] == 3 * DEFAULT_MAX_TOKENS * client_overhead.MEASURED_ROUNDS
     )
     for name in ("ttft_ms", "chunk_ms", "itl_ms"):
-        times = found[name]
+        times = overhead[name]
         assert 0 <= times["p50"] <= times["p99"] <= times["max"] < math.inf
-    assert found["ttft_ms"]["p50"] > 0 and found["chunk_us"] > 0
+    assert overhead["ttft_ms"]["p50"] > 0 and overhead["chunk_us"] > 0
 
 
 def test_a_slow_client_is_detected(monkeypatch):
-    """Each block is stamped 30 ms late: the floor must say so, and not the null server."""
+    """Each read is stamped 30 ms late; the overhead must show it."""
     from labkit.engine.openai import http_exchange
 
     stamp = http_exchange.ReceivedBytes
     monkeypatch.setattr(http_exchange, "ReceivedBytes", lambda at, data: stamp(at + 0.03, data))
-    found = client_overhead.measure(streams=2, silence_s=10.0)
-    assert found["chunk_ms"]["p50"] >= 30 and found["ttft_ms"]["p50"] >= 30
+    overhead = client_overhead.measure(streams=2, silence_s=10.0)
+    assert overhead["chunk_ms"]["p50"] >= 30 and overhead["ttft_ms"]["p50"] >= 30
 
 
 def test_a_prepared_engine_notes_its_client_overhead(opponent, ask):
@@ -44,7 +44,7 @@ def test_percentiles_of_no_values_are_none():
 
 
 def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
-    """One that is kept may be closed by a server just when it is used again."""
+    """A server may close a reused connection just when the next request is sent."""
     from labkit import config
     from labkit.engine import openai
 

@@ -1,4 +1,4 @@
-"""An answer is what came until it ended, however it was framed and cut, and says how it failed."""
+"""HTTP responses in every framing, cut anywhere, complete or failed."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Wire:
-    """A transport that notes what is done with it."""
+    """A transport that records writes and aborts."""
 
     def __init__(self):
         self.written, self.aborted = b"", False
@@ -28,15 +28,15 @@ class Wire:
 
 @pytest.fixture
 def exchange():
-    """A connected exchange; ``ended`` are the reasons for which it ended."""
-    made = HttpExchange(
-        b"asked", lambda seconds: None, lambda one, reason: one.ended.append(reason)
+    """A connected exchange; ``ended`` collects the errors passed to ``on_end``."""
+    connected = HttpExchange(
+        b"request", lambda seconds: None, lambda one, reason: one.ended.append(reason)
     )
-    made.ended = []
-    made.wire = Wire()
-    made.connection_made(made.wire)
-    assert made.wire.written == b"asked"
-    return made
+    connected.ended = []
+    connected.wire = Wire()
+    connected.connection_made(connected.wire)
+    assert connected.wire.written == b"request"
+    return connected
 
 
 def bodies(exchange):
@@ -104,22 +104,22 @@ def test_an_aborted_exchange_reports_nothing(exchange):
 
 
 def test_an_exchange_aborted_before_connecting_sends_nothing():
-    exchange, wire = HttpExchange(b"asked", lambda s: None, lambda one, reason: None), Wire()
+    exchange, wire = HttpExchange(b"request", lambda s: None, lambda one, reason: None), Wire()
     exchange.abort()
     exchange.connection_made(wire)
     assert wire.aborted and wire.written == b""
 
 
 def test_a_client_uses_the_path_of_its_url():
-    """With the path before ``/v1``, and once: nothing listens there afterwards."""
+    """The URL has a path before ``/v1``; a second request finds nobody listening."""
     listening = socket.create_server(("127.0.0.1", 0))
-    port, asked = listening.getsockname()[1], []
+    port, requests_received = listening.getsockname()[1], []
 
     def serve():
         connection, _ = listening.accept()
         listening.close()  # before the answer, which lets the second one go
         with connection:
-            asked.append(connection.recv(1 << 16))
+            requests_received.append(connection.recv(1 << 16))
             connection.sendall(HEAD + b"content-length: 2\r\n\r\nhi")
 
     thread = threading.Thread(target=serve)
@@ -130,7 +130,7 @@ def test_a_client_uses_the_path_of_its_url():
     finally:
         client.close()
         thread.join()
-    (request,) = asked
+    (request,) = requests_received
     assert request.startswith(b"POST /behind/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d" % port)
     assert b"\r\nConnection: close\r\n" in request and request.endswith(b"\r\n\r\n{}")
     assert (first.error, [part.data for part in first.parts]) == (None, [b"hi"])
@@ -142,7 +142,7 @@ def arrival(client, key):
     end = time.monotonic() + 5
     while time.monotonic() < end:
         client.wait(0.05)
-        for found in client.completed_responses():
-            assert found.key == key
-            return found
+        for completed in client.completed_responses():
+            assert completed.key == key
+            return completed
     raise AssertionError("nothing arrived")

@@ -1,4 +1,4 @@
-"""Three ways in which published numbers of servers went wrong, each made and then kept out.
+"""Three mistakes in published benchmarks of servers, each reproduced and then avoided.
 
 What reproduces a trap asks one server twice; labkit asks a fresh one, warmed up by other prompts.
 """
@@ -18,18 +18,18 @@ LONG = tuple(range(260, 500)) * 3
 
 @pytest.fixture
 def fresh(tiny_dir):
-    """A function: modes -> an engine in front of a server of its own, started now."""
-    made = []
+    """Return a function from modes to an engine with a newly started server of its own."""
+    opened = []
 
     def make(*modes):
         command = f"{{python}} {STUB} --port {{port}} {' '.join(modes)}"
         server = config.Opponent(preset="other", command=command, start_timeout_s=60)
-        made.append(openai.create(config.Engine(name="openai", server=server), tiny_dir))
-        made[-1].reset_counters()
-        return made[-1]
+        opened.append(openai.create(config.Engine(name="openai", server=server), tiny_dir))
+        opened[-1].reset_counters()
+        return opened[-1]
 
     yield make
-    for engine in made:
+    for engine in opened:
         engine.close()
 
 
@@ -38,7 +38,7 @@ def tpot(entries):
 
 
 def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, drive, ask):
-    """The same prompts again find their prefix computed; to a fresh server they are new."""
+    """Repeated prompts hit the prefix cache; a fresh server has none."""
     kept, _ = opponent("prefix_cache")
     first, again = (tpot(drive(kept, ask(*PROMPTS), 1).entries) for _ in range(2))
     assert again < 0.5 * first and kept.counters()["tokens.cached"] > 0
@@ -52,7 +52,7 @@ def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, drive, as
 
 
 def test_a_running_server_is_slow_after_a_long_test(opponent, fresh, drive, ask):
-    """A server that is slow ever after a long prompt makes the order of tests the result."""
+    """If a long prompt slows a server for ever, the result depends on the order of tests."""
     kept, _ = opponent("carries_over")
     before = tpot(drive(kept, ask(*PROMPTS)).entries)
     drive(kept, ask(LONG))

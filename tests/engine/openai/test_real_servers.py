@@ -1,4 +1,4 @@
-"""The presets that run here: the real servers say what labkit's engine says inside the process."""
+"""Real servers that can run here give the same output as labkit's engine in process."""
 
 import importlib.util
 import time
@@ -15,7 +15,7 @@ NEEDS = {"mlx_lm": "mlx_lm", "labkit": "uvloop", "xllamacpp": "xllamacpp"}
 
 @pytest.fixture(scope="module")
 def prompts(tiny_dir):
-    """Prompts that are the same ids again when a server reads their text."""
+    """Prompts whose text encodes to the same ids."""
     from labkit.models import tokenizer
 
     return [tuple(tokenizer.load(tiny_dir).encode(text)) for text in TEXTS]
@@ -23,7 +23,7 @@ def prompts(tiny_dir):
 
 @pytest.fixture(scope="module")
 def inside(tiny_dir, prompts):
-    """What labkit's engine samples after each prompt, inside this process."""
+    """The tokens that labkit's engine samples in this process, by prompt."""
     from labkit.engine.request import Request, SamplingParams
 
     engine = create(config.Engine(name="paged", budget=config.Budget(blocks=40)), tiny_dir)
@@ -46,9 +46,9 @@ def test_a_server_gives_the_same_output_as_the_engine_in_process(
     if importlib.util.find_spec(NEEDS[preset]) is None:
         pytest.skip(f"{NEEDS[preset]} is not installed")
     server = config.Opponent(preset=preset)
-    asked = config.Engine(name="openai", server=server)
-    openai.prepare(asked, tiny_dir)
-    engine = openai.create(asked, tiny_dir)
+    engine_options = config.Engine(name="openai", server=server)
+    openai.prepare(engine_options, tiny_dir)
+    engine = openai.create(engine_options, tiny_dir)
     try:
         engine.reset_counters()
         entries = drive(engine, ask(*prompts, tokens=8)).entries

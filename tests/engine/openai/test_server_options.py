@@ -1,4 +1,4 @@
-"""What may be said of a server, and what is refused in one line before anything runs."""
+"""Options of ``engine.server``, and mistakes that are refused before anything runs."""
 
 import pytest
 
@@ -80,14 +80,14 @@ def test_server_arms_do_not_share_a_process():
 
 
 def test_the_plan_warns_about_untested_servers():
-    def said(**server):
+    def warnings(**server):
         return " ".join(capacity_warnings.sentences(experiment(config.Opponent(**server)), [10]))
 
-    assert said() == ""
-    assert "preset=vllm is written by that server's documentation and was not run" in said(
+    assert warnings() == ""
+    assert "preset=vllm is written by that server's documentation and was not run" in warnings(
         preset="vllm"
     )
-    assert "http://x is kept: what it did before" in said(url="http://x")
+    assert "http://x is kept: what it did before" in warnings(url="http://x")
 
 
 def test_chat_needs_conversations():

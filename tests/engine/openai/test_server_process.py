@@ -1,4 +1,4 @@
-"""A server is there when it generates, says why it is not, and leaves nothing behind."""
+"""Server processes: readiness, failures to start, and that none is left behind."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def gone(pids, seconds):
 
 
 def pids_in(text):
-    """The process ids that the stub has said."""
+    """Return the process ids that the stub has printed."""
     words = text.split()
     return [int(words[i + 1]) for i, word in enumerate(words) if word in ("server", "child")]
 
@@ -53,9 +53,9 @@ def test_a_healthy_server_with_a_dead_engine_is_not_ready(tiny_dir, monkeypatch)
     monkeypatch.setattr(server_process, "PROBE_TIMEOUT_S", 0.2)
     with pytest.raises(EngineError) as caught:
         openai.create(options("dead", start_timeout_s=2.0), tiny_dir)
-    said = str(caught.value)
-    assert "no token within 2 s (engine.server.start_timeout_s)" in said
-    assert "no answer within 0.2 s" in said
+    text = str(caught.value)
+    assert "no token within 2 s (engine.server.start_timeout_s)" in text
+    assert "no answer within 0.2 s" in text
 
 
 def test_a_response_without_a_token_is_not_ready(tiny_dir):
@@ -74,9 +74,9 @@ def test_a_server_that_exits_is_reported_with_its_last_line(tiny_dir):
 
 def test_a_missing_server_at_a_url_is_one_line_at_once(tiny_dir):
     url = f"http://127.0.0.1:{server_process.free_port()}/v1"
-    asked = config.Engine(name="openai", server=config.Opponent(url=url))
+    engine_options = config.Engine(name="openai", server=config.Opponent(url=url))
     with pytest.raises(EngineError) as caught:
-        openai.create(asked, tiny_dir)
+        openai.create(engine_options, tiny_dir)
     assert str(caught.value) == (
         f"engine.server.url={url}: nobody listens there (Connection refused); start the server, "
         "or name its address"
@@ -85,11 +85,11 @@ def test_a_missing_server_at_a_url_is_one_line_at_once(tiny_dir):
 
 def test_a_missing_program_is_named_before_anything_runs(tiny_dir):
     server = config.Opponent(preset="other", command="/no/such/server {port}")
-    asked = config.Engine(name="openai", server=server)
+    engine_options = config.Engine(name="openai", server=server)
     with pytest.raises(config.ConfigError, match="the program /no/such/server is not installed"):
-        openai.prepare(asked, tiny_dir)
+        openai.prepare(engine_options, tiny_dir)
     with pytest.raises(EngineError, match="No such file or directory"):
-        openai.create(asked, tiny_dir)
+        openai.create(engine_options, tiny_dir)
     openai.prepare(options(), tiny_dir)
 
 
@@ -132,7 +132,7 @@ STUDY = textwrap.dedent(
 
 @pytest.mark.parametrize("killed", ["run", "study"])
 def test_kill_9_leaves_no_server(killed):
-    """Within a second: the run's parent is the study, whose death ends the run."""
+    """The server ends within a second after kill -9 of the run or of the study, its parent."""
     port = str(server_process.free_port())
     script = [RUN] if killed == "run" else [STUDY, RUN]
     process = subprocess.Popen(
@@ -165,8 +165,8 @@ def test_a_command_that_cannot_be_run_is_one_line():
 def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     server = config.Opponent(preset="labkit", args="engine.kv.block_size=8")
-    asked = config.Engine(name="openai", server=server, threads=3)
-    words = server_process.build_command(asked, folder, 81)
+    engine_options = config.Engine(name="openai", server=server, threads=3)
+    words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
     assert words[-1] == "engine.kv.block_size=8" and "engine.threads=3" in words

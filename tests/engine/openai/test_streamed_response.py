@@ -1,4 +1,4 @@
-"""What a server streams becomes tokens, counts and failures, and never more than it said."""
+"""A server's stream becomes tokens, counts and failures."""
 
 import json
 import time
@@ -22,7 +22,7 @@ def test_a_response_is_text_with_the_servers_token_count(opponent, drive, ask):
     assert counts["tokens.usage"] == counts["tokens.stream"] == 6
     assert counts["engine.openai"] > 0 and counts["finish.length"] == 1
     assert engine.notes["server"]["identity"] == "text"
-    (body,) = stub.asked
+    (body,) = stub.received_bodies
     assert body["stream_options"] == {"include_usage": True} and isinstance(body["prompt"], str)
 
 
@@ -31,8 +31,8 @@ def test_token_ids_of_a_server_are_used_for_identity(opponent, drive, ask):
     (entry,) = drive(engine, ask(PROMPT)).entries
     assert entry.tokens == [0, 1, 2, 3, 4, 5] and entry.text is None
     assert engine.notes["server"]["identity"] == "token ids"
-    assert stub.asked[0]["prompt"] == list(PROMPT)
-    assert stub.asked[0]["return_token_ids"] and stub.asked[0]["ignore_eos"]
+    assert stub.received_bodies[0]["prompt"] == list(PROMPT)
+    assert stub.received_bodies[0]["return_token_ids"] and stub.received_bodies[0]["ignore_eos"]
 
 
 def test_tokens_bundled_in_one_chunk_are_all_counted(opponent, drive, ask):
@@ -84,7 +84,7 @@ def test_a_failed_response_is_never_a_success(opponent, drive, ask, mode, why):
     assert {entry.outcome for entry in entries} <= {"failed", "refused"}
     assert [entry.error for entry in entries] == [f"request r{i}: {why}" for i in range(2)]
     assert engine.counters()["requests.failed"] == 2
-    assert len(stub.asked) == 2, "a request was sent again"
+    assert len(stub.received_bodies) == 2, "a request was sent again"
 
 
 def test_an_output_may_end_early_without_ignore_eos(opponent, drive, ask):
@@ -105,10 +105,13 @@ def test_chat_sends_the_conversation(opponent, drive, ask):
     from dataclasses import replace
 
     engine, stub = opponent(api=config.Api.chat)
-    said = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
+    conversation = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+    )
     (request,) = ask(PROMPT)
-    drive(engine, [replace(request, messages=said)])
-    assert stub.asked[0]["messages"] == [dict(message) for message in said]
+    drive(engine, [replace(request, messages=conversation)])
+    assert stub.received_bodies[0]["messages"] == [dict(message) for message in conversation]
 
 
 def test_a_silent_server_fails_its_request(opponent, drive, ask):
@@ -121,7 +124,7 @@ def test_a_silent_server_fails_its_request(opponent, drive, ask):
 def test_a_parameter_not_sent_to_servers_is_refused(opponent, drive, ask):
     engine, stub = opponent()
     (entry,) = drive(engine, ask(PROMPT, min_p=0.5)).entries
-    assert entry.outcome == "refused" and "min_p=0.5" in entry.error and stub.asked == []
+    assert entry.outcome == "refused" and "min_p=0.5" in entry.error and stub.received_bodies == []
 
 
 def test_an_aborted_request_gives_no_more_events(opponent, ask):
@@ -141,12 +144,12 @@ def test_an_aborted_request_gives_no_more_events(opponent, ask):
 
 
 def test_tokens_have_their_arrival_time(opponent, drive, ask):
-    """The main thread sleeps while they come: their times must not be when it looked."""
+    """The main thread sleeps while tokens arrive; their times must not depend on it."""
     engine, _ = opponent()
-    taken = engine.step
+    original_step = engine.step
 
     def late():
-        events = taken()
+        events = original_step()
         time.sleep(0.05)
         return events
 
@@ -169,23 +172,23 @@ def test_events_are_decoded_whatever_the_read_boundaries():
     for size in (1, 3, 7, len(stream)):
         events = SSEDecoder()
         blocks = [stream[i : i + size] for i in range(0, len(stream), size)]
-        found = [data for block in blocks for data in events.feed(block)]
-        assert found == [b'{"a": 1}', b"one\ntwo", b"[DONE]"]
+        event_data = [data for block in blocks for data in events.feed(block)]
+        assert event_data == [b'{"a": 1}', b"one\ntwo", b"[DONE]"]
 
 
 def test_malformed_chunks_are_errors():
-    def said(event):
+    def parse(event):
         return parse_chunk(json.dumps(event).encode())
 
     assert parse_chunk(b"[DONE]") is DONE
-    assert said({"choices": [{"delta": {"role": "assistant"}}]}).is_empty
-    assert said({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
-    usage = said({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
+    assert parse({"choices": [{"delta": {"role": "assistant"}}]}).is_empty
+    assert parse({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
+    usage = parse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
     assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
     for wrong in (b"7", b"[]", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
         with pytest.raises(StreamError):
             parse_chunk(wrong)
     with pytest.raises(StreamError, match=r"^no room$"):
-        said({"error": {"message": "no\nroom"}})
+        parse({"error": {"message": "no\nroom"}})
     assert error_text(b"<html>" + b"x" * 999).endswith("...")
     assert error_text(b'{"error": "text"}') == "text"

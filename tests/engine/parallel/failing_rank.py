@@ -1,4 +1,4 @@
-"""A rank that goes wrong on purpose: FAULT says how, in rank 1 alone."""
+"""A rank worker that fails on purpose in rank 1; the variable FAULT names the failure."""
 
 import os
 import signal
@@ -9,11 +9,11 @@ from labkit.engine.parallel import rank_worker
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
 
-STEP = 4  # in which it goes wrong
+STEP = 4  # the call that fails
 
 
 class Counted:
-    """Calls ``then`` in the place of a method when it is called for the STEP-th time."""
+    """Replaces a method; the STEP-th call runs ``then`` instead."""
 
     def __init__(self, owner, name, then):
         self.calls, self.original, self.then = 0, getattr(owner, name), then

@@ -39,7 +39,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"name": "contiguous", "kv": KV(layout=KVLayout.contiguous),
@@ -56,11 +56,11 @@ KERNELS = {
         ({"decode_shape": DecodeShape.fixed}, "engine.decode_shape=fixed"),
     ],
 )  # fmt: skip
-def test_options_that_exclude_ranks_are_refused(changes, said):
+def test_options_that_exclude_ranks_are_refused(changes, message):
     Engine(**changes)  # alone it is fine
     with pytest.raises(ConfigError, match=r"engine\.parallel\.size=2: ") as caught:
         Engine(parallel=Parallel(2), **changes)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_other_engines_refuse_parallel_size():
@@ -80,16 +80,16 @@ def experiment(size, shape=None, kind=None):
 
 
 @pytest.mark.parametrize(
-    ("size", "shape", "said"),
+    ("size", "shape", "message"),
     [
         (8, {}, "model.shape.num_kv_heads=4"),
         (2, {"num_heads": 3, "num_kv_heads": 3}, "model.shape.num_heads=3"),
         (2, {"intermediate_size": 771}, "model.shape.intermediate_size=771"),
     ],
 )
-def test_a_shape_that_cannot_be_sharded_is_refused(size, shape, said):
+def test_a_shape_that_cannot_be_sharded_is_refused(size, shape, message):
     experiment(1, shape)
-    with pytest.raises(ConfigError, match=rf"parallel\.size={size}: {said} is not a multiple"):
+    with pytest.raises(ConfigError, match=rf"parallel\.size={size}: {message} is not a multiple"):
         experiment(size, shape)
 
 

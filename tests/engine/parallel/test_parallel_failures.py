@@ -1,4 +1,4 @@
-"""What goes wrong in a rank is named at once, and no rank outlives the engine's process."""
+"""A failing rank is named at once, and no rank outlives the engine's process."""
 
 import os
 import signal
@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[3]
 def make(path, command=rank_processes.RANK_COMMAND, straggler_timeout_s=60.0):
     scheduler = Scheduler(max_num_seqs=3, max_num_batched_tokens=16)
     engine = Engine(parallel=Parallel(2), budget=Budget(blocks=64), scheduler=scheduler)
-    made = tensor_parallel_engine.create(engine, path, command, straggler_timeout_s)
+    parallel_engine = tensor_parallel_engine.create(engine, path, command, straggler_timeout_s)
     for index in range(3):
         params = SamplingParams(max_tokens=20, ignore_eos=True)
-        made.submit(Request(str(index), tuple(range(1, 12 + index)), params))
-    return made
+        parallel_engine.submit(Request(str(index), tuple(range(1, 12 + index)), params))
+    return parallel_engine
 
 
 def drain(engine):
@@ -51,7 +51,7 @@ def gone(pids, seconds=5.0):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("fewer", r"do not compute the same step \(rank 0: \w{16}; rank 1: \w{16}\)"),
         ("nothing", "do not compute the same step"),
@@ -61,7 +61,7 @@ def gone(pids, seconds=5.0):
         ("stop", "rank 1 has not replied 1 s after the others"),
     ],
 )
-def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, said):
+def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, message):
     real = rank_processes.worker_environment.worker_environment
 
     def environment(base, **facts):
@@ -72,7 +72,7 @@ def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, faul
     monkeypatch.setattr(rank_processes.worker_environment, "worker_environment", environment)
     engine = make(model_dir("qwen3"), FAILING, 1.0 if fault == "stop" else 60.0)
     pids = engine._ranks.pids
-    with pytest.raises(RuntimeError, match=said) as caught:
+    with pytest.raises(RuntimeError, match=message) as caught:
         drain(engine)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, rank_processes.RankError) is (fault != "wrong")

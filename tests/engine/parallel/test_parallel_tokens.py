@@ -1,4 +1,4 @@
-"""Two ranks: the tokens of one process, through everything that a scheduler does."""
+"""Two ranks give the tokens of one process, under all that a scheduler does."""
 
 import json
 import shutil
@@ -64,12 +64,12 @@ def collect(events, tokens, margins):
 
 
 def both(path, **changes):
-    """Return what one process and two ranks gave: tokens, margins, counters."""
-    found = []
+    """Return tokens, margins and counters of one process and of two ranks."""
+    results = []
     for size in (1, 2):
         engine = create(options(size, **changes), path)
         try:
-            found.append((*serve(engine), engine.counters()))
+            results.append((*serve(engine), engine.counters()))
             assert not engine.kv_bytes().reserved and not engine.is_running("0")
             notes = engine.notes
         finally:
@@ -77,7 +77,7 @@ def both(path, **changes):
     digests = notes["schedule_digests"].split("; ")
     assert [text.split(": ")[0] for text in digests] == ["rank 0", "rank 1"]
     assert len({text.split(": ")[1] for text in digests}) == 1
-    return found
+    return results
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
@@ -86,7 +86,9 @@ def test_the_tokens_and_the_schedule_are_those_of_one_process(model_dir, kind):
     assert tokens == same_tokens and set(tokens) >= {str(i) for i in range(len(PROMPTS))}
     # Not by luck: no greedy choice was nearly a tie for what another order of summation changes.
     greedy = [str(index) for index in range(len(PROMPTS)) if index != SAMPLED]
-    ours, theirs = (np.array([m for g in greedy for m in found[g]]) for found in (margins, near))
+    ours, theirs = (
+        np.array([m for g in greedy for m in results[g]]) for results in (margins, near)
+    )
     assert 0 < np.abs(ours - theirs).max() < ours.min() / 10
     # All that makes schedules hard has happened, in both alike.
     for counter in ("preemptions", "prefix.hit_tokens", "tokens.recomputed", "steps.mixed"):
