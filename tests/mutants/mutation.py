@@ -2,7 +2,7 @@
 
 Rules: a comparison becomes its neighbour, ``and`` becomes ``or``, a condition is negated, an
 operator becomes another, a number grows, a truth value flips, a function returns None, a
-statement goes. Annotations, decorators and texts stay as they are.
+statement is deleted. Annotations, decorators and strings are not changed.
 """
 
 import ast
@@ -44,11 +44,11 @@ MODULE = "<module>"
 
 @dataclass(frozen=True)
 class Mutant:
-    """``text`` is the whole changed file.
+    """One mutant of a file.
 
-    ``path``: of the file. ``function``: the qualified name of the one that is changed,
-    ``<module>`` outside any. ``what``: the line, and how a part of it changes; no two
-    mutants of a file have the same, and changes elsewhere leave it as it is.
+    ``function`` is the qualified name of the changed function, or ``<module>`` outside functions.
+    ``what`` is the line and the change in it: unique in the file, and independent of changes
+    elsewhere. ``text`` is the content of the whole changed file.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What the list of survivors calls it."""
+        """Its name in the list of survivors."""
         return f"{self.path} | {self.what}"
 
 

@@ -49,9 +49,9 @@ def test_rules_make_one_small_change_each():
 
 def test_a_draw_does_not_depend_on_other_files():
     found = mutants("labkit/toy.py", SOURCE)
-    drawn = run.draw(found, 3, seed=1)
-    assert run.draw([m for m in found if m in drawn or m == found[0]], 3, seed=1)[:2] == drawn[:2]
-    assert run.draw(found, 3, seed=2) != drawn
+    drawn = run.sample(found, 3, seed=1)
+    assert run.sample([m for m in found if m in drawn or m == found[0]], 3, seed=1)[:2] == drawn[:2]
+    assert run.sample(found, 3, seed=2) != drawn
 
 
 def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
@@ -68,24 +68,24 @@ def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
-    tree = run.Tree(source, tmp_path / "work")
-    tests = run.look(tree, ["tests/toy"])
+    tree = run.WorkingCopy(source, tmp_path / "work")
+    tests = run.map_calls(tree, ["tests/toy"])
     assert tests.failed == [] and list(tests.seconds) == ["tests/toy/test_toy.py::test_it_grows"]
     wanted = {
         "return x + 1 | x + 1 -> (x - 1)": run.KILLED,
         "if x < 3 and x: | x < 3 -> (x <= 3)": run.SURVIVES,
         "return 5 -> return None": run.UNREACHED,
     }
-    known = run.Known(tree)
+    known = run.ResultCache(tree)
     for mutant in run.all_mutants(tree.source, ["labkit"]):
         if mutant.what in wanted:
-            assert known.meet(mutant, tests.of(mutant)) == wanted.pop(mutant.what)
+            assert known.test_mutant(mutant, tests.calling(mutant)) == wanted.pop(mutant.what)
             assert (tree.path / mutant.path).read_text() != mutant.text
     assert not wanted
-    assert len(run.Known(tree)._found) == 3
+    assert len(run.ResultCache(tree)._results) == 3
 
 
 def test_the_list_of_survivors_is_current():
     names = {mutant.name for mutant in run.all_mutants(run.ROOT, run.PACKAGES)}
-    assert set(run.listed()) <= names
-    assert all(run.listed().values())
+    assert set(run.known_survivors()) <= names
+    assert all(run.known_survivors().values())
