@@ -1,4 +1,4 @@
-"""Skip, with the reason, where there is no compiler."""
+"""Fixtures of the emulator's tests, which are skipped if there is no compiler."""
 
 import sys
 from pathlib import Path

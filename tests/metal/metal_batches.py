@@ -1,4 +1,4 @@
-"""Batches, the float64 oracle, and one way to run a kernel on a batch."""
+"""Batches, the float64 oracle, and a function that runs a kernel on a batch."""
 
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def prover(cpu_seconds=60.0):
-    """The emulator that shows most: three schedules, compiled for proof."""
+    """Return the strictest emulator: three schedules, compiled for proof."""
     return Emulator(PROOF_SCHEDULES, BuildKind.proof, cpu_seconds)
 
 
@@ -38,7 +38,7 @@ def prover(cpu_seconds=60.0):
 class Batch:
     """Packed queries over a paged cache; values are exact in ``dtype``.
 
-    What no query may see is NaN or infinite: unused slots, unused blocks.
+    Unused slots and blocks, which no query may see, are NaN or infinite.
     """
 
     q: np.ndarray
@@ -66,7 +66,7 @@ def batch(
     seed=0,
     spread=1.0,
 ):
-    """A batch with random block tables without aliases. ``spread`` scales the queries."""
+    """Return a batch on random blocks, none used twice; ``spread`` scales the queries."""
     rng = np.random.default_rng(seed)
     counts = [-(-c // block_size) for c in contexts]
     ids = rng.permutation(np.arange(1, sum(counts) + 1)).astype(np.int32)
@@ -93,12 +93,12 @@ def batch(
 
 
 def exact(array, dtype):
-    """Round to ``dtype``; float32 again, so that the oracle sees the same values."""
+    """Round to ``dtype`` and return float32, so that the oracle sees the same values."""
     return np.array(mx.array(np.asarray(array, np.float32)).astype(dtype).astype(mx.float32))
 
 
 def oracle(b, *, scale, window=None, softcap=None, sinks=None):
-    """Attention in float64, one query, head and sequence at a time: (output, largest logit)."""
+    """Attend in float64, query by query and head by head; return (output, largest logit)."""
     out = np.zeros(b.q.shape)
     largest = 0.0
     group = b.q.shape[1] // b.k_pool.shape[2]
@@ -124,7 +124,7 @@ def oracle(b, *, scale, window=None, softcap=None, sinks=None):
 
 
 class Launcher(MetalBackend):
-    """The backend with the kernel named, and a lookup that is written down plainly."""
+    """The backend with a forced kernel, and lookups that plain loops build."""
 
     def __init__(self, switches, executor, kernel="auto", maps=None):
         super().__init__(switches, "emulated", executor)
@@ -150,7 +150,7 @@ class Launcher(MetalBackend):
 
 
 def token_maps(cu):
-    """One entry per token, and per Q-block."""
+    """Return the sequence of every token, and of every Q-block."""
     tokens = np.array([s for s in range(len(cu) - 1) for _ in range(cu[s], cu[s + 1])], np.int32)
     owners = np.full(cu[-1] // BQ + len(cu) - 1, -1, np.int32)
     for s in range(len(cu) - 1):
@@ -172,30 +172,32 @@ def attend(
     window_skip=True,
     **options,
 ):
-    """Run a batch: (output as float32, report, dispatch). Three schedules by default."""
+    """Run a batch, by default on three schedules; return (output in float32, report, dispatch)."""
     switches = KernelSwitches(resolver, split_kv, gqa_sharing, window_skip)
-    made = Launcher(switches, executor or prover(), kernel, maps)
+    backend = Launcher(switches, executor or prover(), kernel, maps)
     q, *pools = (mx.array(a).astype(b.dtype) for a in (b.q, b.k_pool, b.v_pool))
-    made.adopt([pools[0]], [pools[1]])
-    plan = made.plan(block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q)
-    made.bind(
+    backend.adopt([pools[0]], [pools[1]])
+    plan = backend.plan(
+        block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q
+    )
+    backend.bind(
         0, scale=b.q.shape[2] ** -0.5 if scale is None else scale, heads=b.q.shape[1], **options
     )
-    out = made.forward(0, q, None, None, plan)
-    mx.eval(out, made.pending(plan))
-    (report,) = made.report(plan)
-    return np.array(out.astype(mx.float32)), report, made.dispatch
+    out = backend.forward(0, q, None, None, plan)
+    mx.eval(out, backend.pending(plan))
+    (report,) = backend.report(plan)
+    return np.array(out.astype(mx.float32)), report, backend.dispatch
 
 
 ROUNDING = {mx.float32: 0.0, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 
 def check(b, out, **options):
-    """Compare with the oracle at the dtype's rounding; return the error over the tolerance."""
+    """Compare with the oracle within the dtype's rounding; return error / tolerance."""
     scale = options.pop("scale", None) or b.q.shape[2] ** -0.5
     expected, largest = oracle(b, scale=scale, **options)
     finite = np.isfinite(expected)
-    assert (np.isfinite(out) == finite).all(), "NaN or infinity where there is none, or none"
+    assert (np.isfinite(out) == finite).all(), "NaN or infinity differ from the oracle's"
     tolerance = 4e-6 * (1 + largest / 10) + ROUNDING[b.dtype]
     error = np.abs(out - expected)[finite].max() / np.abs(expected[finite]).max()
     assert error <= tolerance, f"error {error:.3g} of the largest value, {tolerance:.3g} allowed"

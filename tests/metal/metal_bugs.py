@@ -1,4 +1,4 @@
-"""Kernel bugs made by hand, one text change each, and the probe that must show them."""
+"""Kernel bugs written by hand: one text change each, and the probe that must fail."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from labkit.metal.kernels import source
 
 @dataclass(frozen=True)
 class Bug:
-    """Replace ``old``, which stands once in the file, by ``new``."""
+    """Replace ``old``, which occurs once in the file, by ``new``; then ``probe`` must fail."""
 
     file: str
     old: str
@@ -16,7 +16,7 @@ class Bug:
 
     def edits(self):
         text = source(self.file)
-        assert text.count(self.old) == 1, f"{self.old!r} stands {text.count(self.old)} times"
+        assert text.count(self.old) == 1, f"{self.old!r} occurs {text.count(self.old)} times"
         return {self.file: text.replace(self.old, self.new)}
 
 
@@ -97,7 +97,7 @@ BUGS = {
     "rows past the sequence stored": Bug(
         "tiled", "if (my_row < rows) {", "if (my_row < rows + 1) {", "tiled"
     ),
-    # --- memory that nobody wrote
+    # --- memory that was not written
     "a simdgroup's maximum not published": Bug(
         "decode",
         "  if (lane == 0) {\n    maxima",

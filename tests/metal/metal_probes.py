@@ -1,6 +1,6 @@
-"""Probes: small launches that between them use every line of the kernels.
+"""Probes: small launches that together use every line of the kernels.
 
-A probe says what is expected of output and evidence, both worked out without the kernels.
+A probe compares the output with the oracle, and the report with counts derived from the batch.
 """
 
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from labkit.metal.kernels import source
 
 @dataclass(frozen=True)
 class Probe:
-    """A launch: ``sources`` are the kernel files whose faults it can show."""
+    """A launch; ``sources`` are the kernel files whose faults it can detect."""
 
     make: Callable[[], Batch]
     kernel: str
     options: dict = field(default_factory=dict)
-    how: dict = field(default_factory=dict)
-    twin: dict | None = None  # changes that must not change one bit
+    switches: dict = field(default_factory=dict)
+    equal_bits_with: dict | None = None  # switches that must not change a bit
     build: BuildKind = BuildKind.proof
 
     @property
     def sources(self):
         names = {"common", "resolve", self.kernel}
-        return names | ({"reduce"} if "split_kv" in self.how else set())
+        return names | ({"reduce"} if "split_kv" in self.switches else set())
 
 
-class Wrong(AssertionError):
-    """The launch ended well and what it left is wrong."""
+class WrongResult(AssertionError):
+    """The launch ended without a fault, but its output or its report is wrong."""
 
 
 def run(probe, edits=None, cpu_seconds=2.0):
-    """Run a probe on the kernels with ``edits`` {file: text}; raise on anything wrong."""
+    """Run a probe on kernels with ``edits`` {file: text}; raise on a fault or a wrong result."""
     emulator = prover(cpu_seconds)
     if probe.build is BuildKind.race:
         emulator = Emulator(DEFAULT_SCHEDULES, BuildKind.race, 100.0)
@@ -48,26 +48,26 @@ def run(probe, edits=None, cpu_seconds=2.0):
         "kernel": probe.kernel,
         "executor": lambda call: emulator(edited(call, edits or {})),
         **probe.options,
-        **probe.how,
+        **probe.switches,
     }
     out, evidence, dispatch = attend(b, **run_on)
-    if probe.twin is not None:
-        other, _, _ = attend(b, **run_on | probe.twin)
+    if probe.equal_bits_with is not None:
+        other, _, _ = attend(b, **run_on | probe.equal_bits_with)
         if other.tobytes() != out.tobytes():
-            raise Wrong(f"{probe.twin} changes the output")
+            raise WrongResult(f"{probe.equal_bits_with} changes the output")
     compared = {k: v for k, v in probe.options.items() if k != "window_skip"}
     try:
         check(b, out, **compared)
     except AssertionError as error:
-        raise Wrong(str(error)) from None
+        raise WrongResult(str(error)) from None
     expected = expected_evidence(b, probe, dispatch)
-    found = {name: getattr(evidence, name) for name in expected}
-    if found != expected or evidence.stamp != evidence.expected_stamp:
-        raise Wrong(f"evidence {found}, expected {expected}, stamps {evidence}")
+    actual = {name: getattr(evidence, name) for name in expected}
+    if actual != expected or evidence.stamp != evidence.expected_stamp:
+        raise WrongResult(f"report {actual}, expected {expected}, stamps {evidence}")
 
 
 def edited(call, edits):
-    """Put changed kernel files in the place of the originals."""
+    """Return the call with changed kernel files in place of the originals."""
     header, body = call.header, call.body
     for name, text in edits.items():
         old, new = source(name).rstrip("\n"), text.rstrip("\n")
@@ -78,7 +78,7 @@ def edited(call, edits):
 
 
 def expected_evidence(b, probe, dispatch):
-    """Search iterations, blocks and surplus, counted from the batch alone."""
+    """Return search iterations, visited blocks and surplus, derived from the batch alone."""
     cu, rows = b.cu_seqlens_q, 1 if probe.kernel == "decode" else BQ
     window = probe.options.get("window")
     skip = probe.options.get("window_skip", True)
@@ -94,7 +94,7 @@ def expected_evidence(b, probe, dispatch):
                 begin = max(length - query_len + row + 1 - window, 0)
             blocks += -(-end // b.block_size) - begin // b.block_size
     x, y, z = dispatch.groups
-    resolver = probe.how.get("resolver", "binary_search")
+    resolver = probe.switches.get("resolver", "binary_search")
     searched = sum(iterations(cu, unit, rows) for unit in range(y))
     return {
         "search_iterations": searched * x * z if resolver == "binary_search" else 0,
@@ -104,13 +104,14 @@ def expected_evidence(b, probe, dispatch):
 
 
 def iterations(cu, unit, rows):
-    """Steps until one sequence is left: the answer splits the range at every step."""
+    """Return the steps of a binary search until one sequence is left."""
     keys = [c // rows + (i if rows > 1 else 0) for i, c in enumerate(cu)]
     answer = max(i for i, key in enumerate(keys) if key <= unit)
-    left, steps = range(len(cu)), 0
-    while len(left) > 1:
-        middle = (left[0] + left[-1] + 1) // 2
-        left = range(middle, left[-1] + 1) if answer >= middle else range(left[0], middle)
+    candidates, steps = range(len(cu)), 0
+    while len(candidates) > 1:
+        low, high = candidates[0], candidates[-1]
+        middle = (low + high + 1) // 2
+        candidates = range(middle, high + 1) if answer >= middle else range(low, middle)
         steps += 1
     return steps
 
@@ -223,7 +224,7 @@ PROBES = {
     "tiled work_plan": Probe(_ragged, "tiled", {}, {"resolver": "work_plan"}),
 }
 
-# A last resort: 200 times slower, and it sees what a schedule cannot.
+# 200 times slower; they detect races that no schedule shows.
 RACE_PROBES = {
     "race surplus": Probe(
         lambda: batch([1, 2], [9, 9], heads=1, kv_heads=1),

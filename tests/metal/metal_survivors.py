@@ -1,9 +1,9 @@
-"""Mutants that nothing can tell from the original, by reason."""
+"""Equivalent mutants: they behave like the original; by reason."""
 
-# ruff: noqa: E501 (lines of the kernels, as they are)
+# ruff: noqa: E501 (lines of the kernels)
 # {reason: [(file, "old line -> new line")]}
 SURVIVORS = {
-    "Binary search is what is left when no other resolver is named; its number is only a name.": [
+    "Binary search is the default branch of the resolvers; its number is never compared.": [
         (
             "resolve",
             "BINARY_SEARCH = 1, -> BINARY_SEARCH = 2,",
@@ -23,7 +23,7 @@ SURVIVORS = {
             "seq = -1; -> seq = -2;",
         ),
     ],
-    "More room, or more rounds, than needed: guarded by the comparison inside.": [
+    "More memory or iterations than needed; the comparison inside guards them.": [
         (
             "decode",
             "constexpr int DIMS_PER_LANE = (HEAD_DIM + LANES - 1) / LANES;"
@@ -63,7 +63,7 @@ SURVIVORS = {
             "for (int j = 0; j < TILE / 8; ++j) { -> for (int j = 0; j < TILE / 7; ++j) {",
         ),
     ],
-    "One thread writes what every thread of its group holds; which one does not matter.": [
+    "One thread writes a value that every thread of its group has; any thread will do.": [
         (
             "decode",
             "if (index == 0) { -> if (index == 1) {",
@@ -82,7 +82,7 @@ SURVIVORS = {
             "if (index == 0) { -> if (index == 1) {",
         ),
     ],
-    "Partitions of another size: they still cover all blocks, in another balance.": [
+    "Partitions of another size still cover all blocks.": [
         (
             "decode",
             "const int per_partition = (blocks_end - blocks_begin + partitions - 1) / partitions;"
@@ -99,7 +99,7 @@ SURVIVORS = {
             " -> const int per_partition = (blocks_end - blocks_begin + partitions + 1) / partitions;",
         ),
     ],
-    "What a state begins with is multiplied by exp2(LOWEST - maximum), which is 0.": [
+    "The initial state is multiplied by exp2(LOWEST - maximum), which is 0.": [
         (
             "decode",
             "sum[h] = 0; -> sum[h] = 1;",
@@ -113,13 +113,13 @@ SURVIVORS = {
             "float sum = 0; -> float sum = 1;",
         ),
     ],
-    "A key of the same block that is read and then masked.": [
+    "One more key of the same block is read, and then masked.": [
         (
             "decode",
             "if (slot < slot_end) { -> if (slot <= slot_end) {",
         ),
     ],
-    "Rows and keys past the end: computed, masked and not stored, or a tile in which nothing is seen.": [
+    "Rows and keys past the end are computed, masked and not stored, or a tile has no visible key.": [
         (
             "tiled",
             "if (first_row >= rows) { -> if (first_row > rows) {",
@@ -175,7 +175,7 @@ SURVIVORS = {
             " -> if (key + 9 <= my_begin || key >= last.end) {",
         ),
     ],
-    "The other lanes named hold the same value: bit 0 was merged before, and t & 3 halves to t & 2.": [
+    "The other lane has the same value: bit 0 was merged before, and (t & 3) / 2 equals (t & 2) / 2.": [
         (
             "tiled",
             "tile_maximum = max(tile_maximum, simd_shuffle_xor(tile_maximum, ushort(8)));"
@@ -191,7 +191,7 @@ SURVIVORS = {
             "sum += simd_shuffle_xor(sum, ushort(8)); -> sum += simd_shuffle_xor(sum, ushort(9));",
         ),
     ],
-    "A tile that all rows see, taken element by element: slower, and the same.": [
+    "A tile that all rows see is computed element by element: slower, equal results.": [
         (
             "tiled",
             "if (key >= last.begin && key + 8 <= first.end) {"
@@ -208,7 +208,7 @@ SURVIVORS = {
             " -> if (key >= last.begin && key + 9 <= first.end) {",
         ),
     ],
-    "The thread past the last dimension adds up what it does not store.": [
+    "The thread past the last dimension computes a sum that it does not store.": [
         (
             "reduce",
             "if (index < HEAD_DIM) { -> if (index <= HEAD_DIM) {",

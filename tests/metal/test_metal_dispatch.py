@@ -1,4 +1,4 @@
-"""Which kernel runs, on what grid, why, and what the evidence says."""
+"""The choice of kernel and grid, its reason, and the launch report."""
 
 from types import SimpleNamespace
 
@@ -35,9 +35,9 @@ def planned(query_lens, contexts, resolver="binary_search"):
 
 def choose(batch, kind=None, resolver="binary_search", kernel="auto", on=None, **switches):
     switches = KernelSwitches(**{"gqa_sharing": False, **switches})
-    made = planned(*batch, resolver)
+    metadata = planned(*batch, resolver)
     return kernel_dispatch.choose_kernel(
-        made, kind or layer(), switches, on or kernel_dispatch.METAL_LIMITS, kernel
+        metadata, kind or layer(), switches, on or kernel_dispatch.METAL_LIMITS, kernel
     )
 
 
@@ -69,7 +69,7 @@ def test_tiled_kernel_must_fit_the_registers(dtype, head_dim, kernel):
     assert choose(PREFILL, kind, on=kernel_dispatch.cpu_limits(2)).kernel == "tiled"
 
 
-def test_kernel_can_be_asked_for():
+def test_a_kernel_can_be_forced():
     assert choose(PREFILL, kernel="decode").kernel == "decode"
     with pytest.raises(ValueError, match="kernel=tiled: does not take float32 with head size 256"):
         choose(PREFILL, layer(dtype="float32", head_dim=256), kernel="tiled")
@@ -106,7 +106,7 @@ def test_gqa_sharing(heads, kv_heads, shared):
     assert choose(DECODE, kind).sharing_heads == 1
 
 
-def test_the_cpu_walks_a_keys_heads_side_by_side_where_there_are_units_enough():
+def test_a_cpu_unit_reads_several_kv_heads_if_there_are_enough_units():
     many, few = ([1] * 8, [64] * 8), ([1] * 7, [64] * 7)
     on, kind = kernel_dispatch.cpu_limits(2), layer(16, 8, 256, "float32")
     for some, heads in ((many, 4), (few, 1)):  # 4,096 bytes are 4 heads of 256
@@ -186,8 +186,8 @@ def test_launches_of_one_kind_are_summed_and_the_stale_one_is_named(partitions, 
     assert counted == tuple(sum(main[:, i].sum() for main, _ in written) for i in (1, 2, 3))
 
 
-def test_layers_are_added_up_and_the_stale_one_is_named():
-    """Two layers and a null kernel whose second launch leaves nothing."""
+def test_layers_are_summed_and_the_stale_one_is_named():
+    """Two layers; the fourth launch of a null kernel writes no stamps."""
     launches = []
 
     def executor(call):
@@ -203,22 +203,24 @@ def test_layers_are_added_up_and_the_stale_one_is_named():
     from metal_batches import Launcher
 
     b = batch([1, 1], [20, 9])
-    made = Launcher(KernelSwitches(), executor)
-    made.adopt(*([pool] * 2 for pool in (b.k_pool, b.v_pool)))
-    plan = made.plan(block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q)
+    backend = Launcher(KernelSwitches(), executor)
+    backend.adopt(*([pool] * 2 for pool in (b.k_pool, b.v_pool)))
+    plan = backend.plan(
+        block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q
+    )
     for index in range(2):
-        made.bind(index, scale=1.0, heads=4)
+        backend.bind(index, scale=1.0, heads=4)
     for stale in (False, True):
         for index in range(2):
-            made.forward(index, mx.array(b.q), None, None, plan)
-        (report,) = made.report(plan)
+            backend.forward(index, mx.array(b.q), None, None, plan)
+        (report,) = backend.report(plan)
         assert report.launches == report.counters()["kernel.decode"] == 2
         assert report.stale == stale and report.layer == (1 if stale else 0)
     assert report.kv_blocks_visited == 3 * 4  # of the launch that was seen
-    assert made.report(plan) == ()
+    assert backend.report(plan) == ()
 
 
-def test_what_the_kernels_are_not_compiled_for():
+def test_unsupported_dtypes_and_block_sizes_are_refused():
     b = batch([1], [5])
     with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, not int32"):
         attend(type(b)(*list(vars(b).values())[:-1], mx.int32), executor=pytest.fail)
@@ -234,7 +236,7 @@ def test_metal_device_is_refused_without_metal():
         executor_for("metal")
 
 
-def test_the_kernels_know_the_resolvers_and_kernels_by_these_numbers():
+def test_kernel_and_resolver_ids_equal_those_of_the_sources():
     for number, word in enumerate(RESOLVERS, 1):
         assert f"{word.upper()} = {number}" in source("resolve"), word
     for name in ("decode", "tiled"):
@@ -243,7 +245,7 @@ def test_the_kernels_know_the_resolvers_and_kernels_by_these_numbers():
     assert "constexpr int BQ = 32;" in source("tiled")
 
 
-def test_sources_heed_mlx_traps():
+def test_sources_avoid_the_traps_of_mlx():
     assert header().endswith("\n")
     for name in ("decode", "tiled", "reduce"):
         # Attributes are found in the body only, and by substring.

@@ -1,4 +1,4 @@
-"""The emulator itself: what it computes, and what it refuses to let pass."""
+"""The emulator computes as Metal does, and raises on what Metal does not allow."""
 
 from dataclasses import replace
 
@@ -36,10 +36,10 @@ def floats(*shape):
     return (shape, mx.float32)
 
 
-# ------------------------------------------------------------------ the trace
+# ------------------------------------------------------------------ source capture
 
 
-def test_exported_tuple_is_as_this_emulator_knows_it():
+def test_exported_tuple_has_the_known_form():
     body = "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
     captured = capture_kernel(
         call(
@@ -52,7 +52,7 @@ def test_exported_tuple_is_as_this_emulator_knows_it():
     )
     assert captured.grid == (64, 1, 1)
     assert captured.threadgroup == (32, 1, 1)
-    # The trap that pointers' template parameters answer: 8 elements decide.
+    # MLX declares inputs of fewer than 8 elements `constant`, others `device`.
     assert "const constant float* few [[buffer(0)]]" in captured.text
     assert "const device float* many [[buffer(1)]]" in captured.text
     assert "const constant int* many_shape [[buffer(2)]]" in captured.text
@@ -70,12 +70,12 @@ def test_exported_tuple_is_as_this_emulator_knows_it():
     "arguments",
     [None, ("name", "text", 1, 1, 1), ("n", "no function", *[1] * 6), ("n", "void n(", *"123456")],
 )
-def test_another_tuple_is_refused(arguments):
+def test_a_tuple_of_another_form_is_refused(arguments):
     with pytest.raises(EmulatorUnavailable, match="in a form that this emulator does not know"):
         _parse(arguments)
 
 
-def test_no_compiler_is_said_in_one_line(monkeypatch):
+def test_a_missing_compiler_is_reported_in_one_line(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     cpp_compilation.find_compiler.cache_clear()
     with pytest.raises(EmulatorUnavailable, match=r"^device=emulated: no g\+\+ on PATH") as error:
@@ -89,7 +89,7 @@ def test_unknown_device_is_refused():
         executor_for("cuda")
 
 
-# ------------------------------------------------------------------ what it computes
+# ------------------------------------------------------------------ results
 
 
 def test_simd_operations(compiler):
@@ -107,11 +107,11 @@ def test_simd_operations(compiler):
         call(body, {"a": a}, {"out": floats(64, 4)}, threads=64)
     )
     lanes = np.arange(32)
-    for group, got in zip(a.reshape(2, 32), np.array(out).reshape(2, 32, 4), strict=True):
-        assert (got[:, 0] == group.sum()).all()
-        assert (got[:, 1] == group.max() - group.min()).all()
-        assert (got[:, 2] == group[lanes ^ 5]).all()
-        assert (got[:, 3] == group[(lanes + 3) % 32] + group[7]).all()
+    for group, results in zip(a.reshape(2, 32), np.array(out).reshape(2, 32, 4), strict=True):
+        assert (results[:, 0] == group.sum()).all()
+        assert (results[:, 1] == group.max() - group.min()).all()
+        assert (results[:, 2] == group[lanes ^ 5]).all()
+        assert (results[:, 3] == group[(lanes + 3) % 32] + group[7]).all()
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -132,8 +132,8 @@ def test_matrices(dtype, compiler):
         mx.array(rng.standard_normal(s).astype(np.float32)).astype(dtype)
         for s in ((8, 8), (16, 16))
     )
-    made = call(body, {"a": a, "b": b}, {"out": floats(8, 8)}, template=[("T", dtype)])
-    (out,) = prover()(made)
+    kernel_call = call(body, {"a": a, "b": b}, {"out": floats(8, 8)}, template=[("T", dtype)])
+    (out,) = prover()(kernel_call)
     x, y = (np.array(m.astype(mx.float32)).astype(np.float64) for m in (a, b))
     # Origin (3, 2): column 3, row 2; then transposed.
     np.testing.assert_allclose(np.array(out), x @ y[2:10, 3:11].T + 1, rtol=0, atol=4e-6)
@@ -158,14 +158,14 @@ def test_threadgroups_positions_and_shapes(compiler):
     out[i] = a_shape[1] * 1000 + thread_position_in_grid.y * 100 + threadgroups_per_grid.z * 10
            + simdgroup_index_in_threadgroup;
     """
-    made = call(body, {"a": np.ones((2, 5), np.float32)}, {"out": floats(2, 3, 64)}, threads=64,
-                groups=(1, 3, 2))  # fmt: skip
-    (out,) = prover()(made)
+    a = np.ones((2, 5), np.float32)
+    kernel_call = call(body, {"a": a}, {"out": floats(2, 3, 64)}, threads=64, groups=(1, 3, 2))
+    (out,) = prover()(kernel_call)
     y, i = np.arange(3)[:, None], np.arange(64)
     np.testing.assert_array_equal(np.array(out), np.stack([5020 + y * 100 + i // 32] * 2))
 
 
-# ------------------------------------------------------------------ what it finds
+# ------------------------------------------------------------------ faults
 
 SHARE = """
 threadgroup float shared[64];
@@ -177,9 +177,9 @@ out[i] = shared[63 - i];
 A64 = {"a": np.arange(64, dtype=np.float32)}
 
 
-def faulty(body, inputs=A64, outputs=None, threads=64, **how):
+def faulty(body, inputs=A64, outputs=None, threads=64, **switches):
     with pytest.raises(KernelFault) as error:
-        prover(2.0)(call(body, inputs, outputs or {"out": floats(64)}, threads=threads, **how))
+        prover(2.0)(call(body, inputs, outputs or {"out": floats(64)}, threads=threads, **switches))
     assert "\n" not in str(error.value)
     return error.value
 
@@ -305,22 +305,26 @@ def test_text_that_does_not_compile(compiler):
     assert faulty("threadgroup float x[2], y[2]; out[0] = 1;").kind == "compile"
 
 
-# ------------------------------------------------------------------ how it runs
+# ------------------------------------------------------------------ schedules and cache
 
 
 def test_every_schedule_alone_gives_the_same_bits(compiler):
     body = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
-    made = call(body, A64, {"out": floats(64)}, threads=64)
-    outs = [Emulator((s,))(made)[0] for s in (*PROOF_SCHEDULES, Schedule(Order.random, 0, 99))]
+    kernel_call = call(body, A64, {"out": floats(64)}, threads=64)
+    outs = [
+        Emulator((s,))(kernel_call)[0] for s in (*PROOF_SCHEDULES, Schedule(Order.random, 0, 99))
+    ]
     assert all(mx.array_equal(out, outs[0]) for out in outs)
 
 
 def test_program_is_compiled_once(compiler, no_cache):
-    made = call("out[thread_position_in_grid.x] = a[0];", A64, {"out": floats(64)}, threads=64)
-    prover()(made)
+    kernel_call = call(
+        "out[thread_position_in_grid.x] = a[0];", A64, {"out": floats(64)}, threads=64
+    )
+    prover()(kernel_call)
     before = {p: p.stat().st_mtime_ns for p in (no_cache / "emulator").iterdir()}
     assert len(before) == 2  # the runtime and the kernel
-    other = replace(made, inputs=(("a", mx.array(A64["a"]) + 1),))
+    other = replace(kernel_call, inputs=(("a", mx.array(A64["a"]) + 1),))
     (out,) = prover()(other)
     assert out[0].item() == 1
     assert {p: p.stat().st_mtime_ns for p in (no_cache / "emulator").iterdir()} == before

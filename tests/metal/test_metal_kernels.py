@@ -1,4 +1,4 @@
-"""The kernels, emulated, against the float64 oracle, under three schedules each."""
+"""The emulated kernels equal the float64 oracle, under three schedules each."""
 
 import mlx.core as mx
 import numpy as np
@@ -34,7 +34,7 @@ def test_shapes_match_the_oracle_and_resolvers_are_bit_equal(shape, kernel):
         assert evidence.search_iterations == 0
 
 
-KINDS = [
+POOL_FORMATS = [
     (mx.float16, 64, 16),
     (mx.bfloat16, 128, 32),
     (mx.float32, 80, 8),
@@ -45,12 +45,12 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "head_dim", "block_size"), KINDS)
+@pytest.mark.parametrize(("dtype", "head_dim", "block_size"), POOL_FORMATS)
 def test_dtypes_head_sizes_and_block_sizes(dtype, head_dim, block_size):
-    kind = {"dtype": dtype, "head_dim": head_dim, "block_size": block_size, "heads": 2}
+    pool_format = {"dtype": dtype, "head_dim": head_dim, "block_size": block_size, "heads": 2}
     for shape in ("decode", "ragged tail"):
         query_lens, contexts = SHAPES[shape]
-        b = batch(query_lens, contexts, **kind)
+        b = batch(query_lens, contexts, **pool_format)
         out, evidence, dispatch = attend(b)
         check(b, out)
         assert evidence.stamp == evidence.expected_stamp
@@ -63,15 +63,15 @@ def test_dtypes_head_sizes_and_block_sizes(dtype, head_dim, block_size):
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_every_dtype_head_size_and_block_size(dtype, head_dim, block_size):
-    kind = {"dtype": dtype, "head_dim": head_dim, "block_size": block_size, "heads": 2}
-    b = batch([1, 35, 6], [45, 40, 90], **kind)
+    pool_format = {"dtype": dtype, "head_dim": head_dim, "block_size": block_size, "heads": 2}
+    b = batch([1, 35, 6], [45, 40, 90], **pool_format)
     options = {"window": 37, "softcap": 20.0, "sinks": np.array([0.5, -1.0], np.float32)}
     for kernel in ("decode", "tiled"):
         if kernel == "tiled" and dtype == mx.float32 and head_dim > 128:
             continue
-        for chosen in ({}, options):
-            out, _, _ = attend(b, kernel=kernel, **chosen)
-            check(b, out, **chosen)
+        for given_options in ({}, options):
+            out, _, _ = attend(b, kernel=kernel, **given_options)
+            check(b, out, **given_options)
 
 
 OPTIONS = {
@@ -92,7 +92,7 @@ def test_options(name, kernel):
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])
-def test_window_skip_changes_the_blocks_visited_and_not_one_bit(kernel):
+def test_window_skip_changes_the_visited_blocks_and_no_bit(kernel):
     b = batch([1, 36, 5], [100, 60, 40])
     skipping, fewer, _ = attend(b, kernel=kernel, window=20)
     masking, more, _ = attend(b, kernel=kernel, window=20, window_skip=False)
@@ -103,8 +103,8 @@ def test_window_skip_changes_the_blocks_visited_and_not_one_bit(kernel):
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])
 @pytest.mark.parametrize("window_skip", [True, False])
 def test_very_negative_logits_under_a_window(kernel, window_skip):
-    # Every logit is near -2,000: a running maximum that is moved to 0 by a masked block
-    # loses all weight.
+    # Every logit is near -2,000: if a masked block raised the running maximum to 0, all
+    # weights would be 0.
     b = batch([1, 36], [200, 90])
     k_pool = b.k_pool - 100.0
     b = type(b)(np.abs(b.q) + 1, k_pool, *list(vars(b).values())[2:])
@@ -117,15 +117,15 @@ def test_very_negative_logits_under_a_window(kernel, window_skip):
 @pytest.mark.parametrize("window_skip", [True, False])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_masked_nan_and_infinity_do_not_leak(kernel, window_skip, bad):
-    # Token 30 is bad; only queries whose window has it may show it. The oracle slices.
+    # Token 30 is bad; only queries whose window includes it may be NaN or infinite.
     b = batch([40], [70], kv_heads=4)
     v_pool = b.v_pool.copy()
     v_pool[b.block_tables[0, 1], 14] = bad
     b = type(b)(b.q, b.k_pool, v_pool, *list(vars(b).values())[3:])
     out, _, _ = attend(b, kernel=kernel, window=5, window_skip=window_skip)
-    sees = [30 + t - 4 <= 30 <= 30 + t for t in range(40)]
-    shows = ~np.isfinite(out).all(axis=(1, 2))
-    assert shows.tolist() == sees
+    sees_bad = [30 + t - 4 <= 30 <= 30 + t for t in range(40)]
+    not_finite = ~np.isfinite(out).all(axis=(1, 2))
+    assert not_finite.tolist() == sees_bad
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])
@@ -151,7 +151,7 @@ def test_split_kv_with_sinks(split_kv):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "shared"), [(4, 2, 2), (4, 1, 4), (5, 1, 5)])
-def test_gqa_sharing_reads_less_and_changes_not_one_bit(heads, kv_heads, shared):
+def test_gqa_sharing_reads_less_and_changes_no_bit(heads, kv_heads, shared):
     b = batch([1, 2], [90, 17], heads=heads, kv_heads=kv_heads)
     plain, more, _ = attend(b, kernel="decode")
     check(b, plain)
@@ -199,15 +199,17 @@ def test_ragged_batches(data):
     assert evidence.stamp == evidence.expected_stamp
 
 
-def test_wrong_maps_show_in_the_output_and_read_nothing_outside():
+def test_wrong_maps_change_the_output_and_read_within_bounds():
     b = batch([1, 3, 1], [40, 7, 20])
     expected, _, _ = attend(b, kernel="decode", resolver="seq_map")
     maps = np.array([0, 1, 1, 1, 1], np.int32), np.zeros(3, np.int32)
-    out, _, _ = attend(b, kernel="decode", resolver="seq_map", maps=maps, executor=one_run())
+    out, _, _ = attend(
+        b, kernel="decode", resolver="seq_map", maps=maps, executor=single_run_emulator()
+    )
     assert out.tobytes() != expected.tobytes()
 
 
-def one_run():
+def single_run_emulator():
     from labkit.metal.emulator.kernel_emulator import Emulator
 
     return Emulator()

@@ -1,4 +1,4 @@
-"""Address spaces and double precision, checked by clang where there is one.
+"""Address spaces and double precision, checked by clang if it is installed.
 
 g++ accepts `device` where Metal wants `constant`; clang's OpenCL C++ mode does not.
 """
@@ -16,21 +16,21 @@ from metal_batches import RESOLVERS, attend, batch
 from labkit.metal.emulator.source_capture import capture_kernel
 
 CLANG = next((p for p in ("clang", "clang-19", "clang-18", "clang-17") if shutil.which(p)), None)
-OFF = ("generic_address_space", "pipes", "device_enqueue", "fp64")
+DISABLED = ("generic_address_space", "pipes", "device_enqueue", "fp64")
 FLAGS = (
     "-x", "cl", "-cl-std=clc++2021", "-fsyntax-only", "-Wno-unused-value",
-    "-Xclang", "-cl-ext=" + ",".join([*(f"-__opencl_c_{name}" for name in OFF), "-cl_khr_fp64"]),
+    "-Xclang", "-cl-ext=" + ",".join([*(f"-__opencl_c_{x}" for x in DISABLED), "-cl_khr_fp64"]),
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(CLANG is None, reason="no clang (17 or later) on PATH")
 
 
-class Linted(Exception):
-    """Ends the launch: its text has been seen."""
+class LintDone(Exception):
+    """Ends a launch after its text has been checked."""
 
 
 def lint(call, edit=lambda text: text):
-    """The errors of a kernel's text, its template arguments written in."""
+    """Return clang's errors on a kernel's text, with its template arguments substituted."""
     text = edit(capture_kernel(call).text)
     text = re.sub(r"^#include.*$|^using namespace metal;", "", text, flags=re.MULTILINE)
     arguments = re.search(r"decltype\(\w+<(.*)>\)", text).group(1).split(", ")
@@ -44,28 +44,28 @@ def lint(call, edit=lambda text: text):
         else f"__constant constexpr {name} = {value};\n"
         for name, value in zip(names, arguments, strict=True)
     )
-    # A kernel of a template, and arrays of one, are Metal's; a plain function is both's.
+    # Template kernels with threadgroup arrays are Metal only; make it a plain function.
     kernel = re.sub(r"\bthreadgroup (\w+) (\w+)\[([^;]*)\];", r"threadgroup \1* \2 = 0;", kernel)
     # Metal's vector constructors convert.
     kernel = kernel.replace("float4(*(", "convert_float4(*(")
     code = re.sub(r"\[\[[^\]]*\]\]", "", header + fixed + kernel)
     included = f'#include "{Path(__file__).with_name("metal_lint.h")}"\nusing namespace metal;\n'
-    done = subprocess.run(
+    completed = subprocess.run(
         [CLANG, *FLAGS, "-"], input=included + code, capture_output=True, text=True, check=False
     )
-    return [line for line in done.stderr.splitlines() if "error:" in line]
+    return [line for line in completed.stderr.splitlines() if "error:" in line]
 
 
-def errors_of(b, edit=lambda text: text, **how):
-    found = []
+def clang_errors(b, edit=lambda text: text, **switches):
+    errors = []
 
     def executor(call):
-        found.extend(lint(call, edit))
-        raise Linted
+        errors.extend(lint(call, edit))
+        raise LintDone
 
-    with pytest.raises(Linted):
-        attend(b, executor=executor, **how)
-    return found
+    with pytest.raises(LintDone):
+        attend(b, executor=executor, **switches)
+    return errors
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])
@@ -76,8 +76,8 @@ def test_kernels_pass(kernel, sequences, dtype):
     sinks = np.zeros(2, np.float32)
     for resolver in RESOLVERS:
         if resolver != "identity":
-            assert errors_of(b, kernel=kernel, resolver=resolver) == []
-    assert errors_of(b, kernel=kernel, window=3, softcap=2.0, sinks=sinks) == []
+            assert clang_errors(b, kernel=kernel, resolver=resolver) == []
+    assert clang_errors(b, kernel=kernel, window=3, softcap=2.0, sinks=sinks) == []
 
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -85,7 +85,7 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "how",
+    "switches",
     [
         {"resolver": "identity"},
         {"split_kv": 2},
@@ -96,8 +96,8 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
     ],
     ids="+".join,
 )
-def test_switches_pass(how, dtype):
-    assert errors_of(batch([1], [20], dtype=dtype), **how) == []
+def test_switches_pass(switches, dtype):
+    assert clang_errors(batch([1], [20], dtype=dtype), **switches) == []
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
@@ -105,23 +105,23 @@ def test_switches_pass(how, dtype):
 def test_head_and_block_sizes_pass(head_dim, block_size):
     b = batch([2], [20], dtype=mx.float16, heads=2, head_dim=head_dim, block_size=block_size)
     for kernel in ("decode", "tiled"):
-        assert errors_of(b, kernel=kernel) == []
+        assert clang_errors(b, kernel=kernel) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reduce_passes(dtype):
-    found = []
+    errors = []
 
     def executor(call):
         if not call.name.endswith("reduce"):
             return [mx.zeros(shape, kind) for _, shape, kind in call.outputs]
-        found.extend(lint(call))
-        raise Linted
+        errors.extend(lint(call))
+        raise LintDone
 
     for sinks in (None, np.zeros(4, np.float32)):
-        with pytest.raises(Linted):
+        with pytest.raises(LintDone):
             attend(batch([1], [20], dtype=dtype), executor=executor, split_kv=2, sinks=sinks)
-    assert found == []
+    assert errors == []
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_reduce_passes(dtype):
          "inline int find_seq_idx(const device int* cu"),
     ],
 )  # fmt: skip
-def test_mistakes_show(old, new):
+def test_errors_are_detected(old, new):
     def edit(text):
         assert old in text
         return text.replace(old, new)
 
-    assert errors_of(batch([2], [20], heads=2), edit, kernel="decode") != []
+    assert clang_errors(batch([2], [20], heads=2), edit, kernel="decode") != []

@@ -1,4 +1,4 @@
-"""On a Mac: the real device against the oracle, and against the emulator."""
+"""On a Mac, the device equals the oracle and the emulator."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 def poisoned(call):
-    """The Mac's GPU, into outputs that hold NaN."""
+    """Run a call on the Mac's GPU, into outputs filled with NaN."""
     return call(call.operands(), poison=True)
 
 
@@ -25,8 +25,8 @@ OPTIONS = [{}, {"window": 33, "softcap": 3.0, "sinks": np.array([1, 2, -1, 0], n
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_device_matches_the_oracle(dtype, head_dim, block_size):
-    kind = {"dtype": dtype, "head_dim": head_dim, "block_size": block_size}
-    b = batch([1, 0, 35, 6], [145, 9, 40, 90], **kind)
+    pool_format = {"dtype": dtype, "head_dim": head_dim, "block_size": block_size}
+    b = batch([1, 0, 35, 6], [145, 9, 40, 90], **pool_format)
     for kernel in ("decode", "tiled"):
         if kernel == "tiled" and dtype == mx.float32 and head_dim > 128:
             continue
@@ -47,11 +47,11 @@ def test_resolvers_are_bit_equal_on_the_device(kernel):
             assert out.tobytes() == expected.tobytes(), resolver
 
 
-@pytest.mark.parametrize("how", [{"split_kv": 3}, {"gqa_sharing": True}, {"window": 20}])
-def test_device_and_emulator_agree(how, compiler):
+@pytest.mark.parametrize("switches", [{"split_kv": 3}, {"gqa_sharing": True}, {"window": 20}])
+def test_device_and_emulator_agree(switches, compiler):
     b = batch([1, 1], [200, 3])
-    metal, on_device, _ = attend(b, executor=poisoned, **how)
-    emulated, on_cpu, _ = attend(b, **how)
+    metal, on_device, _ = attend(b, executor=poisoned, **switches)
+    emulated, on_cpu, _ = attend(b, **switches)
     np.testing.assert_allclose(metal, emulated, rtol=0, atol=1e-5)
     assert replace(on_device, device=None, stamp=0, expected_stamp=0) == replace(
         on_cpu, device=None, stamp=0, expected_stamp=0

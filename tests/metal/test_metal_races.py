@@ -1,5 +1,6 @@
-"""Every barrier is needed: without it ThreadSanitizer, to which only barriers order memory,
-sees a race. With all of them it sees none.
+"""ThreadSanitizer detects a race if any barrier is missing, and none in the kernels as they are.
+
+Only barriers order memory for it.
 """
 
 from dataclasses import replace
@@ -19,8 +20,8 @@ from labkit.metal.kernel_call import KernelCall
 
 pytestmark = pytest.mark.slow
 
-RACES = Emulator(DEFAULT_SCHEDULES, BuildKind.race, 100.0)
-SHARE = KernelCall(
+RACE_EMULATOR = Emulator(DEFAULT_SCHEDULES, BuildKind.race, 100.0)
+REVERSE = KernelCall(
     "race_test",
     "#include <metal_stdlib>\nusing namespace metal;\n",
     """
@@ -40,30 +41,30 @@ SHARE = KernelCall(
 
 @pytest.fixture(scope="module")
 def sanitizer():
-    """Skip where the compiler has no ThreadSanitizer, or the kernel does not let it run."""
+    """Skip if the compiler has no ThreadSanitizer, or the operating system does not let it run."""
     from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
     try:
-        RACES(SHARE)
+        RACE_EMULATOR(REVERSE)
     except (KernelFault, EmulatorUnavailable) as error:
         pytest.skip(f"no ThreadSanitizer: {error}")
 
 
-def test_race_is_seen_where_a_barrier_is_missing(sanitizer):
-    body = SHARE.body.replace("threadgroup_barrier(mem_flags::mem_threadgroup);", "")
+def test_a_missing_barrier_is_a_race(sanitizer):
+    body = REVERSE.body.replace("threadgroup_barrier(mem_flags::mem_threadgroup);", "")
     with pytest.raises(KernelFault, match=r"race: kernel\.metal:"):
-        RACES(replace(SHARE, body=body))
+        RACE_EMULATOR(replace(REVERSE, body=body))
 
 
 def test_correct_kernels_have_no_race(sanitizer):
     b = batch([1], [150], heads=2, kv_heads=1, block_size=8)
-    attend(b, executor=RACES)
-    attend(b, executor=RACES, gqa_sharing=True)
-    attend(b, executor=RACES, split_kv=2)
-    attend(batch([9], [20], heads=1, kv_heads=1), executor=RACES)
+    attend(b, executor=RACE_EMULATOR)
+    attend(b, executor=RACE_EMULATOR, gqa_sharing=True)
+    attend(b, executor=RACE_EMULATOR, split_kv=2)
+    attend(batch([9], [20], heads=1, kv_heads=1), executor=RACE_EMULATOR)
 
 
-BARRIERS = [m for m in mutants(["decode"]) if "_barrier(" in m.what.split(" -> ")[0]]
+BARRIERS = [m for m in mutants(["decode"]) if "_barrier(" in m.change.split(" -> ")[0]]
 
 
 @pytest.mark.parametrize("mutant", BARRIERS, ids=lambda m: f"line {m.line}")
@@ -71,8 +72,8 @@ def test_every_barrier_is_needed(mutant, sanitizer):
     b = batch([1], [150], heads=2, kv_heads=1, block_size=8)
     edits = {"decode": mutant.text}
     with pytest.raises(KernelFault, match="race"):
-        attend(b, executor=lambda call: RACES(edited(call, edits)), gqa_sharing=True)
+        attend(b, executor=lambda call: RACE_EMULATOR(edited(call, edits)), gqa_sharing=True)
 
 
-def test_every_barrier_is_tried():
+def test_all_barriers_are_tested():
     assert len(BARRIERS) == 5
