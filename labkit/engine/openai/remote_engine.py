@@ -232,7 +232,7 @@ class RemoteEngine:
 
     def process_memory(self) -> dict[str, float]:
         """Return the resident bytes of the server's processes; empty where not known."""
-        return self._server.memory()
+        return self._server.process_memory()
 
     def reset_counters(self) -> None:
         """Set the counters to 0 and forget finished responses."""

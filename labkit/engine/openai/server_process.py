@@ -128,19 +128,17 @@ class ServerProcess:
                     return _probe_error(response)
             self.check_running()
         client.cancel(key)
-        return f"no answer within {seconds:g} s"
+        return f"no answer within {seconds:.1f} s"
 
-    def memory(self) -> dict[str, float]:
+    def process_memory(self) -> dict[str, float]:
         """Return the resident bytes of the server and its descendants; empty where not known."""
         import psutil
 
         if self._supervised is None:
             return {}
         if time.monotonic() >= self._process_tree_expires:
-            self._process_tree, self._process_tree_expires = (
-                [],
-                time.monotonic() + PROCESS_TREE_TTL_S,
-            )
+            self._process_tree_expires = time.monotonic() + PROCESS_TREE_TTL_S
+            self._process_tree = []
             with contextlib.suppress(psutil.Error):
                 server = psutil.Process(self._supervised.pid)
                 self._process_tree = [server, *server.children(recursive=True)]
