@@ -65,7 +65,7 @@ def test_end_tokens(tmp_path):
         ({"tokenizer__ggml__pre": "tekken"}, "pre-tokenizer 'tekken'; supported are gpt-2"),
         ({"tokenizer__ggml__tokens": ["a", "a"]}, "has duplicates"),
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),
-        ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not match its tokens"),
+        ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not match the tokens"),
         ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 entries for"),
     ],

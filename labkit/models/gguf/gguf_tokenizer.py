@@ -50,14 +50,14 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(tokens) > MAX_TOKENS or len(vocab) != len(tokens):
         raise GGUFError(
-            f"its vocabulary of {len(tokens)} tokens has duplicates or more than {MAX_TOKENS}"
+            f"the vocabulary of {len(tokens)} tokens has duplicates or more than {MAX_TOKENS}"
         )
     try:
         built = Tokenizer(
             models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=_ignores_merges(pre))
         )
     except Exception as error:  # the library raises bare Exception
-        raise GGUFError(f"its merges do not match its tokens ({one_line(error)})") from None
+        raise GGUFError(f"the merges do not match the tokens ({one_line(error)})") from None
     _set_pre_tokenizer(built, pre)
     built.decoder = decoders.ByteLevel()
     _add_added_tokens(built, file, tokens)
