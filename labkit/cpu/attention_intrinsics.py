@@ -1,6 +1,6 @@
-"""What attention's kernels do with a tile of scores, a row and single elements, as intrinsics.
+"""Intrinsics of the attention kernels: softmax of a tile of scores, and operations on rows.
 
-Addresses are int64 bytes (``array.ctypes.data``), strides are bytes, elements float32.
+Addresses are int64 (``array.ctypes.data``), strides are in bytes, numbers are float32.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from labkit.cpu.half_precision import BFLOAT16, FLOAT16, Element, element_of
+from labkit.cpu.half_precision import BFLOAT16, FLOAT16, ElementType, element_type
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.simd_emitter import F32, I32, I32_VECTOR, I64, POINTER, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 
-TILE_KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
+TILE_KEYS = 64  # keys in a tile; every kernel rescales its online softmax once per tile
 
 
 @intrinsic
 def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: Any) -> Any:
     """Fold one row's tile of base-2 logits into its online softmax.
 
-    ``scores`` holds ``TILE_KEYS`` logits and receives the weights; only the keys from ``low``
-    to ``high`` (at least one) count. ``state`` holds the running maximum and sum. Returns
-    the factor by which what was summed before must shrink.
+    ``scores``: address of ``TILE_KEYS`` logits, which are replaced by weights; the keys outside
+    ``low`` to ``high`` get weight 0, and at least one key is inside. ``state``: address of the
+    running maximum and sum. Returns the factor by which the earlier sums must be multiplied.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -42,14 +42,14 @@ def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: A
             )
             tiles.append(builder.select(inside, code.load(scores, VECTOR_BYTES * v), masked))
         before = code.splat(code.load(state, kind=F32))
-        largest = code.maximum(before, code.across(_tree(tiles, code.maximum), code.maximum))
-        shrink = code.first(code.exp2(builder.fsub(before, largest)))
+        largest = code.maximum(before, code.reduce_lanes(_tree(tiles, code.maximum), code.maximum))
+        shrink = code.first_lane(code.exp2(builder.fsub(before, largest)))
         weights = [code.exp2(builder.fsub(tile, largest)) for tile in tiles]
         for v, weight in enumerate(weights):
             code.store(weight, scores, VECTOR_BYTES * v)
-        total = code.first(code.across(_tree(weights, builder.fadd), builder.fadd))
+        total = code.first_lane(code.reduce_lanes(_tree(weights, builder.fadd), builder.fadd))
         scaled = builder.fmul(code.load(state, 4, F32), shrink)
-        code.store(code.first(largest), state)
+        code.store(code.first_lane(largest), state)
         code.store(builder.fadd(scaled, total), state, 4)
         return shrink
 
@@ -74,11 +74,11 @@ def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
 
 @intrinsic
 def exp2_scalar(typing_context: Any, x: Any) -> Any:
-    """Return ``2**x`` for ``x <= 0``, by the arithmetic of the tiles."""
+    """Return ``2**x`` for ``x <= 0``, with the bits that ``softmax_tile`` computes."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
-        return code.first(code.exp2(code.splat(arguments[0])))
+        return code.first_lane(code.exp2(code.splat(arguments[0])))
 
     return types.float32(types.float32), emit
 
@@ -92,11 +92,11 @@ def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, facto
         target, source, vectors, factor = arguments
         factors = code.splat(factor)
 
-        def turn(index: Any) -> None:
-            value = builder.fmul(factors, code.load(code.at(source, index, VECTOR_BYTES)))
-            code.store(value, code.at(target, index, VECTOR_BYTES))
+        def scale(index: Any) -> None:
+            value = builder.fmul(factors, code.load(code.offset(source, index, VECTOR_BYTES)))
+            code.store(value, code.offset(target, index, VECTOR_BYTES))
 
-        code.each(vectors, turn)
+        code.for_each(vectors, scale)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32), emit
@@ -116,20 +116,20 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 
 @intrinsic
-def element_bytes(typing_context: Any, layer: Any) -> Any:
-    """Return the bytes of a number in the layer's pools, a constant."""
-    size = element_of(layer).bytes
+def element_bytes(typing_context: Any, params: Any) -> Any:
+    """Return the bytes of a number in the pools, a constant."""
+    size = element_type(params).bytes
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return I64(size)
 
-    return types.int64(layer), emit
+    return types.int64(params), emit
 
 
 @intrinsic
-def copy_wide(typing_context: Any, layer: Any, target: Any, source: Any, vectors: Any) -> Any:
-    """Write ``vectors`` vectors of the layer's pools, from ``source`` on, as float32."""
-    element = element_of(layer)
+def copy_widened(typing_context: Any, params: Any, target: Any, source: Any, vectors: Any) -> Any:
+    """Copy ``vectors`` vectors from a pool, widened to float32."""
+    element = element_type(params)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, target, source, vectors = arguments
@@ -139,17 +139,17 @@ def copy_wide(typing_context: Any, layer: Any, target: Any, source: Any, vectors
             return context.get_dummy_value()
         code = Emitter(builder)
 
-        def turn(index: Any) -> None:
-            wide = element.load(code, code.at(source, index, element.vector_bytes))
-            code.store(wide, code.at(target, index, VECTOR_BYTES))
+        def widen(index: Any) -> None:
+            wide = element.load(code, code.offset(source, index, element.vector_bytes))
+            code.store(wide, code.offset(target, index, VECTOR_BYTES))
 
-        code.each(vectors, turn)
+        code.for_each(vectors, widen)
         return context.get_dummy_value()
 
-    return types.void(layer, *[types.int64] * 3), emit
+    return types.void(params, *[types.int64] * 3), emit
 
 
-def _round_row(element: Element) -> Any:
+def _round_row(element: ElementType) -> Any:
     """Return an intrinsic that rounds vectors of float32 to ``element``."""
 
     @intrinsic
@@ -158,11 +158,11 @@ def _round_row(element: Element) -> Any:
             code = Emitter(builder)
             target, source, vectors = arguments
 
-            def turn(index: Any) -> None:
-                value = code.load(code.at(source, index, VECTOR_BYTES))
-                element.store(code, value, code.at(target, index, element.vector_bytes))
+            def round_vector(index: Any) -> None:
+                value = code.load(code.offset(source, index, VECTOR_BYTES))
+                element.store(code, value, code.offset(target, index, element.vector_bytes))
 
-            code.each(vectors, turn)
+            code.for_each(vectors, round_vector)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), emit
@@ -174,21 +174,23 @@ round_to_float16, round_to_bfloat16 = _round_row(FLOAT16), _round_row(BFLOAT16)
 
 
 @intrinsic
-def clear(typing_context: Any, target: Any, vectors: Any) -> Any:
+def clear_row(typing_context: Any, target: Any, vectors: Any) -> Any:
     """Write ``vectors`` vectors of zeros."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
         zeros = code.constant(0.0)
         target, vectors = arguments
-        code.each(vectors, lambda index: code.store(zeros, code.at(target, index, VECTOR_BYTES)))
+        code.for_each(
+            vectors, lambda index: code.store(zeros, code.offset(target, index, VECTOR_BYTES))
+        )
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 2), emit
 
 
-def _element(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
-    """Return intrinsics that load and store one element at an address."""
+def _load_and_store(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
+    """Return intrinsics that load and store one number at an address."""
 
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
@@ -208,9 +210,9 @@ def _element(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
     return load, store
 
 
-load_float, store_float = _element(F32, types.float32)
-load_int32, _ = _element(I32, types.int32)
-load_int64, store_int64 = _element(I64, types.int64)
+load_float, store_float = _load_and_store(F32, types.float32)
+load_int32, _ = _load_and_store(I32, types.int32)
+load_int64, store_int64 = _load_and_store(I64, types.int64)
 
 
 @intrinsic
@@ -225,7 +227,7 @@ def take_ticket(typing_context: Any, counter: Any) -> Any:
 
 
 def _tree(values: list[Any], combine: Any) -> Any:
-    """Combine neighbours until one is left."""
+    """Combine neighbouring values pairwise until one is left."""
     while len(values) > 1:
         pairs = range(0, len(values) - 1, 2)
         odd = values[len(values) - len(values) % 2 :]
@@ -235,9 +237,9 @@ def _tree(values: list[Any], combine: Any) -> Any:
 
 @intrinsic
 def call_body(
-    typing_context: Any, body: Any, layer: Any, memory: Any, a: Any, b: Any, c: Any, d: Any, e: Any
+    typing_context: Any, body: Any, params: Any, memory: Any, a: Any, b: Any, c: Any, d: Any, e: Any
 ) -> Any:
-    """Call the C function at address ``body`` with seven int64 and return its int64."""
+    """Call the C function at address ``body`` with the other seven int64; return its int64."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, [I64] * 7)

@@ -1,7 +1,7 @@
-"""The products of the decode kernel: keys and values as they lie in memory, each read once.
+"""The innermost products of the decode kernel: queries with keys, and weights with values.
 
-Addresses are int64 bytes, strides are bytes, elements float32, but for the pools', whose type
-is the layer's.
+Keys and values are read once, where they lie in the KV pools. Addresses are int64, strides are in
+bytes, numbers are float32; those of the pools have the type that the launch's parameters name.
 """
 
 from __future__ import annotations
@@ -11,46 +11,52 @@ from typing import Any
 
 from numba import types
 
-from labkit.cpu.half_precision import Element, element_of
+from labkit.cpu.half_precision import ElementType, element_type
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
-RUN = 4  # keys or values side by side that are taken at once
-ROWS = HOST_REGISTERS.rows(RUN, most=4)  # query rows that are, at most
+RUN_KEYS = 4  # keys or values that lie side by side and are read together
+RUN_ROWS = HOST_REGISTERS.tile_rows(RUN_KEYS, max_rows=4)  # query rows that share them
 
 
 class _Keys:
-    """``count`` keys or values from an address on, vector by vector, and those to prefetch."""
+    """Emits loads of ``count`` keys or values, vector by vector, and prefetches of others.
+
+    They start at address ``key``, ``stride`` bytes apart. For each, one key is prefetched from
+    address ``ahead`` on, ``RUN_KEYS`` keys apart.
+    """
 
     def __init__(
-        self, code: Emitter, element: Element, count: int, key: Any, stride: Any, ahead: Any
+        self, code: Emitter, element: ElementType, count: int, key: Any, stride: Any, ahead: Any
     ) -> None:
         self.code, self.element, self.count = code, element, count
-        self._places = code.apart(key, stride, count)
-        self._nexts = code.apart(ahead, code.builder.mul(stride, I64(RUN)), count)
+        self._keys = code.strided(key, stride, count)
+        self._keys_ahead = code.strided(ahead, code.builder.mul(stride, I64(RUN_KEYS)), count)
 
     def load(self, index: Any) -> list[Any]:
-        """Load a vector of each as float32, and ask for one of each that comes next."""
+        """Load vector ``index`` of each as float32, and prefetch the same of the keys ahead."""
         code, size = self.code, self.element.vector_bytes
-        for following in self._nexts:
-            code.prefetch(code.at(following, index, size))
-        return [self.element.load(code, code.at(place, index, size)) for place in self._places]
+        for key in self._keys_ahead:
+            code.prefetch(code.offset(key, index, size))
+        return [self.element.load(code, code.offset(key, index, size)) for key in self._keys]
 
 
 def _intrinsic(
-    write: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int, most: int
+    emit_rows: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int, max_rows: int
 ) -> Any:
-    """Return an intrinsic for 1 to ``most`` rows of queries and so many keys or values.
+    """Return an intrinsic for 1 to ``max_rows`` query rows and so many keys or values.
 
-    Keys lie ``stride`` bytes apart. Meanwhile as many are prefetched from ``ahead`` on, ``RUN``
-    keys apart.
+    ``emit_rows(code, rows, keys, vectors, addresses)`` emits the product for a number of rows. The
+    intrinsic takes the number of rows and chooses. ``key``, ``stride`` and ``ahead`` are as in
+    ``_Keys``; ``other`` and ``width`` are the address of queries or weights, and bytes from row to
+    row.
     """
 
     @intrinsic
     def product(
         typing_context: Any,
-        layer: Any,
+        params: Any,
         rows: Any,
         sums: Any,
         pitch: Any,
@@ -61,84 +67,89 @@ def _intrinsic(
         vectors: Any,
         ahead: Any,
     ) -> Any:
-        element = element_of(layer)
+        element = element_type(params)
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             code = Emitter(builder)
             _, rows, *addresses, key, stride, vectors, ahead = arguments
 
-            def rows_of(height: int) -> None:
+            def emit_height(height: int) -> None:
                 block = _Keys(code, element, keys, key, stride, ahead)
-                write(code, height, block, vectors, addresses)
+                emit_rows(code, height, block, vectors, addresses)
 
-            code.switch(rows, range(1, most + 1), rows_of)
+            code.switch(rows, range(1, max_rows + 1), emit_height)
             return context.get_dummy_value()
 
-        return types.void(layer, *[types.int64] * 9), emit
+        return types.void(params, *[types.int64] * 9), emit
 
     return product
 
 
-def _dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
-    """Multiply queries, ``width`` bytes apart, with keys, lane by lane.
+def _emit_dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
+    """Multiply queries with keys, lane by lane.
 
-    The sums of row ``r`` and key ``k`` go to ``sums + r * pitch``, ``k`` vectors on: lane ``i``
-    is one chain over every ``LANES``-th element from ``i`` on.
+    ``addresses``: sums, bytes from row to row of the sums, queries, and bytes from query to query.
+    Row ``r`` and key ``k`` get a vector of sums, the ``k``-th of row ``r``. Its lane ``i`` is one
+    chain of multiply-adds over every ``LANES``-th number from ``i`` on.
     """
     sums, pitch, queries, width = addresses
-    targets, sources = code.apart(sums, pitch, rows), code.apart(queries, width, rows)
+    targets, sources = code.strided(sums, pitch, rows), code.strided(queries, width, rows)
 
-    def turn(index: Any, totals: list[Any]) -> list[Any]:
-        vectors, following = keys.load(index), []
+    def multiply(index: Any, totals: list[Any]) -> list[Any]:
+        vectors, sums = keys.load(index), []
         for row, source in enumerate(sources):
-            query = code.load(code.at(source, index, VECTOR_BYTES))
+            query = code.load(code.offset(source, index, VECTOR_BYTES))
             for k, vector in enumerate(vectors):
-                following.append(code.fma(query, vector, totals[row * keys.count + k]))
-        return following
+                sums.append(code.fma(query, vector, totals[row * keys.count + k]))
+        return sums
 
-    totals = code.loop(vectors, turn, [code.constant(0.0)] * (rows * keys.count))
+    totals = code.loop(vectors, multiply, [code.constant(0.0)] * (rows * keys.count))
     for i, total in enumerate(totals):
         code.store(total, targets[i // keys.count], VECTOR_BYTES * (i % keys.count))
 
 
-def _spread(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
-    """Add weighted values to rows of sums, ``pitch`` bytes apart, each in the values' order.
+def _emit_add_values(
+    code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]
+) -> None:
+    """Add weighted values to rows of sums, in the order of the values.
 
-    The weights of a row lie side by side, those of the next row ``width`` bytes on.
+    ``addresses``: sums, bytes from row to row of the sums, weights, and bytes from row to row of
+    the weights. The weights of a row lie side by side.
     """
     sums, pitch, weights, width = addresses
-    targets, sources = code.apart(sums, pitch, rows), code.apart(weights, width, rows)
+    targets, sources = code.strided(sums, pitch, rows), code.strided(weights, width, rows)
     factors = [
         [code.splat(code.load(source, FLOAT_BYTES * k, F32)) for k in range(keys.count)]
         for source in sources
     ]
 
-    def turn(index: Any) -> None:
+    def add(index: Any) -> None:
         vectors = keys.load(index)
         for target, weights in zip(targets, factors, strict=True):
-            there = code.at(target, index, VECTOR_BYTES)
-            total = code.load(there)
+            address = code.offset(target, index, VECTOR_BYTES)
+            total = code.load(address)
             for weight, vector in zip(weights, vectors, strict=True):
                 total = code.fma(weight, vector, total)
-            code.store(total, there)
+            code.store(total, address)
 
-    code.each(vectors, turn)
+    code.for_each(vectors, add)
 
 
-dots, spreads = _intrinsic(_dots, RUN, ROWS), _intrinsic(_spread, RUN, ROWS)
-# Of the few keys that are left over, one with one row at a time.
-dot, spread = _intrinsic(_dots, 1, 1), _intrinsic(_spread, 1, 1)
+dot_run = _intrinsic(_emit_dots, RUN_KEYS, RUN_ROWS)
+add_value_run = _intrinsic(_emit_add_values, RUN_KEYS, RUN_ROWS)
+# For keys that are not in a run of ``RUN_KEYS``: one key with one row.
+dot_key, add_value = _intrinsic(_emit_dots, 1, 1), _intrinsic(_emit_add_values, 1, 1)
 
 
 @intrinsic
-def add_lanes(typing_context: Any, scores: Any, sums: Any) -> Any:
-    """Write the sums of the lanes of ``LANES`` vectors side by side, each by the same tree."""
+def sum_lanes(typing_context: Any, scores: Any, sums: Any) -> Any:
+    """Write the sum over the lanes of each of ``LANES`` vectors, each summed by the same tree."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
         scores, sums = arguments
         vectors = [code.load(sums, VECTOR_BYTES * i) for i in range(LANES)]
-        width = LANES // 2  # lanes of a key that are left after this turn
+        width = LANES // 2  # partial sums of each vector after this step
         while width:
             low = [i // width * 2 * width + i % width for i in range(LANES)]
             high = [i + width for i in low]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-ALIGNMENT = 64  # bytes of a cache line: where every buffer begins
+from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 
 
 class Lifetime(NamedTuple):
@@ -56,4 +56,4 @@ def place_buffers(
 
 
 def _rounded_up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

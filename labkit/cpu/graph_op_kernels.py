@@ -23,6 +23,7 @@ from labkit.cpu.address_views import (
     int64_matrix,
     struct_at,
 )
+from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.attention_launch import KVWrite, write_token_kv
 from labkit.cpu.gemm import (
     BLOCK_ROWS,
@@ -40,7 +41,7 @@ from labkit.cpu.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.microkernels import ROW_PANELS
 from labkit.cpu.norms import rms_row
 from labkit.cpu.rope import rotate_row
-from labkit.cpu.simd_emitter import CACHE_LINE_BYTES, I64, Emitter
+from labkit.cpu.simd_emitter import I64, Emitter
 
 # Units per thread of a large product. A thread that the system suspends holds up a smaller part
 # of it the more there are.
@@ -135,7 +136,7 @@ def _share(unit: int, units: int, count: int) -> tuple[int, int]:
 
 @inner
 def _matmul(matmul: Any, rows: int, first: int, end: int) -> None:
-    """Compute the tasks of ``gemm.product`` from ``first`` to ``end``."""
+    """Compute the tasks of ``gemm.matmul`` from ``first`` to ``end``."""
     x = float_matrix(matmul.x, rows, matmul.depth)
     out = float_array(matmul.out, rows * matmul.out_width)
     bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
@@ -149,7 +150,7 @@ def _matmul(matmul: Any, rows: int, first: int, end: int) -> None:
 
 @inner
 def _low_precision_matmul(matmul: Any, rows: int, first: int, end: int) -> None:
-    """Compute the tasks of ``low_precision_matmul.product`` from ``first`` to ``end``."""
+    """Compute the tasks of ``low_precision_matmul.matmul`` from ``first`` to ``end``."""
     x = float_matrix(matmul.x, rows, matmul.depth)
     out = float_array(matmul.out, rows * matmul.out_width)
     bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
@@ -160,7 +161,7 @@ def _low_precision_matmul(matmul: Any, rows: int, first: int, end: int) -> None:
         for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
             _prefetch(matmul.weights + first * matmul.span_bytes + offset)
     for task in range(first, end):
-        multiply_task(task, functions, matmul.groups, matmul.units, x, spans, bias, columns, out)
+        multiply_task(task, functions, matmul.records, matmul.packs, x, spans, bias, columns, out)
 
 
 @inner
@@ -188,7 +189,7 @@ def _embed(op: int, params: int, first: int, end: int) -> None:
             token = int(int32_array(matrix.token_ids, end)[row])
             out = float_array(matrix.out + 4 * row * matrix.width, matrix.width)
             spans = byte_matrix(matrix.weights, token // SPAN_COLUMNS + 1, matrix.span_bytes)
-            take_row(token, functions, matrix.groups, matrix.units, spans, out)
+            take_row(token, functions, matrix.records, matrix.packs, spans, out)
 
 
 @inner

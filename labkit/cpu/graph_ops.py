@@ -40,8 +40,8 @@ def _struct(*names: str, floats: tuple[str, ...] = ()) -> np.dtype[np.void]:
 
 
 # How ``low_precision_matmul`` reads its weights: the address of its compiled functions' addresses,
-# groups of a span, units of a group, bytes of a span.
-_LOW_PRECISION = ("functions", "groups", "units", "span_bytes")
+# records of a span, packs of a record, bytes of a span.
+_LOW_PRECISION = ("functions", "records", "packs", "span_bytes")
 _MATMUL = ("x", "depth", "weights", "bias", "columns", "num_panels", "out_width")
 _ELEMENTWISE = _struct("a", "b", "size")  # size: elements of each array
 
@@ -56,7 +56,7 @@ PARAMS = {
         *("x", "heads", "width", "positions", "cos", "sin", "half", "input_scale", "traditional"),
         floats=("input_scale",),
     ),
-    # columns: int64 [num_panels, 3], see ``gemm.product``; out_width: columns of all matrices.
+    # columns: int64 [num_panels, 3], see ``gemm.matmul``; out_width: columns of all matrices.
     MATMUL: _struct(*_MATMUL),
     LOW_PRECISION_MATMUL: _struct(*_MATMUL, *_LOW_PRECISION),
     # kind: of ``activations``; gate: as ``x`` where the activation is not gated.

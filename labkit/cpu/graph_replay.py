@@ -24,6 +24,7 @@ from labkit.cpu.address_views import (
     int64_array,
     struct_at,
 )
+from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.attention_intrinsics import call_body, take_ticket
 from labkit.cpu.attention_launch import AttentionLaunch, run_decode_worker
 from labkit.cpu.graph_attention import LAUNCH_BYTES, AttentionInputs, launch_at
@@ -259,8 +260,8 @@ class ExecutableGraph:
         lifetimes = {b: span for b, span in lifetimes.items() if b not in elsewhere}
         num_bytes = {buffer: MAX_REPLAY_ROWS * size for buffer, size in enumerate(graph.row_bytes)}
         offsets, size = graph_memory.place_buffers(lifetimes, num_bytes)
-        self._arena = np.empty(size + graph_memory.ALIGNMENT, np.uint8)
-        start = -(-address_of(self._arena) // graph_memory.ALIGNMENT) * graph_memory.ALIGNMENT
+        self._arena = np.empty(size + CACHE_LINE_BYTES, np.uint8)
+        start = -(-address_of(self._arena) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         addresses = {buffer: start + offset for buffer, offset in offsets.items()}
         addresses[TOKEN_IDS] = address_of(self._token_ids)
         addresses[POSITIONS] = address_of(self._positions)

@@ -1,7 +1,7 @@
-"""The numbers of a KV pool in registers: widened to float32 when read, rounded when written.
+"""Conversion of float16 and bfloat16 in vector registers: widened when read, rounded when written.
 
-Every float16 and bfloat16 is a float32, so reading is exact. Writing rounds to the nearest,
-ties to even; what is too large becomes infinity, and NaN stays NaN.
+Every float16 and bfloat16 is also a float32, so reading is exact. Writing rounds to the nearest,
+ties to even; a number that is too large becomes infinity, and NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from numba import types
 from labkit.cpu.simd_emitter import F32_VECTOR, I32_VECTOR, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
-WORDS = ir.VectorType(ir.IntType(16), LANES)
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
+I16_VECTOR = ir.VectorType(ir.IntType(16), LANES)
+_HALF_VECTOR = ir.VectorType(ir.HalfType(), LANES)
 _INFINITY = 0x7F800000  # float32
-_SCALE = (127 - 15) << 23  # between the exponents of float16 and float32
+_EXPONENT_SHIFT = (127 - 15) << 23  # difference of the exponents' biases, in float32's bits
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
-    """A type of a pool's numbers, so many ``bytes`` each, and its two conversions.
+class ElementType:
+    """A number type in memory, and its conversions from and to float32.
 
-    ``widen`` makes a vector of float32 from one of ``words``, ``narrow`` the reverse.
+    ``bytes``: of one number; ``vector``: the LLVM type of ``LANES`` of them, which ``widen`` makes
+    float32 and ``narrow`` makes of float32.
     """
 
     bytes: int
-    words: Any
+    vector: Any
     widen: Callable[[Emitter, Any], Any]
     narrow: Callable[[Emitter, Any], Any]
 
@@ -42,7 +43,7 @@ class Element:
 
     def load(self, code: Emitter, address: Any) -> Any:
         """Load ``LANES`` numbers as float32."""
-        return self.widen(code, code.load(address, kind=self.words))
+        return self.widen(code, code.load(address, kind=self.vector))
 
     def store(self, code: Emitter, value: Any, address: Any) -> None:
         """Round a vector of float32 and store it."""
@@ -50,78 +51,88 @@ class Element:
 
 
 def widen_by_arithmetic(code: Emitter, words: Any) -> Any:
-    """Widen float16 where no instruction does: LLVM would call a function for each number."""
+    """Widen float16 by arithmetic, for CPUs without an instruction for it.
+
+    LLVM itself would call a function for each number.
+    """
     build = code.builder
     bits = build.zext(words, I32_VECTOR)
-    size = build.shl(build.and_(bits, code.integers(0x7FFF)), code.integers(13))
-    sign = build.shl(build.and_(bits, code.integers(0x8000)), code.integers(16))
-    # Numbers below the smallest normal one, too, are scaled without rounding.
+    size = build.shl(build.and_(bits, code.integer_constant(0x7FFF)), code.integer_constant(13))
+    sign = build.shl(build.and_(bits, code.integer_constant(0x8000)), code.integer_constant(16))
+    # Scaling does not round, not even subnormal numbers.
     scaled = build.fmul(build.bitcast(size, F32_VECTOR), code.constant(2.0**112))
-    endless = build.icmp_unsigned(">=", size, code.integers(0x7C00 << 13))
-    special = build.or_(size, code.integers(_INFINITY))
-    wide = build.select(endless, special, build.bitcast(scaled, I32_VECTOR))
+    is_special = build.icmp_unsigned(">=", size, code.integer_constant(0x7C00 << 13))
+    special = build.or_(size, code.integer_constant(_INFINITY))
+    wide = build.select(is_special, special, build.bitcast(scaled, I32_VECTOR))
     return build.bitcast(build.or_(wide, sign), F32_VECTOR)
 
 
 def _widen_float16(code: Emitter, words: Any) -> Any:
     build = code.builder
-    return build.fpext(build.bitcast(words, _HALVES), F32_VECTOR)
+    return build.fpext(build.bitcast(words, _HALF_VECTOR), F32_VECTOR)
 
 
 def _narrow_float16(code: Emitter, value: Any) -> Any:
     build = code.builder
     bits = build.bitcast(value, I32_VECTOR)
-    size = build.and_(bits, code.integers(0x7FFFFFFF))
-    sign = build.lshr(build.and_(bits, code.integers(1 << 31)), code.integers(16))
-    odd = build.and_(build.lshr(size, code.integers(13)), code.integers(1))
-    half_less = build.add(build.sub(size, code.integers(_SCALE)), code.integers(0xFFF))
-    normal = build.lshr(build.add(half_less, odd), code.integers(13))
-    # The last bit of 0.5 + x is worth as much as that of a float16 below the normal ones, and
-    # 0.5 itself has none of the bits that are kept.
+    size = build.and_(bits, code.integer_constant(0x7FFFFFFF))
+    sign = build.lshr(build.and_(bits, code.integer_constant(1 << 31)), code.integer_constant(16))
+    odd = build.and_(build.lshr(size, code.integer_constant(13)), code.integer_constant(1))
+    half_less = build.add(
+        build.sub(size, code.integer_constant(_EXPONENT_SHIFT)), code.integer_constant(0xFFF)
+    )
+    normal = build.lshr(build.add(half_less, odd), code.integer_constant(13))
+    # Subnormal results: the last bit of 0.5 + x has the weight of the last bit of a subnormal
+    # float16, so the addition rounds; the bits of 0.5 itself are cut off at the end.
     small = build.bitcast(
         build.fadd(build.bitcast(size, F32_VECTOR), code.constant(0.5)), I32_VECTOR
     )
-    nan = build.icmp_unsigned(">", size, code.integers(_INFINITY))
-    large = build.select(nan, code.integers(0x7E00), code.integers(0x7C00))
-    below = build.icmp_unsigned("<", size, code.integers(_SCALE + (1 << 23)))
-    above = build.icmp_unsigned(">=", size, code.integers(_SCALE + (31 << 23)))
+    nan = build.icmp_unsigned(">", size, code.integer_constant(_INFINITY))
+    large = build.select(nan, code.integer_constant(0x7E00), code.integer_constant(0x7C00))
+    below = build.icmp_unsigned("<", size, code.integer_constant(_EXPONENT_SHIFT + (1 << 23)))
+    above = build.icmp_unsigned(">=", size, code.integer_constant(_EXPONENT_SHIFT + (31 << 23)))
     half = build.select(above, large, build.select(below, small, normal))
-    return build.trunc(build.or_(half, sign), WORDS)
+    return build.trunc(build.or_(half, sign), I16_VECTOR)
 
 
 def _widen_bfloat16(code: Emitter, words: Any) -> Any:
     build = code.builder
-    return build.bitcast(build.shl(build.zext(words, I32_VECTOR), code.integers(16)), F32_VECTOR)
+    return build.bitcast(
+        build.shl(build.zext(words, I32_VECTOR), code.integer_constant(16)), F32_VECTOR
+    )
 
 
 def _narrow_bfloat16(code: Emitter, value: Any) -> Any:
     build = code.builder
     bits = build.bitcast(value, I32_VECTOR)
-    upper = build.lshr(bits, code.integers(16))
-    half_less = build.add(bits, code.integers(0x7FFF))
-    nearest = build.add(half_less, build.and_(upper, code.integers(1)))
+    upper = build.lshr(bits, code.integer_constant(16))
+    half_less = build.add(bits, code.integer_constant(0x7FFF))
+    nearest = build.add(half_less, build.and_(upper, code.integer_constant(1)))
     nan = build.fcmp_unordered("uno", value, value)
-    quiet = build.or_(upper, code.integers(0x40))
-    return build.trunc(build.select(nan, quiet, build.lshr(nearest, code.integers(16))), WORDS)
+    quiet = build.or_(upper, code.integer_constant(0x40))
+    return build.trunc(
+        build.select(nan, quiet, build.lshr(nearest, code.integer_constant(16))), I16_VECTOR
+    )
 
 
 def _same(code: Emitter, value: Any) -> Any:
     return value
 
 
-FLOAT32 = Element(4, F32_VECTOR, _same, _same)
-FLOAT16 = Element(
+FLOAT32 = ElementType(4, F32_VECTOR, _same, _same)
+FLOAT16 = ElementType(
     2,
-    WORDS,
+    I16_VECTOR,
     _widen_float16 if HOST_REGISTERS.converts_float16 else widen_by_arithmetic,
     _narrow_float16,
 )
-BFLOAT16 = Element(2, WORDS, _widen_bfloat16, _narrow_bfloat16)
-# By the type of ``element`` in a layer of ``rows``; numba has no float16 on the CPU.
-MARKS = {"float32": np.float32, "float16": np.int16, "bfloat16": np.uint16}
-_OF = {types.float32: FLOAT32, types.int16: FLOAT16, types.uint16: BFLOAT16}
+BFLOAT16 = ElementType(2, I16_VECTOR, _widen_bfloat16, _narrow_bfloat16)
+# The dtype of ``kv_dtype_marker`` in the parameters of a launch, by the pools' type; numba has no
+# float16 on the CPU.
+MARKER_DTYPES = {"float32": np.float32, "float16": np.int16, "bfloat16": np.uint16}
+_BY_MARKER = {types.float32: FLOAT32, types.int16: FLOAT16, types.uint16: BFLOAT16}
 
 
-def element_of(layer: Any) -> Element:
-    """Return what the pools of a layer hold, which its numba type says."""
-    return _OF[layer.typeof("element")]
+def element_type(params: Any) -> ElementType:
+    """Return the number type of a launch's pools, by the numba type of its parameters."""
+    return _BY_MARKER[params.typeof("kv_dtype_marker")]

@@ -1,4 +1,4 @@
-"""A launch's operands and options: one record per layer, packed here and read by the kernels."""
+"""The parameters of an attention launch: a struct that Python fills and the kernels read."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.address_views import StructType, address_of
-from labkit.cpu.half_precision import MARKS
+from labkit.cpu.half_precision import MARKER_DTYPES
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES
 from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 
-# Arrays by address (bytes), contiguous.
+# Arrays are given by address; they are contiguous.
 _FIELDS = (
     ("q", np.int64),  # float32 [total_q, num_q_heads, head_dim]
     ("k_pool", np.int64),  # [num_blocks, block_size, num_kv_heads, head_dim]
     ("v_pool", np.int64),
-    ("out", np.int64),  # as q
-    ("sinks", np.int64),  # float32 [num_q_heads], or 0: none
+    ("out", np.int64),  # like q
+    ("sinks", np.int64),  # float32 [num_q_heads]; 0: no sinks
     ("block_tables", np.int64),  # int32 [num_seqs, max_blocks]
     ("max_blocks", np.int64),
     ("num_q_heads", np.int64),
     ("num_kv_heads", np.int64),
-    ("pitch", np.int64),  # query heads from one KV head to the next
-    ("group", np.int64),  # how many of them a unit serves
+    ("group_stride", np.int64),  # query heads from one KV head to the next
+    ("group", np.int64),  # query heads of a KV head that a unit computes
     ("head_dim", np.int64),
     ("block_size", np.int64),
-    ("window", np.int64),
+    ("window", np.int64),  # keys
     ("query_scale", np.float32),
     ("softcap", np.float32),  # in base 2; 0: off
     ("window_skip", np.int64),  # 0: keys before the window are read and masked
-    ("partition", np.int64),  # this unit's share of the keys
+    ("partition", np.int64),  # number of the unit's partition of the keys
     ("partitions", np.int64),
     ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
     ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
 )
-# By what the pools hold. The type of ``element``, a number that nobody reads, says it too, so
-# that numba compiles every part of a kernel for the pools that it is given.
+# By the NumPy dtype of the pools. No kernel reads the last field: its type tells numba the pools'
+# type, so that every part of a kernel is compiled for each.
 PARAMS_DTYPES = {
-    stored: np.dtype([*_FIELDS, ("element", MARKS[name])], align=True)
-    for name, stored in NUMPY_DTYPES.items()
+    dtype: np.dtype([*_FIELDS, ("kv_dtype_marker", MARKER_DTYPES[name])], align=True)
+    for name, dtype in NUMPY_DTYPES.items()
 }
-(PARAMS_BYTES,) = {layer.itemsize for layer in PARAMS_DTYPES.values()}
+(PARAMS_BYTES,) = {dtype.itemsize for dtype in PARAMS_DTYPES.values()}
 
 
-def params_type(layer: np.dtype[Any]) -> StructType:
+def params_type(params: np.dtype[Any]) -> StructType:
     """Return the numba type of one of ``PARAMS_DTYPES``."""
-    return StructType(f"Layer_{layer['element']}", layer)
+    return StructType(f"AttentionParams_{params['kv_dtype_marker']}", params)
 
 
 class Partials(NamedTuple):
-    """What the partitions of split-KV leave: see ``launches.reduce``."""
+    """The results of the partitions of split-KV, which ``attention_launch.reduce`` merges."""
 
-    sums: NDArray[np.float32]
-    states: NDArray[np.float32]
+    sums: NDArray[np.float32]  # [total_q, num_q_heads, partitions, head_dim]
+    states: NDArray[np.float32]  # [..., 2]: running maximum (base 2) and softmax sum
 
 
 def partials(q: NDArray[np.float32], partitions: int) -> Partials:
-    """Return memory for the partitions of every query token and head."""
+    """Allocate the results of the partitions of every query token and head."""
     tokens, heads, head_dim = q.shape
     rows = (tokens, heads, partitions)
     return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
@@ -79,17 +79,17 @@ def pack(
     softcap: float | None,
     window_skip: bool,
 ) -> NDArray[Any]:
-    """Return the parameters of a launch, with 0 for the addresses that differ by layer.
+    """Return a struct of ``PARAMS_DTYPES`` with 0 for the addresses that differ by layer.
 
-    It holds the address of ``block_tables``, which must outlive the launch. ``window`` and
-    ``softcap``: None is off.
+    ``block_tables`` must outlive the launch: the struct has its address. ``window`` and
+    ``softcap``: None means off.
     """
     values = {
         "block_tables": address_of(block_tables),
         "max_blocks": block_tables.shape[1],
         "num_q_heads": num_q_heads,
         "num_kv_heads": num_kv_heads,
-        "pitch": num_q_heads // num_kv_heads,
+        "group_stride": num_q_heads // num_kv_heads,
         "group": num_q_heads // num_kv_heads,
         "head_dim": head_dim,
         "block_size": block_size,
@@ -102,35 +102,37 @@ def pack(
         values["query_scale"] = scale / softcap
         values["softcap"] = softcap * LOG2E
     packed = np.zeros(1, PARAMS_DTYPES[NUMPY_DTYPES[kv_dtype]])
-    # All at once: by name each would take as long as all of them.
+    # In one assignment: by name, each field would take as long as all of them.
     packed[0] = tuple(values.get(name, 0) for name in packed.dtype.names or ())
     return packed
 
 
-def split(layer: NDArray[Any], count: int, partitions: int, parts: Partials | None) -> NDArray[Any]:
-    """Return a layer for each unit among which a token's work on a KV head is divided.
+def split(
+    params: NDArray[Any], members: int, partitions: int, parts: Partials | None
+) -> NDArray[Any]:
+    """Return the parameters of the units among which a token's work on a KV head is divided.
 
-    ``count`` members, member ``g`` for query head ``g`` of every KV head, which sees arrays
-    that begin there; each of them ``partitions`` times.
+    There are ``members * partitions``. Member ``m`` computes the query heads of each KV head from
+    ``m * group / members`` on (its arrays begin there), against one partition of the keys.
     """
-    members = np.repeat(np.arange(count), partitions)
-    layers = np.repeat(layer, len(members))
-    head_bytes = FLOAT_BYTES * int(layer["head_dim"][0])
-    layers["group"] //= count
-    layers["q"] += members * head_bytes
-    layers["out"] += members * head_bytes
-    layers["sinks"] += np.where(layers["sinks"] != 0, FLOAT_BYTES * members, 0)
+    member = np.repeat(np.arange(members), partitions)
+    units = np.repeat(params, len(member))
+    head_bytes = FLOAT_BYTES * int(params["head_dim"][0])
+    units["group"] //= members
+    units["q"] += member * head_bytes
+    units["out"] += member * head_bytes
+    units["sinks"] += np.where(units["sinks"] != 0, FLOAT_BYTES * member, 0)
     if parts is not None:
-        before = members * partitions
-        layers["partition"] = np.tile(np.arange(partitions), count)
-        layers["partitions"] = partitions
-        layers["partial_sums"] = address_of(parts.sums) + before * head_bytes
-        layers["partial_states"] = address_of(parts.states) + before * 2 * FLOAT_BYTES
-    return layers
+        rows_before = member * partitions
+        units["partition"] = np.tile(np.arange(partitions), members)
+        units["partitions"] = partitions
+        units["partial_sums"] = address_of(parts.sums) + rows_before * head_bytes
+        units["partial_states"] = address_of(parts.states) + rows_before * 2 * FLOAT_BYTES
+    return units
 
 
 def base2(sinks: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Return the sinks as logits in base 2; [0] if there are none."""
+    """Return the sinks as logits in base 2; an empty array without sinks."""
     if sinks is None:
         return np.zeros(0, np.float32)
     return sinks * np.float32(LOG2E)

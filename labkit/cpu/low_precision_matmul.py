@@ -1,13 +1,30 @@
-"""The matrix product with weights as they lie: x[M, K] @ W[N, K].T + bias.
+"""The matrix product with low-precision weights: x[M, K] @ W[N, K].T + bias.
 
-Weights become float32 in registers, to the very bits of ``mlx.core.dequantize`` in float32,
-and every output number is the chain ``fma(x[k], w[k], previous)`` of ``gemm``: the product's
-bits are those of the widened matrix, whatever the number of rows. For many rows a span is
-widened a panel at a time, into memory that the second-level cache holds, and multiplied by
-``gemm``'s own register tiles.
+Weights become float32 in registers, with the very bits of ``mlx.core.dequantize`` in float32, and
+every output number is the chain ``fma(x[k], w[k], previous)`` of ``gemm``. So the product has the
+bits of the product with the float32 matrix, whatever the number of rows. With many rows a panel is
+first widened into memory that the second-level cache holds, and then multiplied by the register
+tiles of ``gemm``.
 
-Each form has functions of its own, compiled when a model first has it; the kernel is given
-their addresses.
+How a matrix lies in memory (``low_precision_weights`` packs it)::
+
+    columns of the product (rows of W) ->
+    +---------------------------------+---------------------------------+---
+    |             span 0              |             span 1              | ...
+    |     panel 0    |    panel 1     |     panel 2    |    panel 3     |     PANEL_COLUMNS each
+    +----------------+----------------+----------------+----------------+---
+    | record 0 of span 0, of all its columns:
+    |     scales [SPAN_COLUMNS], biases [SPAN_COLUMNS]    (none in half precision)
+    |     pack 0, pack 1, ...                             (numbers or integers)
+    | record 1 of span 0 ...
+
+    span    SPAN_PANELS panels, whose weights lie together: read once, in order
+    record  the steps along K that share scales and biases: a quantisation group, or one step of
+            half precision
+    pack    the steps that are decoded together: as few as fill whole 32-bit words
+
+Each weight format has functions of its own, compiled when a model first needs them; the kernel
+calls them by address.
 """
 
 from __future__ import annotations
@@ -16,7 +33,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -25,18 +42,18 @@ from numba import extending, njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
+from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.gemm import (
     BLOCK_ROWS,
     MIN_PARALLEL_FMAS,
     PANEL_COLUMNS,
-    ROWS,
     WEIGHT_COST,
-    panel_rows,
+    multiply_panel,
 )
-from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, Element
+from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, ElementType
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS, WORD_BITS
-from labkit.cpu.microkernels import PANEL_ROW
+from labkit.cpu.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.simd_emitter import (
     F32,
     F32_VECTOR,
@@ -48,327 +65,381 @@ from labkit.cpu.simd_emitter import (
 )
 from labkit.cpu.vector_registers import LANES
 
-VECTORS = PANEL_COLUMNS // LANES
-MAX_FUSED_ROWS = 24  # rows for which weights are widened where they are used
-AHEAD = 8192  # bytes of a span that memory is asked for before they are read
-CACHE_LINE_BYTES = 64  # bytes of a cache line
-LOW_ROWS = 4  # of the lower tile
-MANTISSA = 23  # bits of a float32
-LIFTED = (2, 3, 4)  # bits of integers
-ONE_ROW, TWO_ROWS, LOW, HIGH, WIDEN = range(5)  # of a form's functions
+PANEL_VECTORS = PANEL_COLUMNS // LANES
+MAX_FUSED_ROWS = 24  # rows of x up to which weights are widened in the product's registers
+PREFETCH_BYTES = 8192  # distance from what is read of a span to what is prefetched
+LOW_TILE_ROWS = 4  # rows of the lower of the two register tiles of one panel
+MANTISSA_BITS = 23  # of a float32
+MANTISSA_CONVERTED_BITS = (2, 3, 4)  # integers for which the mantissa conversion is faster
+# The compiled functions of a format, as indices of ``FormatFunctions.addresses``.
+ONE_ROW, TWO_ROWS, LOW_TILE, HIGH_TILE, WIDEN = range(5)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What a record holds: ``element`` numbers, or integers of so many ``bits``.
+class WeightFormat:
+    """The content of a record: numbers of type ``element``, or integers of ``bits`` bits.
 
-    Integers come in groups, behind the group's scales and biases of type ``element``. They can be
-    ``lifted`` where every bias minus ``2**bits`` scales is a float32: in the highest bits of a
-    mantissa an integer is itself and ``2**bits`` more, which the bias takes away again. That
-    saves the conversion, of 4 bits a twentieth of the time of a product of one row.
+    Integers come in groups, after the group's scales and biases of type ``element``.
+
+    ``in_mantissa``: whether integers become float32 by the mantissa conversion. An integer in the
+    highest bits of the mantissa of ``2**bits`` makes the float ``2**bits + integer``, and the bias
+    minus ``2**bits`` scales takes the ``2**bits`` away again; that bias must be exact in float32.
+    It saves the conversion instruction: with 4 bits a twentieth of the time of one row's product.
     """
 
-    element: Element
+    element: ElementType
     bits: int = 0
-    lifted: bool = False
+    in_mantissa: bool = False
 
     @property
-    def unit(self) -> int:
-        """Steps that are decoded together: as many as fill whole words."""
+    def pack_steps(self) -> int:
+        """Steps in a pack."""
         return WORD_BITS // math.gcd(self.bits, WORD_BITS) if self.bits else 1
 
     @property
-    def unit_bytes(self) -> int:
-        """Bytes of a unit, of all columns of a span."""
-        return self.unit * (self.bits or 8 * self.element.bytes) * SPAN_COLUMNS // 8
+    def pack_bytes(self) -> int:
+        """Bytes of a pack, for all columns of a span."""
+        return self.pack_steps * (self.bits or 8 * self.element.bytes) * SPAN_COLUMNS // 8
 
     @property
-    def head_bytes(self) -> int:
-        """Bytes of a record before its first unit."""
+    def header_bytes(self) -> int:
+        """Bytes of a record's scales and biases."""
         return 2 * SPAN_COLUMNS * self.element.bytes if self.bits else 0
 
-    def head(self, code: Emitter, record: Any, panel: Any, vectors: int) -> list[tuple[Any, Any]]:
-        """Load a scale and a bias for each of the vectors of columns from a panel on."""
+    def emit_header(
+        self, code: Emitter, record: Any, panel: Any, vectors: int
+    ) -> list[tuple[Any, Any]]:
+        """Load scales and biases for ``vectors`` vectors of columns, starting at a panel."""
         if not self.bits:
             return []
         build, size = code.builder, self.element.vector_bytes
-        at, pairs = build.add(record, build.mul(panel, I64(VECTORS * size))), []
+        address, pairs = build.add(record, build.mul(panel, I64(PANEL_VECTORS * size))), []
         for v in range(vectors):
-            scale = self.element.load(code, build.add(at, I64(v * size)))
-            bias = self.element.load(code, build.add(at, I64(self.head_bytes // 2 + v * size)))
-            if self.lifted:
+            scale = self.element.load(code, build.add(address, I64(v * size)))
+            bias = self.element.load(
+                code, build.add(address, I64(self.header_bytes // 2 + v * size))
+            )
+            if self.in_mantissa:
                 bias = code.fma(code.constant(-float(1 << self.bits)), scale, bias)
             pairs.append((scale, bias))
         return pairs
 
-    def weights(
-        self, code: Emitter, unit: Any, panel: Any, head: list[tuple[Any, Any]], vectors: int
+    def emit_pack(
+        self, code: Emitter, pack: Any, panel: Any, header: list[tuple[Any, Any]], vectors: int
     ) -> Callable[[int, int], Any]:
-        """Load a unit; return what makes the weights of a step and a vector of columns."""
+        """Load a pack; return ``decode(step, vector)``, which makes one vector of weights."""
         build, size = code.builder, self.element.vector_bytes
         if not self.bits:
-            at = build.add(unit, build.mul(panel, I64(VECTORS * size)))
+            address = build.add(pack, build.mul(panel, I64(PANEL_VECTORS * size)))
             numbers = [
-                self.element.load(code, build.add(at, I64(v * size))) for v in range(vectors)
+                self.element.load(code, build.add(address, I64(v * size))) for v in range(vectors)
             ]
             return lambda step, vector: numbers[vector]
-        at = build.add(unit, build.mul(panel, I64(VECTORS * VECTOR_BYTES)))
-        row = 4 * SPAN_COLUMNS
+        address = build.add(pack, build.mul(panel, I64(PANEL_VECTORS * VECTOR_BYTES)))
+        row_bytes = 4 * SPAN_COLUMNS
         words = [
-            [code.load(at, i * row + v * VECTOR_BYTES, I32_VECTOR)
-             for i in range(self.unit * self.bits // WORD_BITS)]
+            [
+                code.load(address, i * row_bytes + v * VECTOR_BYTES, I32_VECTOR)
+                for i in range(self.pack_steps * self.bits // WORD_BITS)
+            ]
             for v in range(vectors)
-        ]  # fmt: skip
-        return lambda step, vector: self._affine(code, words[vector], step, *head[vector])
+        ]
+        return lambda step, vector: self._dequantize(code, words[vector], step, *header[vector])
 
-    def _affine(self, code: Emitter, words: list[Any], step: int, scale: Any, bias: Any) -> Any:
-        """Cut a step's integer out of the words, and scale it as MLX does."""
-        build, at = code.builder, MANTISSA - self.bits if self.lifted else 0
+    def _dequantize(self, code: Emitter, words: list[Any], step: int, scale: Any, bias: Any) -> Any:
+        """Extract the integers of a step from the words, and scale them as MLX does."""
+        build = code.builder
+        position = MANTISSA_BITS - self.bits if self.in_mantissa else 0
         word, low = divmod(step * self.bits, WORD_BITS)
-        bits, over = _moved(code, words[word], at - low), low + self.bits - WORD_BITS
-        if over > 0:
-            bits = build.or_(bits, _moved(code, words[word + 1], at + self.bits - over))
-        if over != 0 or self.lifted:
-            bits = build.and_(bits, code.integers(((1 << self.bits) - 1) << at))
-        if self.lifted:
-            beyond = build.bitcast(code.constant(float(1 << self.bits)), I32_VECTOR)
-            number = build.bitcast(build.or_(bits, beyond), F32_VECTOR)
+        bits = _shift_left(code, words[word], position - low)
+        in_next_word = low + self.bits - WORD_BITS
+        if in_next_word > 0:
+            rest = _shift_left(code, words[word + 1], position + self.bits - in_next_word)
+            bits = build.or_(bits, rest)
+        if in_next_word != 0 or self.in_mantissa:
+            bits = build.and_(bits, code.integer_constant(((1 << self.bits) - 1) << position))
+        if self.in_mantissa:
+            exponent = build.bitcast(code.constant(float(1 << self.bits)), I32_VECTOR)
+            number = build.bitcast(build.or_(bits, exponent), F32_VECTOR)
         else:
             number = build.sitofp(bits, F32_VECTOR)
-        if self.element is FLOAT32:  # whose product with an integer MLX rounds
+        if self.element is FLOAT32:  # MLX rounds the product of integer and scale
             return build.fadd(build.fmul(number, scale), bias)
         return code.fma(number, scale, bias)
 
 
-def _moved(code: Emitter, words: Any, places: int) -> Any:
-    """Move bits up by so many places, or down by as many below 0."""
+def _shift_left(code: Emitter, words: Any, places: int) -> Any:
+    """Shift left by ``places`` bits; right if ``places`` is negative."""
     if places >= 0:
-        return code.builder.shl(words, code.integers(places)) if places else words
-    return code.builder.lshr(words, code.integers(-places))
+        return code.builder.shl(words, code.integer_constant(places)) if places else words
+    return code.builder.lshr(words, code.integer_constant(-places))
 
 
 _ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _HALVES = ("float16", "bfloat16")
-# Their index is a constant of the compiled functions.
-_NAMES = [
-    *((word, 0, False) for word in _HALVES),
-    *((word, bits, False) for word in _ELEMENTS for bits in QUANTIZED_BITS),
-    *((word, bits, True) for word in _HALVES for bits in LIFTED),
+# The index of a format is a constant of the compiled functions.
+_FORMAT_KEYS = [
+    *((element, 0, False) for element in _HALVES),
+    *((element, bits, False) for element in _ELEMENTS for bits in QUANTIZED_BITS),
+    *((element, bits, True) for element in _HALVES for bits in MANTISSA_CONVERTED_BITS),
 ]
-_FORMS = [Form(_ELEMENTS[word], bits, lifted) for word, bits, lifted in _NAMES]
+_FORMATS = [
+    WeightFormat(_ELEMENTS[element], bits, in_mantissa)
+    for element, bits, in_mantissa in _FORMAT_KEYS
+]
+
+
+class TileCall(NamedTuple):
+    """The arguments of a tile's function, all int64; in an intrinsic, their LLVM values.
+
+    The function multiplies rows of x with the columns of one or more panels of a span.
+    """
+
+    x: Any  # address of the first row
+    x_row_bytes: Any
+    rows: Any  # rows of x; a tile of more rows computes the last one repeatedly
+    span: Any  # address of the span
+    records: Any  # records in the span
+    packs: Any  # packs in a record
+    panel: Any  # first panel, within the span
+    bias: Any  # address of the biases of the first panel's columns
+    out: Any  # address of the first number of the result
+    out_row_bytes: Any
+
+
+class WidenCall(NamedTuple):
+    """The arguments of a function that widens one panel of a span; see ``TileCall``."""
+
+    span: Any
+    records: Any
+    packs: Any
+    panel: Any
+    target: Any  # address of float32 [K, PANEL_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """Addresses and counts of a span, and the part of it that a tile reads; int64."""
+class _PanelReader:
+    """Emits the loop over the weights of ``vectors`` vectors of columns, step by step along K."""
 
-    address: Any
-    groups: Any
-    units: Any
+    span: Any
+    records: Any
+    packs: Any
     panel: Any
     vectors: int
 
-    def walk(
+    def emit_steps(
         self,
         code: Emitter,
-        form: Form,
+        weight_format: WeightFormat,
         step: Callable[[Any, list[Any], list[Any]], list[Any]],
         carried: list[Any],
     ) -> list[Any]:
         """Run ``step(k, weights, carried) -> carried`` for every k; ``weights``: vectors."""
         build = code.builder
-        record_bytes = build.add(build.mul(self.units, I64(form.unit_bytes)), I64(form.head_bytes))
-        record_steps = build.mul(self.units, I64(form.unit))
+        pack_bytes, header_bytes = I64(weight_format.pack_bytes), I64(weight_format.header_bytes)
+        record_bytes = build.add(build.mul(self.packs, pack_bytes), header_bytes)
+        record_steps = build.mul(self.packs, I64(weight_format.pack_steps))
 
-        def record_turn(index: Any, carried: list[Any]) -> list[Any]:
-            record = build.add(self.address, build.mul(index, record_bytes))
-            for line in range(0, form.head_bytes, CACHE_LINE_BYTES):
-                code.prefetch(build.add(record, I64(AHEAD + line)))
-            head = form.head(code, record, self.panel, self.vectors)
-            first = build.mul(index, record_steps)
+        def run_record(index: Any, carried: list[Any]) -> list[Any]:
+            record = build.add(self.span, build.mul(index, record_bytes))
+            for line in range(0, weight_format.header_bytes, CACHE_LINE_BYTES):
+                code.prefetch(build.add(record, I64(PREFETCH_BYTES + line)))
+            header = weight_format.emit_header(code, record, self.panel, self.vectors)
+            first_step = build.mul(index, record_steps)
 
-            def unit_turn(unit: Any, carried: list[Any]) -> list[Any]:
-                offset = build.add(build.mul(unit, I64(form.unit_bytes)), I64(form.head_bytes))
-                at = build.add(record, offset)
-                for line in range(0, form.unit_bytes, CACHE_LINE_BYTES):
-                    code.prefetch(build.add(at, I64(AHEAD + line)))
-                make = form.weights(code, at, self.panel, head, self.vectors)
-                k = build.add(first, build.mul(unit, I64(form.unit)))
-                for i in range(form.unit):
-                    weights = [make(i, vector) for vector in range(self.vectors)]
+            def run_pack(pack: Any, carried: list[Any]) -> list[Any]:
+                offset = build.add(build.mul(pack, pack_bytes), header_bytes)
+                address = build.add(record, offset)
+                for line in range(0, weight_format.pack_bytes, CACHE_LINE_BYTES):
+                    code.prefetch(build.add(address, I64(PREFETCH_BYTES + line)))
+                decode = weight_format.emit_pack(code, address, self.panel, header, self.vectors)
+                k = build.add(first_step, build.mul(pack, I64(weight_format.pack_steps)))
+                for i in range(weight_format.pack_steps):
+                    weights = [decode(i, vector) for vector in range(self.vectors)]
                     carried = step(build.add(k, I64(i)), weights, carried)
                 return carried
 
-            return code.loop(self.units, unit_turn, carried)
+            return code.loop(self.packs, run_pack, carried)
 
-        return code.loop(self.groups, record_turn, carried)
+        return code.loop(self.records, run_record, carried)
 
 
 @extending.intrinsic(prefer_literal=True)
-def _multiply(  # type: ignore[no-untyped-def]
-    _typing, form, rows, panels, x, x_row, count, span, groups, units, panel, bias, out, out_row
-):
-    """Multiply up to ``rows`` rows with ``panels`` panels, constants like the form's index.
+def _multiply_tile(_typing, format_index, max_rows, panels, call):  # type: ignore[no-untyped-def]
+    """Multiply up to ``max_rows`` rows with ``panels`` panels, as ``call`` says.
 
-    The others (int64): the address of x, bytes of its row and its rows, the address of the
-    span, its records and their units, the first panel in it, bias, the result and bytes of its
-    row. Where there are fewer rows, the last is computed repeatedly.
+    ``format_index`` (an index into ``_FORMATS``), ``max_rows`` and ``panels`` are constants.
     """
-    constants = [kind.literal_value for kind in (form, rows, panels)]
+    constants = [kind.literal_value for kind in (format_index, max_rows, panels)]
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        x, x_row, count, span, groups, units, panel, bias, out, out_row = arguments[3:]
-        form, rows, panels = constants
-        code, vectors = Emitter(builder), panels * VECTORS
-        last = builder.sub(count, I64(1))
-        places = [
+        format_index, max_rows, panels = constants
+        call = TileCall(*_unpacked(builder, arguments[3], len(TileCall._fields)))
+        code, vectors = Emitter(builder), panels * PANEL_VECTORS
+        last = builder.sub(call.rows, I64(1))
+        rows = [
             builder.select(builder.icmp_signed("<", I64(row), last), I64(row), last)
-            for row in range(rows)
+            for row in range(max_rows)
         ]
-        x_at = [builder.add(x, builder.mul(place, x_row)) for place in places]
-        out_at = [builder.add(out, builder.mul(place, out_row)) for place in places]
+        x_rows = [builder.add(call.x, builder.mul(row, call.x_row_bytes)) for row in rows]
+        out_rows = [builder.add(call.out, builder.mul(row, call.out_row_bytes)) for row in rows]
 
         def step(k: Any, weights: list[Any], sums: list[Any]) -> list[Any]:
-            column = builder.mul(k, I64(FLOAT_BYTES))
-            following = []
-            for row, address in enumerate(x_at):
+            column, totals = builder.mul(k, I64(FLOAT_BYTES)), []
+            for row, address in enumerate(x_rows):
                 factor = code.splat(code.load(builder.add(address, column), kind=F32))
-                following += [
+                totals += [
                     code.fma(factor, weight, sums[row * vectors + v])
                     for v, weight in enumerate(weights)
                 ]
-            return following
+            return totals
 
-        start = [code.load(bias, VECTOR_BYTES * v) for v in range(vectors)] * rows
-        part = _Span(span, groups, units, panel, vectors)
-        for i, total in enumerate(part.walk(code, _FORMS[form], step, start)):
-            code.store(total, out_at[i // vectors], VECTOR_BYTES * (i % vectors))
+        sums = [code.load(call.bias, VECTOR_BYTES * v) for v in range(vectors)] * max_rows
+        reader = _PanelReader(call.span, call.records, call.packs, call.panel, vectors)
+        for i, total in enumerate(reader.emit_steps(code, _FORMATS[format_index], step, sums)):
+            code.store(total, out_rows[i // vectors], VECTOR_BYTES * (i % vectors))
         return context.get_dummy_value()
 
-    return types.void(form, rows, panels, *[types.int64] * 10), emit
+    return types.void(format_index, max_rows, panels, call), emit
 
 
 @extending.intrinsic(prefer_literal=True)
-def _widen(_typing, form, span, groups, units, panel, target):  # type: ignore[no-untyped-def]
-    """Write a panel of a span as ``gemm`` has it: float32 [K, WIDTH]."""
-    index = form.literal_value
+def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
+    """Write a panel of a span as ``gemm`` reads it: float32 [K, PANEL_COLUMNS]."""
+    index = format_index.literal_value
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, span, groups, units, panel, target = arguments
+        call = WidenCall(*_unpacked(builder, arguments[1], len(WidenCall._fields)))
         code = Emitter(builder)
 
         def step(k: Any, weights: list[Any], carried: list[Any]) -> list[Any]:
-            line = code.at(target, k, PANEL_ROW)
+            row = code.offset(call.target, k, PANEL_ROW_BYTES)
             for i, weight in enumerate(weights):
-                code.store(weight, line, VECTOR_BYTES * i)
+                code.store(weight, row, VECTOR_BYTES * i)
             return carried
 
-        part = _Span(span, groups, units, panel, VECTORS)
-        part.walk(code, _FORMS[index], step, [])
+        reader = _PanelReader(call.span, call.records, call.packs, call.panel, PANEL_VECTORS)
+        reader.emit_steps(code, _FORMATS[index], step, [])
         return context.get_dummy_value()
 
-    return types.void(form, *[types.int64] * 5), emit
+    return types.void(format_index, call), emit
+
+
+def _unpacked(builder: Any, value: Any, count: int) -> list[Any]:
+    """Return the elements of a tuple of so many."""
+    return [builder.extract_value(value, i) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
-    """The compiled functions of a form.
+class FormatFunctions:
+    """The compiled functions of a weight format.
 
-    ``addresses``: int64, in the order in which the kernel has their names. ``unit``: steps
-    along the depth that they decode together. ``made``: what keeps them in memory.
+    ``addresses``: int64, indexed by ``ONE_ROW`` to ``WIDEN``. ``pack_steps``: steps in a pack.
+    ``compiled``: the functions themselves, which must stay alive.
     """
 
     addresses: NDArray[np.int64]
-    unit: int
-    made: tuple[Any, ...]
+    pack_steps: int
+    compiled: tuple[Any, ...]
 
 
 @cache
-def functions(element: str, bits: int = 0, lifted: bool = False) -> Functions:
-    """Compile the functions of a ``Form``, or load them; ``element``: the type of its floats."""
-    index = _NAMES.index((element, bits, False))
-    # Sixteen rows were 3 % slower lifted, one row of 8 bits no faster from memory; two and four
-    # rows were not measured.
-    one_row = _NAMES.index((element, bits, lifted and bits in LIFTED))
-    made = [
-        _tile(one_row, 1, SPAN_PANELS),
-        _tile(index, 2, SPAN_PANELS),
-        _tile(index, LOW_ROWS, 1),
-        _tile(index, ROWS, 1),
-        _widener(index),
+def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) -> FormatFunctions:
+    """Compile the functions of a format, or load them from numba's cache.
+
+    Parameters
+    ----------
+    element
+        The type of the numbers, or of scales and biases: a key of ``NUMPY_DTYPES``.
+    bits
+        Bits of an integer; 0: the weights are numbers of type ``element``.
+    mantissa_exact
+        Whether the mantissa conversion gives the same bits (``WeightFormat``).
+    """
+    index = _FORMAT_KEYS.index((element, bits, False))
+    # By the mantissa conversion sixteen rows were 3 % slower, and one row of 8 bits no faster from
+    # memory; two and four rows were not measured.
+    in_mantissa = mantissa_exact and bits in MANTISSA_CONVERTED_BITS
+    one_row = _FORMAT_KEYS.index((element, bits, in_mantissa))
+    compiled = [
+        _compile_tile(one_row, 1, SPAN_PANELS),
+        _compile_tile(index, 2, SPAN_PANELS),
+        _compile_tile(index, LOW_TILE_ROWS, 1),
+        _compile_tile(index, GEMM_ROWS, 1),
+        _compile_widen(index),
     ]
-    addresses = np.array([function.address for function in made], np.int64)
-    return Functions(addresses, _FORMS[index].unit, tuple(made))
+    addresses = np.array([function.address for function in compiled], np.int64)
+    return FormatFunctions(addresses, _FORMATS[index].pack_steps, tuple(compiled))
 
 
-def _tile(form: int, rows: int, panels: int) -> Any:
-    def tile(x, x_row, count, span, groups, units, panel, bias, out, out_row):  # type: ignore[no-untyped-def]
-        _multiply(
-            form, rows, panels, x, x_row, count, span, groups, units, panel, bias, out, out_row
-        )
+def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:
+    def tile(x, x_row_bytes, rows, span, records, packs, panel, bias, out, out_row_bytes):  # type: ignore[no-untyped-def]
+        call = TileCall(x, x_row_bytes, rows, span, records, packs, panel, bias, out, out_row_bytes)
+        _multiply_tile(format_index, max_rows, panels, call)
 
-    return _compiled(tile, 10, form, rows, panels)
-
-
-def _widener(form: int) -> Any:
-    def widener(span, groups, units, panel, target):  # type: ignore[no-untyped-def]
-        _widen(form, span, groups, units, panel, target)
-
-    return _compiled(widener, 5, form)
+    return _compile(tile, len(TileCall._fields), format_index, max_rows, panels)
 
 
-def _compiled(function: Any, arguments: int, *constants: int) -> Any:
-    # Two functions of one name, each from another process's cache, would be one to the linker.
+def _compile_widen(format_index: int) -> Any:
+    def widener(span, records, packs, panel, target):  # type: ignore[no-untyped-def]
+        _widen_panel(format_index, WidenCall(span, records, packs, panel, target))
+
+    return _compile(widener, len(WidenCall._fields), format_index)
+
+
+def _compile(function: Any, arguments: int, *constants: int) -> Any:
+    # To the linker, two functions of one name from the caches of two processes would be one.
     function.__qualname__ = "_".join([function.__name__, *map(str, constants)])
     return numba.cfunc(types.void(*[types.int64] * arguments), cache=True)(function)
 
 
 @intrinsic
 def _call(_typing, address, arguments):  # type: ignore[no-untyped-def]
-    """Call a function at an address with some int64."""
+    """Call the function at an address with the int64 of a ``TileCall`` or ``WidenCall``."""
     count = len(arguments)
 
     def emit(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         address, arguments = values
         kind = ir.FunctionType(ir.VoidType(), [I64] * count)
         function = builder.inttoptr(address, kind.as_pointer())
-        builder.call(function, [builder.extract_value(arguments, i) for i in range(count)])
+        builder.call(function, _unpacked(builder, arguments, count))
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.UniTuple(types.int64, count)), emit
+    return types.void(types.int64, arguments), emit
 
 
 @njit(error_model="numpy")
-def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply a span where it lies."""
-    m, x_row = x.shape[0], x.shape[1] * FLOAT_BYTES
-    first = span * SPAN_PANELS
-    start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
+def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Multiply all rows with one span, whose weights are widened in registers."""
+    m, x_row_bytes = x.shape[0], x.shape[1] * FLOAT_BYTES
+    first_panel = span * SPAN_PANELS
+    start, width, column = columns[first_panel, 0], columns[first_panel, 1], columns[first_panel, 2]
     valid = min(SPAN_COLUMNS, width - column)
     target = m * start + column
-    at, stride = np.int64(out.ctypes.data) + target * FLOAT_BYTES, width * FLOAT_BYTES
+    out_at, out_row_bytes = np.int64(out.ctypes.data) + target * FLOAT_BYTES, width * FLOAT_BYTES
+    # The last span of a matrix may be wider than the matrix: its result goes to ``spill`` first.
     spill = np.empty(m * SPAN_COLUMNS if valid < SPAN_COLUMNS else 0, np.float32)
     if valid < SPAN_COLUMNS:
-        at, stride = np.int64(spill.ctypes.data), SPAN_COLUMNS * FLOAT_BYTES
+        out_at, out_row_bytes = np.int64(spill.ctypes.data), SPAN_COLUMNS * FLOAT_BYTES
     x_at = np.int64(x.ctypes.data)
     span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
-    bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW
-    if m == 1:
-        _call(functions[ONE_ROW], (x_at, x_row, 1, span_at, groups, units, 0, bias_at, at, stride))
-    elif m == 2:
-        _call(functions[TWO_ROWS], (x_at, x_row, 2, span_at, groups, units, 0, bias_at, at, stride))
+    bias_at = np.int64(bias.ctypes.data) + first_panel * PANEL_ROW_BYTES
+    if m <= 2:
+        call = TileCall(
+            x_at, x_row_bytes, m, span_at, records, packs, np.int64(0), bias_at, out_at,
+            out_row_bytes,
+        )  # fmt: skip
+        _call(functions[ONE_ROW if m == 1 else TWO_ROWS], call)
     else:
         for panel in range(SPAN_PANELS):
-            offset, row = panel * PANEL_ROW, 0
+            offset, row = panel * PANEL_ROW_BYTES, 0
             while row < m:
-                rows = min(ROWS, m - row)
-                x_row_at, row_at = x_at + row * x_row, at + offset + row * stride
-                if rows > LOW_ROWS:
-                    _call(functions[HIGH], (x_row_at, x_row, rows, span_at, groups, units, panel,
-                          bias_at + offset, row_at, stride))  # fmt: skip
-                else:
-                    _call(functions[LOW], (x_row_at, x_row, rows, span_at, groups, units, panel,
-                         bias_at + offset, row_at, stride))  # fmt: skip
+                rows = min(GEMM_ROWS, m - row)
+                call = TileCall(
+                    x_at + row * x_row_bytes, x_row_bytes, rows, span_at, records, packs, panel,
+                    bias_at + offset, out_at + offset + row * out_row_bytes, out_row_bytes,
+                )  # fmt: skip
+                _call(functions[HIGH_TILE if rows > LOW_TILE_ROWS else LOW_TILE], call)
                 row += rows
     if valid < SPAN_COLUMNS:
         for i in range(m):
@@ -377,30 +448,33 @@ def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type:
 
 
 @njit(error_model="numpy")
-def _many(panel, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Widen a panel, once, and multiply it with all rows."""
+def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Widen a panel once, and multiply all rows with it."""
     if columns[panel, 2] >= columns[panel, 1]:
-        return
-    span_bytes, part = spans.shape[1], panel % SPAN_PANELS
+        return  # an empty panel at the end of a span
+    span_bytes, panel_in_span = spans.shape[1], panel % SPAN_PANELS
     span_at = np.int64(spans.ctypes.data) + panel // SPAN_PANELS * span_bytes
-    wide = np.empty((x.shape[1], PANEL_COLUMNS), np.float32)
-    wide_at = np.int64(wide.ctypes.data)
-    _call(functions[WIDEN], (span_at, groups, units, part, wide_at))
+    widened = np.empty((x.shape[1], PANEL_COLUMNS), np.float32)
+    widened_at = np.int64(widened.ctypes.data)
+    _call(functions[WIDEN], WidenCall(span_at, records, packs, panel_in_span, widened_at))
     blocks = (x.shape[0] + BLOCK_ROWS - 1) // BLOCK_ROWS
-    share = span_bytes // SPAN_PANELS // blocks  # of what comes next, which each block asks for
-    ahead = span_at + span_bytes + part * (span_bytes // SPAN_PANELS)
+    # Each block of rows prefetches its share of this panel's part of the next span.
+    share = span_bytes // SPAN_PANELS // blocks
+    ahead = span_at + span_bytes + panel_in_span * (span_bytes // SPAN_PANELS)
     for block in range(blocks):
-        panel_rows(wide_at, panel, block, x, bias, columns, out, ahead + block * share, share)
-    wide[0, 0] = 0  # which so lives until here
+        multiply_panel(
+            widened_at, panel, block, x, bias, columns, out, ahead + block * share, share
+        )
+    widened[0, 0] = 0  # keep ``widened`` alive until the product is done
 
 
 @njit(error_model="numpy")
-def multiply_task(task, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply a span with few rows, or a panel with many."""
+def multiply_task(task, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Run one task of ``matmul``: a span if there are few rows, else a panel."""
     if x.shape[0] <= MAX_FUSED_ROWS:
-        _few(task, functions, groups, units, x, spans, bias, columns, out)
+        _multiply_span(task, functions, records, packs, x, spans, bias, columns, out)
     else:
-        _many(task, functions, groups, units, x, spans, bias, columns, out)
+        _multiply_widened_panel(task, functions, records, packs, x, spans, bias, columns, out)
 
 
 @thread_pool.kernel(
@@ -408,41 +482,39 @@ def multiply_task(task, functions, groups, units, x, spans, bias, columns, out):
     " float32[::1])",
     error_model="numpy",
 )
-def product(functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply x [M, K] with all spans into ``out``, as ``gemm.product`` does.
+def matmul(functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Multiply x [M, K] with all spans into ``out``, as ``gemm.matmul`` does with panels.
 
-    ``groups`` records of ``units`` units make a span.
+    ``functions``: ``FormatFunctions.addresses``. A span has ``records`` records of ``packs`` packs.
     """
     m = x.shape[0]
     tasks = spans.shape[0] if m <= MAX_FUSED_ROWS else columns.shape[0]
     if spans.shape[0] * SPAN_COLUMNS * x.shape[1] * (m + WEIGHT_COST) < MIN_PARALLEL_FMAS:
         for task in range(tasks):
-            multiply_task(task, functions, groups, units, x, spans, bias, columns, out)
+            multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
     else:
         for task in prange(tasks):
-            multiply_task(task, functions, groups, units, x, spans, bias, columns, out)
+            multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
 
 
 @njit(error_model="numpy")
-def take_row(row, functions, groups, units, spans, out):  # type: ignore[no-untyped-def]
-    """Widen a row of the matrix into ``out`` [K]."""
-    span, panel, column = (
-        row // SPAN_COLUMNS,
-        row % SPAN_COLUMNS // PANEL_COLUMNS,
-        row % PANEL_COLUMNS,
-    )
-    wide = np.empty((out.size, PANEL_COLUMNS), np.float32)
+def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-untyped-def]
+    """Write a row of the matrix, widened, to ``out`` [K]."""
+    span, column = row // SPAN_COLUMNS, row % PANEL_COLUMNS
+    panel = row % SPAN_COLUMNS // PANEL_COLUMNS
+    widened = np.empty((out.size, PANEL_COLUMNS), np.float32)
     span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
-    _call(functions[WIDEN], (span_at, groups, units, panel, np.int64(wide.ctypes.data)))
+    widened_at = np.int64(widened.ctypes.data)
+    _call(functions[WIDEN], WidenCall(span_at, records, packs, panel, widened_at))
     for k in range(out.size):
-        out[k] = wide[k, column]
+        out[k] = widened[k, column]
 
 
 @thread_pool.kernel(
     "void(int64[::1], int64, int64, int64[::1], uint8[:, ::1], float32[:, ::1])",
     error_model="numpy",
 )
-def take(functions, groups, units, rows, spans, out):  # type: ignore[no-untyped-def]
-    """Widen some rows of the matrix into ``out`` [len(rows), K]."""
+def take(functions, records, packs, rows, spans, out):  # type: ignore[no-untyped-def]
+    """Write some rows of the matrix, widened, to ``out`` [len(rows), K]."""
     for i in prange(rows.shape[0]):
-        take_row(rows[i], functions, groups, units, spans, out[i])
+        take_row(rows[i], functions, records, packs, spans, out[i])

@@ -1,10 +1,10 @@
-"""Register tiles: the products of ``gemm`` and of tiled attention.
+"""Register tiles: the innermost products of ``gemm`` and of tiled attention.
 
-A tile keeps the sums of some rows by some vectors of columns in registers and adds outer products
-to them, one per step. Every sum is a chain of fused multiply-adds in one order, whatever the
-tile's shape, so that a row's bits depend on nothing beside it.
+A tile keeps the sums of some rows by some vectors of columns in registers, and adds one outer
+product per step to them. Every sum is a chain of fused multiply-adds in one order, whatever the
+shape of the tile, so the bits of a row do not depend on the rows beside it.
 
-Addresses are int64 bytes, strides are bytes, elements float32.
+Addresses are int64, strides are in bytes, numbers are float32.
 """
 
 from __future__ import annotations
@@ -13,48 +13,55 @@ from typing import Any
 
 from numba import types
 
-from labkit.cpu.half_precision import element_of
+from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.half_precision import element_type
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.simd_emitter import CACHE_LINE_BYTES, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
-# Of gemm: rows of a tile, and vectors of a panel of packed weights.
-GEMM_ROWS, GEMM_VECTORS = HOST_REGISTERS.tile(rows=8, vectors=2)
-PANEL_ROW = GEMM_VECTORS * VECTOR_BYTES  # bytes
-# A single row has too few sums to hide the latency of an FMA: four panels at once.
+# The tile of ``gemm``: rows of x, and vectors of a panel of packed weights.
+GEMM_ROWS, GEMM_VECTORS = HOST_REGISTERS.tile(max_rows=8, max_vectors=2)
+PANEL_ROW_BYTES = GEMM_VECTORS * VECTOR_BYTES  # bytes of a panel's columns at one step
+# Panels that a single row is multiplied with at once: one has too few sums to hide the latency of
+# an FMA.
 ROW_PANELS = 4
 
-# Of tiled attention: its values by tiles so high and so wide; its scores by smaller ones, of
-# which several chains are in registers at once.
-ROWS, VECTORS = HOST_REGISTERS.tile(rows=4, vectors=4)
-WIDE = LANES * VECTORS  # columns of a wide tile
-PAIR = 2  # rows of a tile of scores
-SCORED = min(VECTORS, 2)  # and vectors
+# Tiled attention: the tile of weighted values, and the smaller one of scores, of which several
+# chains of sums are in registers at once.
+TILE_ROWS, TILE_VECTORS = HOST_REGISTERS.tile(max_rows=4, max_vectors=4)
+WIDE_COLUMNS = LANES * TILE_VECTORS  # columns of a wide tile of values
+SCORE_ROWS = 2
+SCORE_VECTORS = min(TILE_VECTORS, 2)
 CHAINS = 4 if HOST_REGISTERS.lanes == LANES else 2
-WAITING = (
-    PAIR * SCORED * VECTOR_BYTES * ((LANES // CHAINS).bit_length() - 1)
+SPILL_BYTES = (
+    SCORE_ROWS * SCORE_VECTORS * VECTOR_BYTES * ((LANES // CHAINS).bit_length() - 1)
 )  # bytes of waiting sums
 
 
 def _gemm(
     code: Emitter, rows: int, panels: int, operands: tuple[Any, ...], ahead: tuple[Any, Any] | None
 ) -> None:
-    """Write a tile of rows of x by panels of weights, and the prefetch of what comes next."""
+    """Emit a tile of rows of x by panels of weights.
+
+    ``ahead``: an address to prefetch from, and the bytes from step to step; None: no prefetch.
+    """
     x, x_row, panel, panel_bytes, depth, bias, out, out_row = operands
-    sources, targets = code.apart(x, x_row, rows), code.apart(out, out_row, rows)
-    places, width = code.apart(panel, panel_bytes, panels), panels * GEMM_VECTORS
+    sources, targets = code.strided(x, x_row, rows), code.strided(out, out_row, rows)
+    places, width = code.strided(panel, panel_bytes, panels), panels * GEMM_VECTORS
 
     def step(k: Any, sums: list[Any]) -> list[Any]:
         if ahead is not None:
-            following = code.at(ahead[0], k, ahead[1])
-            for line in range(0, max(PANEL_ROW, CACHE_LINE_BYTES), CACHE_LINE_BYTES):
-                code.prefetch(code.at(following, I64(line), 1))
+            next_line = code.offset(ahead[0], k, ahead[1])
+            for line in range(0, max(PANEL_ROW_BYTES, CACHE_LINE_BYTES), CACHE_LINE_BYTES):
+                code.prefetch(code.offset(next_line, I64(line), 1))
         weights = [
-            code.load(code.at(place, k, PANEL_ROW), VECTOR_BYTES * vector)
+            code.load(code.offset(place, k, PANEL_ROW_BYTES), VECTOR_BYTES * vector)
             for place in places
             for vector in range(GEMM_VECTORS)
         ]
-        return code.outer([code.at(row, k, FLOAT_BYTES) for row in sources], weights, sums)
+        return code.outer_product(
+            [code.offset(row, k, FLOAT_BYTES) for row in sources], weights, sums
+        )
 
     sums = [code.load(bias, VECTOR_BYTES * vector) for vector in range(width)] * rows
     even = code.builder.and_(depth, I64(~1))
@@ -80,8 +87,8 @@ def gemm_tile(
 ) -> Any:
     """Multiply ``rows`` rows of x, at most ``GEMM_ROWS``, with one panel, and add the bias.
 
-    ``x_row``, ``out_row``: bytes of a row of x and of the result; ``depth``: numbers in a row of
-    x; ``ahead``, ``ahead_bytes``: what to prefetch first, and bytes to the next prefetch.
+    ``x_row``, ``out_row``: bytes from row to row of x and of the result; ``depth``: numbers in a
+    row of x; ``ahead``, ``ahead_bytes``: the first address to prefetch, and bytes to the next.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -102,7 +109,7 @@ def gemm_tile(
 def gemm_row(
     typing_context: Any, x: Any, panel: Any, panel_bytes: Any, depth: Any, bias: Any, out: Any
 ) -> Any:
-    """Multiply one row of x with ``ROW_PANELS`` panels, which are read once and in order."""
+    """Multiply one row of x with ``ROW_PANELS`` panels, ``panel_bytes`` apart, and add the bias."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, panel, panel_bytes, depth, bias, out = arguments
@@ -113,11 +120,11 @@ def gemm_row(
     return types.void(*[types.int64] * 6), emit
 
 
-def _visited(first: int = 0, step: int = 1) -> list[int]:
-    """Return the lanes in the order in which a tree of neighbours' neighbours adds them."""
+def _tree_order(first: int = 0, step: int = 1) -> list[int]:
+    """Return the lanes in the order in which ``sum_lanes`` of ``decode_microkernels`` adds them."""
     if step == LANES:
         return [first]
-    return _visited(first, 2 * step) + _visited(first + step, 2 * step)
+    return _tree_order(first, 2 * step) + _tree_order(first + step, 2 * step)
 
 
 @intrinsic
@@ -132,33 +139,34 @@ def scores_tile(
     steps: Any,
     memory: Any,
 ) -> Any:
-    """Write ``C = A @ B`` on a register tile, summed as decode's ``dots`` and ``add_lanes`` do.
+    """Write ``C = A @ B`` on a register tile, with the sums of decode's ``dot_run``.
 
-    C is [PAIR, SCORED * LANES], A [PAIR, steps * LANES] read one element at a time, B [LANES,
-    steps, SCORED * LANES] as ``transpose_strip`` leaves it. Each element is a chain of fused
-    multiply-adds for each lane, ``LANES`` elements apart, and the tree of the chains' sums.
-    ``CHAINS`` of them are added up in registers; their sums wait in ``memory``: ``WAITING``
-    bytes on a cache line, for the stack would have them across two.
+    C is [SCORE_ROWS, SCORE_VECTORS * LANES], A [SCORE_ROWS, steps * LANES] is read one number at a
+    time, B [LANES, steps, SCORE_VECTORS * LANES] is what ``transpose_strip`` wrote. Each number of
+    C is the tree sum of ``LANES`` chains of fused multiply-adds; chain ``i`` takes every
+    ``LANES``-th step from ``i`` on. ``CHAINS`` chains are summed in registers at a time. Their sums
+    wait in ``memory``, ``SPILL_BYTES`` that start on a cache line (on the stack they would lie
+    across two lines).
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code, size = Emitter(builder), PAIR * SCORED
+        code, size = Emitter(builder), SCORE_ROWS * SCORE_VECTORS
         c, ldc, a, lda, b, ldb, steps, memory = arguments
-        targets, sources = code.apart(c, ldc, PAIR), code.apart(a, lda, PAIR)
+        targets, sources = code.strided(c, ldc, SCORE_ROWS), code.strided(a, lda, SCORE_ROWS)
         strip = builder.mul(ldb, steps)
 
         def chains(lanes: list[int], place: int) -> list[Any]:
-            strips = [code.at(b, strip, I64(place + i)) for i in range(CHAINS)]
+            strips = [code.offset(b, strip, I64(place + i)) for i in range(CHAINS)]
 
             def step(index: Any, sums: list[Any]) -> list[Any]:
-                following = []
+                totals = []
                 for i, lane in enumerate(lanes):
-                    line = code.at(strips[i], index, ldb)
-                    columns = [code.load(line, VECTOR_BYTES * v) for v in range(SCORED)]
-                    offset = code.at(I64(FLOAT_BYTES * lane), index, VECTOR_BYTES)
+                    line = code.offset(strips[i], index, ldb)
+                    columns = [code.load(line, VECTOR_BYTES * v) for v in range(SCORE_VECTORS)]
+                    offset = code.offset(I64(FLOAT_BYTES * lane), index, VECTOR_BYTES)
                     factors = [builder.add(row, offset) for row in sources]
-                    following += code.outer(factors, columns, sums[i * size : (i + 1) * size])
-                return following
+                    totals += code.outer_product(factors, columns, sums[i * size : (i + 1) * size])
+                return totals
 
             sums = code.loop(steps, step, [code.constant(0.0)] * (size * CHAINS))
             while len(sums) > size:
@@ -173,43 +181,43 @@ def scores_tile(
         def tree(lanes: list[int], place: int = 0, depth: int = 0) -> list[Any]:
             if len(lanes) == CHAINS:
                 return chains(lanes, place)
-            half, waiting = len(lanes) // 2, VECTOR_BYTES * size * depth
+            half, spilled = len(lanes) // 2, VECTOR_BYTES * size * depth
             for i, left in enumerate(tree(lanes[:half], place, depth + 1)):
-                code.store(left, memory, waiting + VECTOR_BYTES * i)
+                code.store(left, memory, spilled + VECTOR_BYTES * i)
             return [
-                builder.fadd(code.load(memory, waiting + VECTOR_BYTES * i), right)
+                builder.fadd(code.load(memory, spilled + VECTOR_BYTES * i), right)
                 for i, right in enumerate(tree(lanes[half:], place + half, depth + 1))
             ]
 
-        for i, total in enumerate(tree(_visited())):
-            code.store(total, targets[i // SCORED], VECTOR_BYTES * (i % SCORED))
+        for i, total in enumerate(tree(_tree_order())):
+            code.store(total, targets[i // SCORE_VECTORS], VECTOR_BYTES * (i % SCORE_VECTORS))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), emit
 
 
-def _values(rows: int, vectors: int) -> Any:
+def _add_weighted(rows: int, vectors: int) -> Any:
     """Return an intrinsic for ``C += A @ B`` on a register tile.
 
-    C is [rows, vectors * LANES], A [rows, depth] read one element at a time, B [depth,
-    vectors * LANES]. Each element is one chain of fused multiply-adds in the order of
-    the depth.
+    C is [rows, vectors * LANES], A [rows, depth] is read one number at a time, B is [depth,
+    vectors * LANES]. Each number of C is one chain of fused multiply-adds in the order of the
+    depth.
     """
 
     @intrinsic
-    def values(
+    def add_weighted(
         typing_context: Any, c: Any, ldc: Any, a: Any, lda: Any, b: Any, ldb: Any, depth: Any
     ) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             code = Emitter(builder)
             c, ldc, a, lda, b, ldb, depth = arguments
-            targets, sources = code.apart(c, ldc, rows), code.apart(a, lda, rows)
+            targets, sources = code.strided(c, ldc, rows), code.strided(a, lda, rows)
 
             def step(index: Any, sums: list[Any]) -> list[Any]:
-                line = code.at(b, index, ldb)
+                line = code.offset(b, index, ldb)
                 columns = [code.load(line, VECTOR_BYTES * v) for v in range(vectors)]
-                factors = [code.at(row, index, FLOAT_BYTES) for row in sources]
-                return code.outer(factors, columns, sums)
+                factors = [code.offset(row, index, FLOAT_BYTES) for row in sources]
+                return code.outer_product(factors, columns, sums)
 
             sums = [
                 code.load(target, VECTOR_BYTES * v) for target in targets for v in range(vectors)
@@ -220,40 +228,40 @@ def _values(rows: int, vectors: int) -> Any:
 
         return types.void(*[types.int64] * 7), emit
 
-    return values
+    return add_weighted
 
 
-values_rows_wide = _values(ROWS, VECTORS)
-values_rows = _values(ROWS, 1)
-values_row_wide = _values(1, VECTORS)
-values_row = _values(1, 1)
+add_weighted_tile_wide = _add_weighted(TILE_ROWS, TILE_VECTORS)
+add_weighted_tile = _add_weighted(TILE_ROWS, 1)
+add_weighted_row_wide = _add_weighted(1, TILE_VECTORS)
+add_weighted_row = _add_weighted(1, 1)
 
 
 @intrinsic
 def transpose_strip(
-    typing_context: Any, layer: Any, rows: Any, target: Any, stride: Any, vectors: Any
+    typing_context: Any, params: Any, rows: Any, target: Any, stride: Any, vectors: Any
 ) -> Any:
     """Write ``LANES`` rows as ``LANES`` columns, sorted by lane in the order of ``_visited``.
 
     ``rows`` is the address of ``LANES`` int64 row addresses; a row has ``vectors``
-    vectors of what the layer's pools hold; lane ``_visited()[i]`` of vector ``j`` goes to
+    vectors of what the layer's pools hold; lane ``_tree_order()[i]`` of vector ``j`` goes to
     ``target + (i * vectors + j) * stride``.
     """
-    element = element_of(layer)
+    element = element_type(params)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
         _, rows, target, stride, vectors = arguments
         sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
 
-        def turn(index: Any) -> None:
-            places = [code.at(row, index, element.vector_bytes) for row in sources]
+        def transpose_vectors(index: Any) -> None:
+            places = [code.offset(row, index, element.vector_bytes) for row in sources]
             block = code.transpose([element.load(code, place) for place in places])
-            for nth, lane in enumerate(_visited()):
-                line = code.at(index, vectors, I64(nth))
-                code.store(block[lane], code.at(target, line, stride))
+            for nth, lane in enumerate(_tree_order()):
+                line = code.offset(index, vectors, I64(nth))
+                code.store(block[lane], code.offset(target, line, stride))
 
-        code.each(vectors, turn)
+        code.for_each(vectors, transpose_vectors)
         return context.get_dummy_value()
 
-    return types.void(layer, *[types.int64] * 4), emit
+    return types.void(params, *[types.int64] * 4), emit

@@ -1,4 +1,8 @@
-"""Matrix products with packed weights: x[M, K] @ W[N, K].T + bias, in float32."""
+"""Linear layers with packed weights: x[M, K] @ W[N, K].T + bias, in float32.
+
+``PackedLinear`` packs one or more matrices over the same input, in float32 (``gemm``) or in low
+precision (``low_precision_matmul``), and multiplies with all of them in one launch.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +14,31 @@ from numpy.typing import NDArray
 
 from labkit.cpu import graph_ops, low_precision_matmul
 from labkit.cpu.address_views import address_of
-from labkit.cpu.gemm import PANEL_COLUMNS, pack, product, take
+from labkit.cpu.aligned_memory import SlabAllocator
+from labkit.cpu.gemm import PANEL_COLUMNS, matmul, pack_panels, take
 from labkit.cpu.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS, LowPrecisionMatrix
 from labkit.cpu.traced_array import NotCapturable, TracedArray
 
 Array = NDArray[np.float32]
-CACHE_LINE = 64
-# What a product reads: float32, or weights as they lie.
+# A weight matrix [N, K].
 WeightMatrix = Array | LowPrecisionMatrix
 
 
-class Panels(Protocol):
-    """The columns of some matrices, so many at a time, as a kernel reads them."""
+class PackedPanels(Protocol):
+    """The packed weights of some matrices over the same input, as one kernel reads them."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of the packed weights."""
 
-    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] into ``out``; see ``gemm.product``."""
+    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``; arguments as in ``gemm.matmul``."""
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Widen rows of the only matrix into ``out`` [len(rows), K]."""
+        """Write rows of the only matrix, widened, to ``out`` [len(rows), K]."""
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``product`` as an operation of ``graph_ops``: its code and weight parameters."""
+        """Return ``multiply`` as an operation of ``graph_ops``: its code and weight parameters."""
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
         """Return ``take`` as an operation of ``graph_ops``: its code and weight parameters."""
@@ -44,31 +48,8 @@ class Panels(Protocol):
         """The arrays whose addresses are parameters of these operations."""
 
 
-class SlabAllocator:
-    """Memory for many arrays that are read over and over, a few slabs of so many bytes.
-
-    A large allocation is one of NumPy's in huge pages, where the system has them: reading it asks
-    for a tenth less time than many small ones.
-    """
-
-    def __init__(self, size: int = 1 << 25) -> None:
-        self._size = size
-        self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def zeros(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
-        """Return zeros that begin on a cache line: a vector across two of them costs twice."""
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        start = -self._free.ctypes.data % CACHE_LINE
-        if start + size > self._free.size:
-            self._free = np.zeros(max(self._size, size + CACHE_LINE), np.uint8)
-            start = -self._free.ctypes.data % CACHE_LINE
-        taken, self._free = self._free[start : start + size], self._free[start + size :]
-        zeros: NDArray[Any] = taken.view(kind).reshape(shape)
-        return zeros
-
-
 class FloatPanels:
-    """float32, panel by panel."""
+    """Matrices in float32, packed for ``gemm``."""
 
     __slots__ = ("_panels",)
 
@@ -77,23 +58,23 @@ class FloatPanels:
     ) -> None:
         self._panels: Array = slabs.zeros((count, weights[0].shape[1], PANEL_COLUMNS), np.float32)
         for weight, panel in zip(weights, first, strict=True):
-            pack(np.ascontiguousarray(weight), self._panels, panel)
+            pack_panels(np.ascontiguousarray(weight), self._panels, panel)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of the packed weights."""
         return self._panels.nbytes
 
-    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
         """Multiply x [M, K] into ``out``."""
-        product(x, self._panels, bias, columns, out)
+        matmul(x, self._panels, bias, columns, out)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Copy rows of the matrix to ``out`` [len(rows), K]."""
         take(rows, self._panels, out)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``product`` as an operation: its code and weight parameters."""
+        """Return ``multiply`` as an operation: its code and weight parameters."""
         return graph_ops.MATMUL, {"weights": address_of(self._panels)}
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
@@ -108,9 +89,9 @@ class FloatPanels:
 
 
 class LowPrecisionPanels:
-    """Weights as they lie, all of one form, a span of panels after the other."""
+    """Matrices of one low-precision format, packed in spans for ``low_precision_matmul``."""
 
-    __slots__ = ("_form", "_spans")
+    __slots__ = ("_arguments", "_spans")
 
     def __init__(
         self,
@@ -119,30 +100,32 @@ class LowPrecisionPanels:
         count: int,
         slabs: SlabAllocator,
     ) -> None:
-        record, depth, group = weights[0].record, weights[0].shape[1], weights[0].group
+        record, depth, group = weights[0].record_dtype, weights[0].shape[1], weights[0].group_size
         size = depth // group * record.itemsize
         self._spans: NDArray[np.uint8] = slabs.zeros((count // SPAN_PANELS, size), np.uint8)
         for weight, panel in zip(weights, first, strict=True):
-            weight.fill(self._spans[panel // SPAN_PANELS :].view(record))
-        lifted = all(weight.liftable for weight in weights)
-        functions = low_precision_matmul.functions(*weights[0].form, lifted)
-        self._form = functions.addresses, depth // group, group // functions.unit
+            weight.write_records(self._spans[panel // SPAN_PANELS :].view(record))
+        functions = low_precision_matmul.format_functions(
+            *weights[0].kernel_format, all(weight.mantissa_exact for weight in weights)
+        )
+        # The first arguments of the kernels: functions, records of a span, packs of a record.
+        self._arguments = functions.addresses, depth // group, group // functions.pack_steps
 
     @property
     def bytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of the packed weights."""
         return self._spans.nbytes
 
-    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
         """Multiply x [M, K] into ``out``."""
-        low_precision_matmul.product(*self._form, x, self._spans, bias, columns, out)
+        low_precision_matmul.matmul(*self._arguments, x, self._spans, bias, columns, out)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Widen rows of the matrix into ``out`` [len(rows), K]."""
-        low_precision_matmul.take(*self._form, rows, self._spans, out)
+        """Write rows of the matrix, widened, to ``out`` [len(rows), K]."""
+        low_precision_matmul.take(*self._arguments, rows, self._spans, out)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``product`` as an operation: its code and weight parameters."""
+        """Return ``multiply`` as an operation: its code and weight parameters."""
         return graph_ops.LOW_PRECISION_MATMUL, self._params()
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
@@ -150,32 +133,34 @@ class LowPrecisionPanels:
         return graph_ops.LOW_PRECISION_EMBEDDING, self._params()
 
     def _params(self) -> dict[str, int]:
-        functions, groups, units = self._form
+        functions, records, packs = self._arguments
         return {
             "weights": address_of(self._spans),
             "functions": address_of(functions),
-            "groups": groups,
-            "units": units,
+            "records": records,
+            "packs": packs,
             "span_bytes": self._spans.shape[1],
         }
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """The spans, and the addresses of the compiled functions."""
-        return self._spans, self._form[0]
+        return self._spans, self._arguments[0]
 
 
-def _form(weight: WeightMatrix) -> tuple[Any, ...]:
-    return ("float32",) if isinstance(weight, np.ndarray) else (*weight.form, weight.group)
+def _layout(weight: WeightMatrix) -> tuple[Any, ...]:
+    if isinstance(weight, np.ndarray):
+        return ("float32",)
+    return (*weight.kernel_format, weight.group_size)
 
 
 def share_format(weights: Sequence[WeightMatrix]) -> bool:
-    """Tell whether one product can read these matrices: of one depth, lying in one form."""
-    return len({(weight.shape[1], _form(weight)) for weight in weights}) == 1
+    """Tell whether one product can read these matrices: all have one depth K and one format."""
+    return len({(weight.shape[1], _layout(weight)) for weight in weights}) == 1
 
 
 class PackedLinear:
-    """One or more weight matrices over the same input, packed for ``multiply``.
+    """Linear layers over the same input, whose weights are packed for one product.
 
     Parameters
     ----------
@@ -184,12 +169,12 @@ class PackedLinear:
     biases
         float32 [N_i] or None, one per matrix.
     slabs
-        Where they lie; None: in memory of their own.
+        Allocator of the packed weights; None: they get memory of their own.
 
     Raises
     ------
     ValueError
-        The matrices are not alike.
+        The matrices differ in depth or format.
     """
 
     __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "weight_format", "widths")
@@ -202,7 +187,9 @@ class PackedLinear:
     ) -> None:
         if not share_format(weights):
             depths = sorted({weight.shape[1] for weight in weights})
-            raise ValueError(f"matrices of one product have one depth and one form, not {depths}")
+            raise ValueError(
+                f"matrices of one product must have one depth and one format; depths are {depths}"
+            )
         self.depth = weights[0].shape[1]
         first_weight = weights[0]
         self.weight_format = (
@@ -210,9 +197,9 @@ class PackedLinear:
         )
         self.widths = tuple(weight.shape[0] for weight in weights)
         self.total = sum(self.widths)
-        counts = [_panels(weight) for weight in weights]
+        counts = [_panel_count(weight) for weight in weights]
         first = [sum(counts[:i]) for i in range(len(counts))]
-        self._panels = _pack(weights, first, sum(counts), slabs or SlabAllocator(0))
+        self._panels = _pack(weights, first, sum(counts), slabs or SlabAllocator(slab_bytes=0))
         self._bias: Array = np.zeros(sum(counts) * PANEL_COLUMNS, np.float32)
         self._columns = np.zeros((sum(counts), 3), np.int64)
         start = 0
@@ -225,18 +212,18 @@ class PackedLinear:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the weights."""
+        """Bytes of the packed weights."""
         return self._panels.bytes
 
     def take(self, rows: NDArray[np.integer]) -> Array:
         """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
         if isinstance(rows, TracedArray):
             return self._capture_take(rows)
-        wanted = rows.ravel().astype(np.int64)
-        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.total:
-            raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.total}")
-        out = np.empty((len(wanted), self.depth), np.float32)
-        self._panels.take(wanted, out)
+        flat = rows.ravel().astype(np.int64)
+        if flat.size and not 0 <= flat.min() <= flat.max() < self.total:
+            raise IndexError(f"rows {flat.min()} to {flat.max()} of {self.total}")
+        out = np.empty((len(flat), self.depth), np.float32)
+        self._panels.take(flat, out)
         return out.reshape(*rows.shape, self.depth)
 
     def multiply(self, x: Array) -> list[Array]:
@@ -261,7 +248,7 @@ class PackedLinear:
             x = np.ascontiguousarray(x)
         rows = x.size // depth
         out = np.empty(rows * self.total, np.float32)
-        self._panels.product(x.reshape(rows, depth), self._bias, self._columns, out)
+        self._panels.multiply(x.reshape(rows, depth), self._bias, self._columns, out)
         if len(self.widths) == 1:
             return [out.reshape(*lead, self.total)]
         parts, start = [], 0
@@ -308,21 +295,19 @@ class PackedLinear:
         return out
 
 
-def _panels(weight: WeightMatrix) -> int:
-    """Return the panels of a matrix; there may be empty ones in its last span."""
+def _panel_count(weight: WeightMatrix) -> int:
+    """Return the number of panels of a matrix; the last panels of a span may be empty."""
     width = int(weight.shape[0])
-    return (
-        -(-width // PANEL_COLUMNS)
-        if isinstance(weight, np.ndarray)
-        else -(-width // SPAN_COLUMNS) * SPAN_PANELS
-    )
+    if isinstance(weight, np.ndarray):
+        return -(-width // PANEL_COLUMNS)
+    return -(-width // SPAN_COLUMNS) * SPAN_PANELS
 
 
 def _pack(
     weights: Sequence[WeightMatrix], first: Sequence[int], count: int, slabs: SlabAllocator
-) -> Panels:
+) -> PackedPanels:
     floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if floats:
         return FloatPanels(floats, first, count, slabs)
-    stored = [weight for weight in weights if not isinstance(weight, np.ndarray)]
-    return LowPrecisionPanels(stored, first, count, slabs)
+    low_precision = [weight for weight in weights if not isinstance(weight, np.ndarray)]
+    return LowPrecisionPanels(low_precision, first, count, slabs)

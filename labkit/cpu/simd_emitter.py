@@ -1,9 +1,8 @@
-"""A small vocabulary of vector operations, written as LLVM IR.
+"""Emits vector instructions as LLVM IR: the operations that the kernels' intrinsics are made of.
 
-numba has no vector type, and the auto-vectoriser neither keeps a register tile in
-registers nor fixes the order of a sum. ``Emitter`` writes the instructions themselves, and
-every kernel's intrinsics are built from it. Every operation has one fixed order and no
-fast-math, so that an element's value never depends on what is computed beside it.
+numba has no vector type, and LLVM's auto-vectoriser neither keeps a register tile in registers nor
+fixes the order of a sum. ``Emitter`` writes the instructions themselves. Every operation has one
+fixed order and no fast-math, so that a number's bits never depend on the numbers beside it.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ POINTER = ir.PointerType()
 F32_VECTOR = ir.VectorType(F32, LANES)
 I32_VECTOR = ir.VectorType(I32, LANES)
 FLOAT_BYTES = 4
-VECTOR_BYTES = FLOAT_BYTES * LANES  # of a vector
-CACHE_LINE_BYTES = 64  # bytes of a cache line
+VECTOR_BYTES = FLOAT_BYTES * LANES
 
 # 2**f for f in [-0.5, 0.5], highest power first: least squares of the relative error over
 # Chebyshev nodes, which stays below 3e-9.
@@ -42,7 +40,7 @@ LOG2E = math.log2(math.e)
 
 
 class Emitter:
-    """Writes vector instructions at the builder's position; addresses are int64 bytes."""
+    """Writes vector instructions at the builder's position; addresses are int64."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -56,26 +54,26 @@ class Emitter:
         self.builder.store(value, self._pointer(address, offset), align=4)
 
     def prefetch(self, address: Any) -> None:
-        """Ask for the cache line at ``address``, into the second level."""
+        """Prefetch the cache line at ``address`` into the second-level cache."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         function = self._declared("llvm.prefetch.p0", kind)
         self.builder.call(function, [self._pointer(address, 0), I32(0), I32(2), I32(1)])
 
     def constant(self, value: float) -> Any:
-        """Return a vector of one constant."""
+        """Return a vector whose lanes all hold one float32 constant."""
         return ir.Constant(F32_VECTOR, [value] * LANES)
 
-    def integers(self, value: int) -> Any:
-        """Return a vector of one int32 constant."""
+    def integer_constant(self, value: int) -> Any:
+        """Return a vector whose lanes all hold one int32 constant."""
         return ir.Constant(I32_VECTOR, [value] * LANES)
 
     def splat(self, scalar: Any) -> Any:
-        """Return a vector of one scalar of any type."""
-        nothing = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-        one = self.builder.insert_element(nothing, scalar, I32(0))
-        return self.shuffle(one, nothing, [0] * LANES)
+        """Return a vector whose lanes all hold one scalar, of any type."""
+        undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+        one = self.builder.insert_element(undefined, scalar, I32(0))
+        return self.shuffle(one, undefined, [0] * LANES)
 
-    def first(self, vector: Any) -> Any:
+    def first_lane(self, vector: Any) -> Any:
         """Return lane 0."""
         return self.builder.extract_element(vector, I32(0))
 
@@ -84,28 +82,31 @@ class Emitter:
         kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR] * 3)
         return self.builder.call(self._declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
 
-    def outer(self, rows: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
-        """Add the products of a number per row, by its address, and vectors to a register tile.
+    def outer_product(
+        self, factors: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]
+    ) -> list[Any]:
+        """Add an outer product to a register tile, and return the tile.
 
-        ``sums`` and the result are the tile's rows one after the other.
+        ``factors``: the address of one number for each row of the tile. ``columns``: a row of
+        vectors. ``sums``: the tile, row after row.
         """
         width, totals = len(columns), []
-        for i, address in enumerate(rows):
+        for i, address in enumerate(factors):
             factor = self.splat(self.load(address, kind=F32))
             for column, total in zip(columns, sums[i * width : (i + 1) * width], strict=True):
                 totals.append(self.fma(factor, column, total))
         return totals
 
     def maximum(self, a: Any, b: Any) -> Any:
-        """Return the larger of each lane."""
+        """Return the larger number of each lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        """Return the lanes chosen from ``a`` and then ``b``."""
+        """Return lanes of ``a`` (from 0 on) and ``b`` (from ``LANES`` on), as listed."""
         return self.builder.shuffle_vector(a, b, ir.Constant(I32_VECTOR, list(lanes)))
 
-    def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """Combine all lanes pairwise in one fixed tree; every lane holds the result."""
+    def reduce_lanes(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """Combine all lanes pairwise in one fixed tree; return a vector full of the result."""
         half = LANES // 2
         while half:
             swapped = self.shuffle(vector, vector, [lane ^ half for lane in range(LANES)])
@@ -114,20 +115,20 @@ class Emitter:
         return vector
 
     def exp2(self, x: Any) -> Any:
-        """Return ``2**x`` for ``x <= 0``; below -126 it stays at ``2**-126``; NaN stays NaN."""
+        """Return ``2**x`` for ``x <= 0``, or ``2**-126`` below -126; NaN stays NaN."""
         build = self.builder
         low = self.constant(-126.0)
         x = build.select(build.fcmp_ordered("<", x, low), low, x)
         shifted = build.fadd(x, self.constant(_MAGIC + 127))
         fraction = build.fsub(x, build.fsub(shifted, self.constant(_MAGIC + 127)))
         power = self.polynomial(fraction, _EXP2)
-        exponent = build.shl(build.bitcast(shifted, I32_VECTOR), self.integers(23))
+        exponent = build.shl(build.bitcast(shifted, I32_VECTOR), self.integer_constant(23))
         return build.fmul(power, build.bitcast(exponent, F32_VECTOR))
 
     def tanh(self, x: Any) -> Any:
         """Return ``tanh(x)`` to a few units in the last place; NaN stays NaN.
 
-        Near 0 the continued fraction of Lambert, elsewhere ``1 - 2 / (e**2x + 1)``.
+        Near 0 it is Lambert's continued fraction, elsewhere ``1 - 2 / (e**2x + 1)``.
         """
         build = self.builder
         sign = self.constant(-0.0)
@@ -152,38 +153,46 @@ class Emitter:
         return value
 
     def transpose(self, rows: list[Any]) -> list[Any]:
-        """Transpose ``LANES`` vectors of ``LANES`` lanes, by halves of halves."""
+        """Transpose ``LANES`` vectors of ``LANES`` lanes, in log2(LANES) exchanges of halves."""
         rows = list(rows)
         half = 1
         while half < LANES:
-            take = [[], []]  # type: list[list[int]]
+            lanes_of = [[], []]  # type: list[list[int]]
             for lane in range(LANES):
                 low = not lane & half
-                take[0].append(lane if low else LANES + lane - half)
-                take[1].append(lane + half if low else LANES + lane)
+                lanes_of[0].append(lane if low else LANES + lane - half)
+                lanes_of[1].append(lane + half if low else LANES + lane)
             for i in range(LANES):
                 if not i & half:
                     a, b = rows[i], rows[i + half]
-                    rows[i], rows[i + half] = (self.shuffle(a, b, lanes) for lanes in take)
+                    rows[i], rows[i + half] = (self.shuffle(a, b, lanes) for lanes in lanes_of)
             half *= 2
         return rows
 
     def loop(
         self,
         end: Any,
-        turn: Callable[[Any, list[Any]], Sequence[Any]],
+        emit_body: Callable[[Any, list[Any]], Sequence[Any]],
         carried: Sequence[Any] = (),
         start: Any = None,
         unroll: int = 1,
     ) -> list[Any]:
-        """Run ``turn(index, carried) -> carried`` for ``index`` from ``start`` (0) to ``end``.
+        """Emit a loop; return the values that its last iteration leaves.
 
-        Returns what the last turn left, or what was there if there was none. With ``unroll`` the
-        number of turns must be a multiple of it.
+        Parameters
+        ----------
+        end, start
+            The index runs from ``start`` (0) to ``end``, exclusive.
+        emit_body
+            ``emit_body(index, values)`` emits an iteration and returns the next values.
+        carried
+            The values before the first iteration; the result if there is none.
+        unroll
+            Iterations per jump; their number must be a multiple of it.
         """
         build = self.builder
         before, head = build.block, build.append_basic_block("head")
-        body, after = build.append_basic_block("turn"), build.append_basic_block("after")
+        body, after = build.append_basic_block("body"), build.append_basic_block("after")
         build.branch(head)
         build.position_at_end(head)
         index = build.phi(I64)
@@ -193,7 +202,7 @@ class Emitter:
         build.position_at_end(body)
         values = list(phis)
         for ahead in range(unroll):
-            values = list(turn(build.add(index, I64(ahead)) if ahead else index, values))
+            values = list(emit_body(build.add(index, I64(ahead)) if ahead else index, values))
         index.add_incoming(build.add(index, I64(unroll)), build.block)
         for phi, first, value in zip(phis, carried, values, strict=True):
             phi.add_incoming(first, before)
@@ -202,17 +211,17 @@ class Emitter:
         build.position_at_end(after)
         return phis
 
-    def each(self, vectors: Any, turn: Callable[[Any], None]) -> None:
-        """Run ``turn(index)`` for every one of so many vectors."""
+    def for_each(self, vectors: Any, emit_body: Callable[[Any], None]) -> None:
+        """Emit a loop of ``emit_body(index)`` over so many vectors."""
 
-        def once(index: Any, carried: list[Any]) -> list[Any]:
-            turn(index)
+        def emit(index: Any, carried: list[Any]) -> list[Any]:
+            emit_body(index)
             return carried
 
-        self.loop(vectors, once)
+        self.loop(vectors, emit)
 
-    def switch(self, value: Any, cases: Sequence[int], write: Callable[[int], None]) -> None:
-        """Run what ``write(case)`` writes for the case that ``value`` is, or nothing."""
+    def switch(self, value: Any, cases: Sequence[int], emit_case: Callable[[int], None]) -> None:
+        """Emit a branch on ``value`` to the code of ``emit_case(case)``, or to none of them."""
         build = self.builder
         after = build.append_basic_block("after")
         chosen = build.switch(value, after)
@@ -220,16 +229,16 @@ class Emitter:
             block = build.append_basic_block(f"case{case}")
             chosen.add_case(I64(case), block)
             build.position_at_end(block)
-            write(case)
+            emit_case(case)
             build.branch(after)
         build.position_at_end(after)
 
-    def apart(self, address: Any, stride: Any, count: int) -> list[Any]:
+    def strided(self, address: Any, stride: Any, count: int) -> list[Any]:
         """Return ``count`` addresses, ``stride`` bytes apart."""
-        return [self.at(address, I64(index), stride) for index in range(count)]
+        return [self.offset(address, I64(index), stride) for index in range(count)]
 
-    def at(self, address: Any, index: Any, stride: Any) -> Any:
-        """Return ``address + index * stride``; ``stride`` may be a number."""
+    def offset(self, address: Any, index: Any, stride: Any) -> Any:
+        """Return ``address + index * stride``; ``stride`` may be an int."""
         step = I64(stride) if isinstance(stride, int) else stride
         return self.builder.add(address, self.builder.mul(index, step))
 

@@ -1,7 +1,7 @@
-"""The body of the tiled kernel: up to ``BQ`` query tokens against the keys they see.
+"""The arithmetic of the tiled kernel: up to ``BQ`` query tokens against the keys that they see.
 
-The limit is arithmetic. A tile of keys and values is packed once and serves all rows of
-the unit, register tile by register tile.
+The limit is arithmetic. A tile of keys and values is packed once and serves all rows of the unit,
+register tile by register tile.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
-from labkit.cpu.attention_intrinsics import TILE_KEYS, copy_wide, store_int64
+from labkit.cpu.attention_intrinsics import TILE_KEYS, copy_widened, store_int64
 from labkit.cpu.jit import inner
 from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
 from labkit.cpu.microkernels import (
-    PAIR,
-    ROWS,
-    SCORED,
-    WAITING,
-    WIDE,
+    SCORE_ROWS,
+    SCORE_VECTORS,
+    SPILL_BYTES,
+    TILE_ROWS,
+    WIDE_COLUMNS,
+    add_weighted_row,
+    add_weighted_row_wide,
+    add_weighted_tile,
+    add_weighted_tile_wide,
     scores_tile,
     transpose_strip,
-    values_row,
-    values_row_wide,
-    values_rows,
-    values_rows_wide,
 )
 from labkit.cpu.online_softmax import (
     Scratch,
-    carve,
+    divide_scratch,
     finish_rows,
     head_bytes,
-    offset_of,
+    key_bytes,
+    key_offset,
     row_bytes,
     run_end,
+    softmax_row,
     start_rows,
-    stride_of,
-    weigh_row,
 )
 from labkit.cpu.vector_registers import LANES
 
-SCORES = LANES * SCORED  # keys of a tile of scores
+SCORE_KEYS = LANES * SCORE_VECTORS  # keys in a register tile of scores
 
 
-class Packed(NamedTuple):
-    """A worker's memory for one KV head's keys and values of a tile: addresses (bytes)."""
+class PackedTile(NamedTuple):
+    """The addresses of a tile's packed keys and values of one KV head, in a worker's scratch."""
 
     keys: int  # float32 [head_dim, KEYS], transposed
     values: int  # float32 [KEYS, head_dim], side by side
-    sources: int  # int64 [KEYS], addresses of the keys
-    waiting: int  # ``WAITING`` bytes
+    key_addresses: int  # int64 [TILE_KEYS]: where the keys lie in the pool
+    spill: int  # ``SPILL_BYTES`` for ``scores_tile``
 
 
 class Unit(NamedTuple):
@@ -70,208 +70,228 @@ class Unit(NamedTuple):
 @cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for units of so many rows."""
-    return row_bytes(-(-rows // ROWS) * ROWS, head_dim) + TILE_KEYS * (8 * head_dim + 8) + WAITING
+    return (
+        row_bytes(-(-rows // TILE_ROWS) * TILE_ROWS, head_dim)
+        + TILE_KEYS * (8 * head_dim + 8)
+        + SPILL_BYTES
+    )
 
 
 @inner
-def whole_tiles(rows: int) -> int:
+def padded_rows(rows: int) -> int:
     """Return ``rows`` rounded up to whole register tiles."""
-    return (rows + ROWS - 1) // ROWS * ROWS
+    return (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
 @inner
-def packed(layer: Any, scratch: Scratch) -> Packed:
-    """Divide the rest of a worker's memory."""
-    values = scratch.rest + 4 * TILE_KEYS * layer.head_dim
-    sources = values + 4 * TILE_KEYS * layer.head_dim
-    return Packed(scratch.rest, values, sources, sources + 8 * TILE_KEYS)
+def packed_tile(params: Any, scratch: Scratch) -> PackedTile:
+    """Return where the tile's keys and values lie in the rest of a worker's scratch."""
+    values = scratch.rest + 4 * TILE_KEYS * params.head_dim
+    key_addresses = values + 4 * TILE_KEYS * params.head_dim
+    return PackedTile(scratch.rest, values, key_addresses, key_addresses + 8 * TILE_KEYS)
 
 
 @inner
-def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend, write the output, return the KV blocks walked."""
-    start_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
-    low = max(0, unit.high - layer.window)
+def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
+    """Attend, write the output, and return the number of KV blocks visited."""
+    start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
+    low = max(0, unit.high - params.window)
     high = unit.high + unit.tokens - 1
     for base in range(low // TILE_KEYS * TILE_KEYS, high, TILE_KEYS):
         begin, end = max(base, low), min(base + TILE_KEYS, high)
-        pack_keys(layer, scratch, unit, base, begin, end)
-        pack_values(layer, scratch, unit, base, begin, end)
-        rows = unit.tokens * layer.group
-        # All rows with the keys, then with the values: either fits the first-level cache.
-        for row in range(0, rows, ROWS):
-            weigh_rows(layer, scratch, unit, row, min(ROWS, rows - row), base)
-        for row in range(0, rows, ROWS):
-            add_rows(layer, scratch, unit, row, min(ROWS, rows - row), base)
-    finish_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
-    blocks: int = (high - 1) // layer.block_size - low // layer.block_size + 1
+        pack_keys(params, scratch, unit, base, begin, end)
+        pack_values(params, scratch, unit, base, begin, end)
+        rows = unit.tokens * params.group
+        # All rows with the keys, then all with the values: each fits the first-level cache.
+        for row in range(0, rows, TILE_ROWS):
+            softmax_rows(params, scratch, unit, row, min(TILE_ROWS, rows - row), base)
+        for row in range(0, rows, TILE_ROWS):
+            add_visible_values(params, scratch, unit, row, min(TILE_ROWS, rows - row), base)
+    finish_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
+    blocks: int = (high - 1) // params.block_size - low // params.block_size + 1
     return blocks
 
 
 @inner
-def attend_masked(layer: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend without skipping: keys before the window are packed and scored, for nothing."""
-    start_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
-    low = max(0, unit.high - layer.window)
-    rows = unit.tokens * layer.group
+def attend_masked(params: Any, scratch: Scratch, unit: Unit) -> int:
+    """Attend without ``window_skip``: keys before the window are packed and scored in vain."""
+    start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
+    low = max(0, unit.high - params.window)
+    rows = unit.tokens * params.group
     for base in range(0, low, TILE_KEYS):
         end = min(base + TILE_KEYS, low)
-        pack_keys(layer, scratch, unit, base, base, end)
-        pack_values(layer, scratch, unit, base, base, end)
-        for row in range(0, rows, ROWS):
-            count = min(ROWS, rows - row)
-            score_rows(layer, scratch, row, count, 0, end - base)
-    blocks: int = attend(layer, scratch, unit) + low // layer.block_size
+        pack_keys(params, scratch, unit, base, base, end)
+        pack_values(params, scratch, unit, base, base, end)
+        for row in range(0, rows, TILE_ROWS):
+            count = min(TILE_ROWS, rows - row)
+            score_rows(params, scratch, row, count, 0, end - base)
+    blocks: int = attend(params, scratch, unit) + low // params.block_size
     return blocks
 
 
 @inner
-def pack_keys(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
-    """Transpose one KV head's keys from ``begin`` to ``end`` to their columns of a tile.
+def pack_keys(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+    """Transpose one KV head's keys from ``begin`` to ``end`` into their columns of the tile.
 
-    Columns of the first and last strip that are out of the range repeat the first key;
-    what they score is masked.
+    The rest of the first and last vector of columns repeats the first key; its scores are masked.
     """
-    tile, size = packed(layer, scratch), head_bytes(layer)
+    tile, size = packed_tile(params, scratch), head_bytes(params)
     first = (begin - base) // LANES * LANES
     last = (end - base + LANES - 1) // LANES * LANES
-    source = layer.k_pool + offset_of(layer, unit.sequence, begin) + unit.head * size
+    source = params.k_pool + key_offset(params, unit.sequence, begin) + unit.head * size
     for i in range(first, last):
-        store_int64(tile.sources + 8 * i, source)
+        store_int64(tile.key_addresses + 8 * i, source)
     key = begin
     while key < end:
-        stop = run_end(layer, key, end)
-        source = layer.k_pool + offset_of(layer, unit.sequence, key) + unit.head * size
+        stop = run_end(params, key, end)
+        source = params.k_pool + key_offset(params, unit.sequence, key) + unit.head * size
         for i in range(key - base, stop - base):
-            store_int64(tile.sources + 8 * i, source)
-            source += stride_of(layer)
+            store_int64(tile.key_addresses + 8 * i, source)
+            source += key_bytes(params)
         key = stop
-    vectors = layer.head_dim // LANES
+    vectors = params.head_dim // LANES
     for i in range(first, last, LANES):
-        transpose_strip(layer, tile.sources + 8 * i, tile.keys + 4 * i, 4 * TILE_KEYS, vectors)
+        transpose_strip(
+            params, tile.key_addresses + 8 * i, tile.keys + 4 * i, 4 * TILE_KEYS, vectors
+        )
 
 
 @inner
-def pack_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
-    """Copy one KV head's values from ``begin`` to ``end`` side by side."""
-    target, size = packed(layer, scratch).values, head_bytes(layer)
-    width, vectors = 4 * layer.head_dim, layer.head_dim // LANES
+def pack_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+    """Copy one KV head's values from ``begin`` to ``end`` side by side into the tile."""
+    target, size = packed_tile(params, scratch).values, head_bytes(params)
+    width, vectors = 4 * params.head_dim, params.head_dim // LANES
     key = begin
     while key < end:
-        stop = run_end(layer, key, end)
-        source = layer.v_pool + offset_of(layer, unit.sequence, key) + unit.head * size
+        stop = run_end(params, key, end)
+        source = params.v_pool + key_offset(params, unit.sequence, key) + unit.head * size
         for i in range(key - base, stop - base):
-            copy_wide(layer, target + width * i, source, vectors)
-            source += stride_of(layer)
+            copy_widened(params, target + width * i, source, vectors)
+            source += key_bytes(params)
         key = stop
 
 
 @inner
-def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
-    """Multiply up to ``ROWS`` rows with the tile's keys from ``low`` to ``high``."""
-    width, pitch, steps = 4 * layer.head_dim, 4 * TILE_KEYS, layer.head_dim // LANES
-    tile = packed(layer, scratch)
-    for key in range(low // SCORES * SCORES, high, SCORES):
+def score_rows(params: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
+    """Multiply up to ``TILE_ROWS`` rows with the tile's keys from ``low`` to ``high``."""
+    width, pitch, steps = 4 * params.head_dim, 4 * TILE_KEYS, params.head_dim // LANES
+    tile = packed_tile(params, scratch)
+    for key in range(low // SCORE_KEYS * SCORE_KEYS, high, SCORE_KEYS):
         keys = tile.keys + 4 * key
-        for i in range(row, row + count, PAIR):
-            scores, queries = scratch.scores + pitch * i + 4 * key, scratch.queries + width * i
-            scores_tile(scores, pitch, queries, width, keys, pitch, steps, tile.waiting)
+        for i in range(row, row + count, SCORE_ROWS):
+            scores, queries = (
+                scratch.scores + pitch * i + 4 * key,
+                scratch.queries + width * i,
+            )
+            scores_tile(scores, pitch, queries, width, keys, pitch, steps, tile.spill)
 
 
 @inner
-def seen(layer: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
-    """Return the keys, counted from ``base``, that a row sees of a tile."""
-    high = unit.high + row // layer.group
-    return max(0, max(0, high - layer.window) - base), min(TILE_KEYS, high - base)
+def visible_keys(params: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
+    """Return the bounds, counted from ``base``, of the tile's keys that a row sees."""
+    high = unit.high + row // params.group
+    return max(0, max(0, high - params.window) - base), min(TILE_KEYS, high - base)
 
 
 @inner
-def weigh_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int) -> None:
-    """Turn what up to ``ROWS`` rows see of the packed tile into weights, if anything."""
-    low, _ = seen(layer, unit, row, base)
-    _, high = seen(layer, unit, row + count - 1, base)
+def softmax_rows(
+    params: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int
+) -> None:
+    """Turn the scores of up to ``TILE_ROWS`` rows against the packed tile into weights."""
+    low, _ = visible_keys(params, unit, row, base)
+    _, high = visible_keys(params, unit, row + count - 1, base)
     if low < high:
-        score_rows(layer, scratch, row, count, low, high)
+        score_rows(params, scratch, row, count, low, high)
         for i in range(row, row + count):
-            low, high = seen(layer, unit, i, base)
+            low, high = visible_keys(params, unit, i, base)
             if low < high:
-                weigh_row(layer, scratch, i, low, high)
+                softmax_row(params, scratch, i, low, high)
 
 
 @inner
-def add_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int) -> None:
-    """Add the weighted values of the packed tile to up to ``ROWS`` rows.
+def add_visible_values(
+    params: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int
+) -> None:
+    """Add the weighted values of the packed tile to up to ``TILE_ROWS`` rows.
 
-    Each row takes exactly the keys that it sees, in ascending order: those that all rows
-    see go through one register tile. A row that sees none of the tile is left alone.
+    Each row gets exactly the keys that it sees, in ascending order. The keys that all rows see go
+    through one register tile. A row that sees no key of the tile stays as it is.
     """
-    low, first_high = seen(layer, unit, row, base)
-    last_low, high = seen(layer, unit, row + count - 1, base)
+    low, first_high = visible_keys(params, unit, row, base)
+    last_low, high = visible_keys(params, unit, row + count - 1, base)
     if low == last_low and first_high == high:
-        add_packed(layer, scratch, row, count, low, high)
+        add_values(params, scratch, row, count, low, high)
         return
     common_low, common_high = last_low, max(last_low, first_high)
     for i in range(row, row + count):
-        low, high = seen(layer, unit, i, base)
-        add_packed(layer, scratch, i, 1, low, min(high, common_low))
-    add_packed(layer, scratch, row, count, common_low, common_high)
+        low, high = visible_keys(params, unit, i, base)
+        add_values(params, scratch, i, 1, low, min(high, common_low))
+    add_values(params, scratch, row, count, common_low, common_high)
     for i in range(row, row + count):
-        low, high = seen(layer, unit, i, base)
-        add_packed(layer, scratch, i, 1, max(low, common_high), high)
+        low, high = visible_keys(params, unit, i, base)
+        add_values(params, scratch, i, 1, max(low, common_high), high)
 
 
 @inner
-def add_packed(layer: Any, scratch: Scratch, row: int, count: int, begin: int, end: int) -> None:
+def add_values(params: Any, scratch: Scratch, row: int, count: int, begin: int, end: int) -> None:
     """Add the tile's weighted values from ``begin`` to ``end``, if any, to some rows."""
     if begin >= end:
         return
-    width, pitch, keys = 4 * layer.head_dim, 4 * TILE_KEYS, end - begin
+    width, pitch, keys = 4 * params.head_dim, 4 * TILE_KEYS, end - begin
     sums = scratch.sums + width * row
     weights = scratch.scores + pitch * row + 4 * begin
-    values = packed(layer, scratch).values + width * begin
+    values = packed_tile(params, scratch).values + width * begin
     column = 0
-    while column + 4 * WIDE <= width:
+    while column + 4 * WIDE_COLUMNS <= width:
         target, source = sums + column, values + column
         if count > 1:
-            values_rows_wide(target, width, weights, pitch, source, width, keys)
+            add_weighted_tile_wide(target, width, weights, pitch, source, width, keys)
         else:
-            values_row_wide(target, width, weights, pitch, source, width, keys)
-        column += 4 * WIDE
+            add_weighted_row_wide(target, width, weights, pitch, source, width, keys)
+        column += 4 * WIDE_COLUMNS
     while column < width:
         target, source = sums + column, values + column
         if count > 1:
-            values_rows(target, width, weights, pitch, source, width, keys)
+            add_weighted_tile(target, width, weights, pitch, source, width, keys)
         else:
-            values_row(target, width, weights, pitch, source, width, keys)
+            add_weighted_row(target, width, weights, pitch, source, width, keys)
         column += 4 * LANES
 
 
 @cache
-def body(stored: np.dtype[Any], window_skip: bool = True) -> int:
-    """Return the address of the body in C's calling convention, compiled or from cache.
+def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
+    """Compile the kernel's arithmetic, or load it from numba's cache; return its address.
 
-    ``stored``: the pools' dtype. ``window_skip``: whether keys before the window are left out.
+    Parameters
+    ----------
+    pool_dtype
+        The NumPy dtype of the pools.
+    window_skip
+        Whether keys before the window are skipped.
 
-    int64 (layer: of arguments.LAYERS *, memory, sequence, head, token, tokens, high) returns the
-    KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
+    The C function is ``int64 (params *, memory, sequence, head, token, tokens, high)``, all int64.
+    ``params`` is one of ``PARAMS_DTYPES``, ``memory`` the address of ``scratch_bytes`` bytes. It
+    returns the number of KV blocks visited.
     """
-    signature = types.int64(types.CPointer(params_type(PARAMS_DTYPES[stored])), *[types.int64] * 6)
-    kind = _tiled if window_skip else _masked
-    compiled = cfunc(signature, cache=True, error_model="numpy")(kind)
+    signature = types.int64(
+        types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6
+    )
+    function = _tiled if window_skip else _masked
+    compiled = cfunc(signature, cache=True, error_model="numpy")(function)
     return int(compiled.address)
 
 
 def _tiled(
-    layers: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
+    params_pointer: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
 ) -> int:
-    layer = carray(layers, 1)[0]
-    scratch = carve(memory, whole_tiles(tokens * layer.group), layer.head_dim)
-    return attend(layer, scratch, Unit(sequence, head, token, tokens, high))
+    params = carray(params_pointer, 1)[0]
+    scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
+    return attend(params, scratch, Unit(sequence, head, token, tokens, high))
 
 
 def _masked(
-    layers: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
+    params_pointer: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
 ) -> int:
-    layer = carray(layers, 1)[0]
-    scratch = carve(memory, whole_tiles(tokens * layer.group), layer.head_dim)
-    return attend_masked(layer, scratch, Unit(sequence, head, token, tokens, high))
+    params = carray(params_pointer, 1)[0]
+    scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
+    return attend_masked(params, scratch, Unit(sequence, head, token, tokens, high))

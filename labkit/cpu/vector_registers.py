@@ -1,4 +1,4 @@
-"""The vector registers of the CPU that numba compiles for, and how much of a product they hold."""
+"""The vector registers of the CPU that numba compiles for, and the register tiles that fit them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from numba.core.registry import cpu_target
 
-LANES = 16  # float32 of a vector, on every CPU
+LANES = 16  # float32 in a vector of the kernels, on every CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """``count`` registers of ``lanes`` float32 each.
+    """The vector registers of a CPU: ``count`` of them, with ``lanes`` float32 each.
 
-    Kernels are written in vectors of ``LANES`` numbers. Narrower registers hold a vector in parts,
-    which is LLVM's business: every sum has the same order with AVX-512, AVX2 and NEON, and every
-    result the same bits. What differs is how many vectors fit.
+    Kernels are written in vectors of ``LANES`` numbers. LLVM divides a vector among narrower
+    registers, so every sum has the same order with AVX-512, AVX2 and NEON, and every result the
+    same bits. Only the number of vectors that fit differs.
 
     ``converts_float16``: whether an instruction widens float16.
     """
@@ -24,18 +24,18 @@ class Registers:
     count: int
     converts_float16: bool
 
-    def rows(self, vectors: int, most: int) -> int:
-        """Return how many rows of sums, so many vectors each, fit at once, at least one.
+    def tile_rows(self, vectors: int, max_rows: int) -> int:
+        """Return the rows of a tile of sums of so many vectors each: 1 to ``max_rows``.
 
-        Beside them lie one row of what is multiplied and one factor.
+        One row of operands and one factor need registers too.
         """
         free, row = self.count - 1, vectors * LANES // self.lanes
-        return max(1, min(most, free // row - 1))
+        return max(1, min(max_rows, free // row - 1))
 
-    def tile(self, rows: int, vectors: int) -> tuple[int, int]:
-        """Return rows and vectors of a register tile, at most these; in parts one vector."""
-        width = vectors if self.lanes == LANES else 1
-        return self.rows(width, rows), width
+    def tile(self, max_rows: int, max_vectors: int) -> tuple[int, int]:
+        """Return rows and vectors of a register tile; one vector if registers are narrower."""
+        vectors = max_vectors if self.lanes == LANES else 1
+        return self.tile_rows(vectors, max_rows), vectors
 
 
 AVX512 = Registers(lanes=16, count=32, converts_float16=True)
@@ -45,13 +45,13 @@ SSE = Registers(lanes=4, count=16, converts_float16=False)
 
 
 def registers_of(triple: str, features: str) -> Registers:
-    """Return the registers of a target in LLVM's words: ``x86_64-linux-gnu``, ``+avx2,+fma``."""
+    """Return the registers of an LLVM target, e.g. ``x86_64-linux-gnu`` with ``+avx2,+fma``."""
     if triple.startswith(("aarch64", "arm64")):
         return NEON
-    have = set(features.split(","))
-    if "+avx512f" in have:
+    available = set(features.split(","))
+    if "+avx512f" in available:
         return AVX512
-    return AVX2 if {"+avx2", "+fma", "+f16c"} <= have else SSE
+    return AVX2 if {"+avx2", "+fma", "+f16c"} <= available else SSE
 
 
 def _host() -> Registers:

@@ -32,10 +32,10 @@ class Context:
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-def lower(intrinsic, layer):
+def lower(intrinsic, params):
     """Return a module with the intrinsic as a function."""
     names = list(inspect.signature(intrinsic._defn).parameters)[1:]
-    guesses = [layer if name == "layer" else types.int64 for name in names]
+    guesses = [params if name == "params" else types.int64 for name in names]
     signature, emit = intrinsic._defn(None, *guesses)
     module = ir.Module("emitted")
     module.triple = TRIPLE
@@ -66,16 +66,16 @@ def assembly(module):
 def main():
     found = {}
     for stored, record in kernel_params.PARAMS_DTYPES.items():
-        layer = kernel_params.params_type(record)
+        params = kernel_params.params_type(record)
         for home in (microkernels, decode_microkernels, attention_intrinsics):
             for name, intrinsic in vars(home).items():
                 if not hasattr(intrinsic, "_defn"):
                     continue
-                if "layer" in inspect.signature(intrinsic._defn).parameters:
+                if "params" in inspect.signature(intrinsic._defn).parameters:
                     name = f"{name}:{stored}"
                 if name in found:
                     continue
-                text = assembly(lower(intrinsic, layer))
+                text = assembly(lower(intrinsic, params))
                 found[name] = {
                     "fma": len(re.findall(FMA, text)),
                     "calls": sorted(set(re.findall(r"\t(?:callq?|blr?)\t(\S+)", text))),

@@ -91,7 +91,7 @@ def test_not_a_number_stays_in_its_row_and_column():
 def test_nothing_is_written_outside_the_result():
     # A sum that overran its matrix would spoil the next one in the same buffer.
     depth, width = 16, gemm.PANEL_COLUMNS + 3
-    x = random(0, gemm.ROWS + 1, depth)
+    x = random(0, gemm.GEMM_ROWS + 1, depth)
     first, second = PackedLinear(
         [np.ones((width, depth), np.float32), np.zeros((width, depth), np.float32)], [None, None]
     ).multiply(x)

@@ -66,7 +66,7 @@ def test_every_intrinsic_compiles_for_another_cpu(name, triple, cpu):
         if not intrinsic.startswith("call_body"):
             assert not [call for call in facts["calls"] if "mem" not in call], intrinsic
     in_parts = LANES // ALL[name].lanes
-    for intrinsic in ("gemm_tile", "scores_tile", "values_rows_wide", "dots:float32"):
+    for intrinsic in ("gemm_tile", "scores_tile", "add_weighted_tile_wide", "dot_run:float32"):
         assert found[intrinsic]["fma"] >= 4 * in_parts, intrinsic
         assert found[intrinsic]["on_stack"] == 0, intrinsic
 

@@ -72,13 +72,13 @@ def test_quantised_weights_are_those_of_mlx(bits, kind):
 @pytest.mark.parametrize("bias", [3e-5, 2e-3, -1.4, 60000.0])
 def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
     matrix, _ = quantised(4, kind, shape=(SPAN_COLUMNS, 64))
-    assert matrix.liftable
+    assert matrix.mantissa_exact
     matrix.biases[3, 1] = words(mx.array([bias]).astype(getattr(mx, kind)))[0]
     wide = [mx.array(part) for part in (matrix.scales, matrix.biases)]
     if kind == "bfloat16":
         wide = [part.view(mx.bfloat16) for part in wide]
     scale, exact = (float(part[3, 1].astype(mx.float32)) for part in wide)
-    assert matrix.liftable == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
+    assert matrix.mantissa_exact == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
     wide = [part.astype(mx.float32) for part in wide]
     expected = np.array(mx.dequantize(mx.array(matrix.words), *wide, group_size=32, bits=4))
     check(matrix, expected)
@@ -90,7 +90,7 @@ def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
 def test_what_overflows_is_not_lifted():
     matrix, _ = quantised(4, "bfloat16", shape=(SPAN_COLUMNS, 64))
     matrix.scales[0, 0] = 0x7F7F  # the largest
-    assert not matrix.liftable
+    assert not matrix.mantissa_exact
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -121,7 +121,7 @@ def test_siblings_share_a_product_where_they_lie_alike():
     assert together.weight_format == "quantised"
     other = quantised(4, "float16", group=64, shape=(8, 64))[0]
     for stranger in (other, half("float16", shape=(8, 64))[0], random(0, 8, 64)):
-        with pytest.raises(ValueError, match="one form"):
+        with pytest.raises(ValueError, match="one format"):
             PackedLinear([pairs[0][0], stranger], [None, None])
 
 

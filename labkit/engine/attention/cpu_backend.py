@@ -18,6 +18,7 @@ from labkit.cpu import (
     tiled_attention,
 )
 from labkit.cpu.address_views import address_of
+from labkit.cpu.aligned_memory import aligned_zeros
 from labkit.cpu.attention_intrinsics import TILE_KEYS
 from labkit.cpu.attention_launch import AttentionLaunch, KVWrite
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
@@ -232,10 +233,3 @@ def _merge_partitions(
     resolver = RESOLVER_IDS[metadata.resolver.variant]
     attention_launch.reduce(nonce, resolver, *parts, kernel_params.base2(layer.sinks), out, rows)
     return rows[:-1]
-
-
-def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
-    memory = np.zeros(rows * row_bytes + 64, dtype=np.uint8)
-    start = -address_of(memory) % 64
-    return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.cpu.aligned_memory import SlabAllocator
 from labkit.cpu.low_precision_weights import (
     GROUP_SIZES,
     QUANTIZED_BITS,
     HalfMatrix,
     QuantizedMatrix,
 )
-from labkit.cpu.packed_linear import SlabAllocator, WeightMatrix, share_format
+from labkit.cpu.packed_linear import WeightMatrix, share_format
 from labkit.cpu.rope import RotaryTable
 from labkit.engine.module_rebinding import PACKAGE, import_plain
 from labkit.engine.numpy_port import numpy_layers

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from labkit.cpu import graph_ops, norms
 from labkit.cpu.address_views import address_of
+from labkit.cpu.aligned_memory import SlabAllocator
 from labkit.cpu.low_precision_weights import LowPrecisionMatrix
-from labkit.cpu.packed_linear import PackedLinear, SlabAllocator, WeightMatrix
+from labkit.cpu.packed_linear import PackedLinear, WeightMatrix
 from labkit.cpu.rope import RotaryTable
 from labkit.cpu.traced_array import NotCapturable, TracedArray
 

@@ -8,7 +8,7 @@ from numba import njit, types
 from numba.core.itanium_mangler import mangle
 
 from labkit.cpu import half_precision, kv_dtypes
-from labkit.cpu.attention_intrinsics import copy_wide, round_to_bfloat16, round_to_float16
+from labkit.cpu.attention_intrinsics import copy_widened, round_to_bfloat16, round_to_float16
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
 from labkit.cpu.simd_emitter import VECTOR_BYTES, Emitter
@@ -46,7 +46,7 @@ def test_every_16_bit_number_widens_exactly(kind):
 
     @njit
     def widen(layers, target, source, vectors):
-        copy_wide(layers[0], target, source, vectors)
+        copy_widened(layers[0], target, source, vectors)
 
     widen(layer, out.ctypes.data, stored.ctypes.data, len(out) // LANES)
     assert_same_numbers(out, as_float(ALL_PATTERNS, kind))
@@ -58,7 +58,7 @@ def test_float16_widens_exactly_without_the_instruction():
     def widen_vector(typing_context, target, source):
         def emit(context, builder, signature, arguments):
             code = Emitter(builder)
-            words = code.load(arguments[1], kind=half_precision.WORDS)
+            words = code.load(arguments[1], kind=half_precision.I16_VECTOR)
             code.store(half_precision.widen_by_arithmetic(code, words), arguments[0])
             return context.get_dummy_value()
 
@@ -139,7 +139,7 @@ def test_mangled_names_differ_between_pool_dtypes():
     names = [mangle("f", [types.CPointer(kind), kind]) for kind in kinds.values()]
     assert len(set(names)) == len(kv_dtypes.NUMPY_DTYPES)
     for kind in kinds.values():  # numba's own name of a record differs between processes
-        assert kind.mangling_args == (f"Layer_{kind.typeof('element')}", ())
+        assert kind.mangling_args == (f"AttentionParams_{kind.typeof('kv_dtype_marker')}", ())
 
 
 @pytest.mark.parametrize("kind", HALF_DTYPES)
