@@ -54,12 +54,14 @@ class ModelFootprint:
 
 
 def from_model(
-    model: config.Model, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
+    model: config.Model,
+    cast_dtype: CastDtype = "float32",
+    matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> ModelFootprint | None:
     """Return the footprint of a configured model; nothing is built or loaded.
 
-    ``kind`` and ``matrices`` say how its weights will be cast (``labkit.engine.compute_dtype``).
-    Returns None where config.json lacks a size that planning needs.
+    ``cast_dtype`` and ``matrix_storage`` say how its weights will be cast
+    (``labkit.engine.compute_dtype``). Returns None where config.json lacks a size that planning needs.
 
     Raises
     ------
@@ -67,15 +69,17 @@ def from_model(
         ``model.path`` is not a model directory.
     """
     if model.shape is not None:
-        return from_shape(model.shape, model.name, kind)
+        return from_shape(model.shape, model.name, cast_dtype)
     from labkit.models import resolve
 
-    return from_directory(resolve(model).path, kind, matrices)
+    return from_directory(resolve(model).path, cast_dtype, matrix_storage)
 
 
-def from_shape(shape: config.ModelShape, name: str, kind: CastDtype = "float32") -> ModelFootprint:
+def from_shape(
+    shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
+) -> ModelFootprint:
     """Return the footprint of a model built from ``shape``: a float32 qwen3 with an untied head."""
-    size = _number_bytes("F32", kind)
+    size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
@@ -97,7 +101,9 @@ def from_shape(shape: config.ModelShape, name: str, kind: CastDtype = "float32")
 
 
 def from_directory(
-    path: Path, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
+    path: Path,
+    cast_dtype: CastDtype = "float32",
+    matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> ModelFootprint | None:
     """Return the footprint of a model directory, from config.json and the weights' headers.
 
@@ -106,7 +112,7 @@ def from_directory(
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
-        return _from_config(settings, path, _WeightLoading(kind, matrices))
+        return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage))
     except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
         return None
 
@@ -138,7 +144,9 @@ def _from_config(
 
 
 def from_weights(
-    path: Path, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
+    path: Path,
+    cast_dtype: CastDtype = "float32",
+    matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> ModelFootprint:
     """Return a footprint that knows the weights alone, for a config.json that lacks sizes.
 
@@ -148,7 +156,7 @@ def from_weights(
         The weights are not readable as safetensors.
     """
     try:
-        loaded = _loaded_weights(path, _WeightLoading(kind, matrices), {})
+        loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage), {})
     except (LookupError, TypeError, ValueError, struct.error):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
     return ModelFootprint(
@@ -157,7 +165,9 @@ def from_weights(
 
 
 def weight_formats(
-    model: config.Model, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
+    model: config.Model,
+    cast_dtype: CastDtype = "float32",
+    matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> frozenset[str]:
     """Return the formats that a configured model's weights will be held in, as counters name them.
 
@@ -168,7 +178,7 @@ def weight_formats(
     ConfigError
         ``model.path`` is not a model directory.
     """
-    loading = _WeightLoading(kind, matrices)
+    loading = _WeightLoading(cast_dtype, matrix_storage)
     if model.shape is not None:
         return frozenset(
             {loading.weight_format(_TensorHeader("F32", 1, 1, quantised=False, of_matrix=True))}
@@ -200,26 +210,27 @@ def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
 class _WeightLoading:
     """How loading casts weights."""
 
-    kind: CastDtype
-    matrices: MatrixStorage
+    cast_dtype: CastDtype
+    matrix_storage: MatrixStorage
 
     def bytes(self, tensor: _TensorHeader) -> int:
         """Return the bytes of a tensor after loading."""
-        if self.matrices is MatrixStorage.dequantized and tensor.quantised:
+        if self.matrix_storage is MatrixStorage.dequantized and tensor.quantised:
             return FLOAT32_BYTES * tensor.weights
-        return tensor.size * _number_bytes(tensor.dtype, self._kind_of(tensor))
+        return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
 
     def weight_format(self, tensor: _TensorHeader) -> str:
         """Return the format of a tensor after loading, as counters name it."""
-        if self.matrices is MatrixStorage.dequantized and tensor.quantised:
+        if self.matrix_storage is MatrixStorage.dequantized and tensor.quantised:
             return "float32"
         if tensor.dtype not in FLOAT_BYTES:
             return "quantised" if tensor.quantised else tensor.dtype
-        return self._kind_of(tensor) or FLOAT_NAMES[tensor.dtype]
+        return self._cast_dtype_of(tensor) or FLOAT_NAMES[tensor.dtype]
 
-    def _kind_of(self, tensor: _TensorHeader) -> CastDtype:
+    def _cast_dtype_of(self, tensor: _TensorHeader) -> CastDtype:
         """Return the dtype that a tensor is cast to, or None where it keeps its own."""
-        return None if self.matrices is MatrixStorage.as_stored and tensor.of_matrix else self.kind
+        keeps_dtype = self.matrix_storage is MatrixStorage.as_stored and tensor.of_matrix
+        return None if keeps_dtype else self.cast_dtype
 
 
 @dataclass(frozen=True)
@@ -266,7 +277,7 @@ def _loaded_weights(
     compute_dtype = most_used if most_used in FLOAT_BYTES else "F32"
     return _LoadedWeights(
         bytes=sum(map(loading.bytes, tensors.values())),
-        float_bytes=_number_bytes(compute_dtype, loading.kind),
+        float_bytes=_number_bytes(compute_dtype, loading.cast_dtype),
         weights=sum(tensor.weights for tensor in tensors.values()),
         has_lm_head=any(map(_is_lm_head, tensors)),
     )
@@ -293,13 +304,13 @@ def _tensor_headers(
         yield name, _TensorHeader(dtype, size, weights, quantised, matrix)
 
 
-def _number_bytes(dtype: str, kind: CastDtype) -> int:
+def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:
     """Return the bytes of a number of a safetensors dtype after loading."""
     if dtype not in FLOAT_BYTES:
         return INTEGER_BYTES.get(dtype, 1)
-    if kind is None:
+    if cast_dtype is None:
         return FLOAT_BYTES[dtype]
-    return FLOAT32_BYTES if kind == "float32" else FLOAT32_BYTES // 2
+    return FLOAT32_BYTES if cast_dtype == "float32" else FLOAT32_BYTES // 2
 
 
 def _tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -34,12 +34,12 @@ class MlxLmModel:
 
 def load(
     model_dir: Path,
-    kind: str | None = "float32",
-    matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
+    dtype: str | None = "float32",
+    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
     """Load a model and cast it.
 
-    ``kind`` and ``matrices``: the ``dtype`` and ``matrix_storage`` of ``model_loader.load_model``.
+    ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def load(
         model, settings = load_model(Path(model_dir))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
-    compute_dtype.cast_parameters(model, kind, matrices)
+    compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = make_prompt_cache(model)
     # MLX is lazy: this computes shapes alone.
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
