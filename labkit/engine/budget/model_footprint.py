@@ -61,7 +61,8 @@ def from_model(
     """Return the footprint of a configured model; nothing is built or loaded.
 
     ``cast_dtype`` and ``matrix_storage`` say how its weights will be cast
-    (``labkit.engine.compute_dtype``). Returns None where config.json lacks a size that planning needs.
+    (``labkit.engine.compute_dtype``). Returns None where config.json lacks a size that planning
+    needs.
 
     Raises
     ------
