@@ -10,31 +10,24 @@ from numpy.typing import NDArray
 from labkit.engine.request import RequestState
 
 Ints = NDArray[np.int32]
-# In the place of a token that the step in flight will sample.
+# Stands for a token that the step in flight will sample.
 PLACEHOLDER_TOKEN_ID = -1
 
 
 class Batch(NamedTuple):
-    """One step's tokens, packed sequence after sequence, decodes first.
+    """One step's tokens, packed sequence after sequence, decodes first."""
 
-    ``tokens`` and ``positions`` are int32 [total_q]; ``cu_seqlens_q`` int32
-    [num_seqs + 1]; ``seq_lens`` int32 [num_seqs], contexts with the new tokens;
-    ``block_tables`` int32 [num_seqs, max_blocks], padded with 0; ``logit_rows`` int32,
-    the packed rows after which a token is sampled, for the requests ``sampling``.
-    ``placeholders``: row and request id of every token that the step in flight will sample;
-    ``padding``: how many rows at the end stand for no request.
-    """
-
-    tokens: Ints
-    positions: Ints
-    cu_seqlens_q: Ints
-    seq_lens: Ints
-    block_tables: Ints
-    logit_rows: Ints
-    sampling: tuple[RequestState, ...]
+    tokens: Ints  # [total_q]
+    positions: Ints  # [total_q]
+    cu_seqlens_q: Ints  # [num_seqs + 1], prefix sums of the query lengths
+    seq_lens: Ints  # [num_seqs], context including the new tokens
+    block_tables: Ints  # [num_seqs, max_blocks], padded with 0
+    logit_rows: Ints  # packed rows after which a token is sampled
+    sampling: tuple[RequestState, ...]  # the requests of these rows
     prefill_tokens: int
+    # Row and request id of every token that the step in flight will sample.
     placeholders: tuple[tuple[int, str], ...] = ()
-    padding: int = 0
+    padding: int = 0  # rows at the end that belong to no request
 
     @property
     def total_q(self) -> int:
@@ -48,7 +41,7 @@ class Batch(NamedTuple):
 
     @property
     def num_segments(self) -> int:
-        """Segments of requests: one for each chunk, more where drafts have their own."""
+        """Segments of requests: one per chunk, and one per draft that has a segment of its own."""
         return len(self.seq_lens) - self.padding
 
 
@@ -62,15 +55,15 @@ def pack(
     prefill_tokens: int = 0,
     placeholders: tuple[tuple[int, str], ...] = (),
 ) -> Batch:
-    """Derive a batch from its tokens and the (start, length) of each segment."""
+    """Return a batch of tokens whose segments have these (start, length) in their sequences."""
     starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
     cu_seqlens_q = np.zeros(len(segments) + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens_q[1:])
-    # Packed index minus where the segment begins, plus where its tokens begin.
-    shift = starts - cu_seqlens_q[:-1]
+    # A token's position is its packed index plus the offset of its segment.
+    offsets = starts - cu_seqlens_q[:-1]
     return Batch(
         tokens=np.asarray(tokens, np.int32),
-        positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(shift, lengths),
+        positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(offsets, lengths),
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=starts + lengths,
         block_tables=block_tables,
@@ -82,21 +75,21 @@ def pack(
 
 
 def with_padding(batch: Batch, count: int) -> Batch:
-    """Return the batch with ``count`` rows more that stand for no request."""
-    nothing, more = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
+    """Return the batch with ``count`` more rows, which belong to no request."""
+    zeros, steps = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
     tables = np.zeros((count, batch.block_tables.shape[1]), np.int32)
     return batch._replace(
-        tokens=np.concatenate([batch.tokens, nothing]),
-        positions=np.concatenate([batch.positions, nothing]),
-        cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, batch.cu_seqlens_q[-1] + more]),
-        seq_lens=np.concatenate([batch.seq_lens, nothing + np.int32(1)]),
+        tokens=np.concatenate([batch.tokens, zeros]),
+        positions=np.concatenate([batch.positions, zeros]),
+        cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, batch.cu_seqlens_q[-1] + steps]),
+        seq_lens=np.concatenate([batch.seq_lens, zeros + np.int32(1)]),
         block_tables=np.concatenate([batch.block_tables, tables]),
-        logit_rows=np.concatenate([batch.logit_rows, np.int32(batch.total_q - 1) + more]),
+        logit_rows=np.concatenate([batch.logit_rows, np.int32(batch.total_q - 1) + steps]),
         padding=count,
     )
 
 
-def freeze(array: Ints) -> Ints:
-    """Return a new array that nobody will write to."""
+def read_only(array: Ints) -> Ints:
+    """Make an array read-only, because batches share it; return the array."""
     array.flags.writeable = False
     return array

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from labkit.engine.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, freeze, pack
+from labkit.engine.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, pack, read_only
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -36,7 +36,7 @@ def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
     stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
     for row, table in zip(stacked, tables, strict=True):
         row[: len(table)] = table.block_ids
-    return freeze(stacked)
+    return read_only(stacked)
 
 
 class InputBuilder:
@@ -52,8 +52,8 @@ class InputBuilder:
         self._segment_layout = segment_layout
         self._stacked_tables: list[BlockTable] = []
         self._block_tables_array: Ints = np.zeros((0, 0), np.int32)
-        self._cu_seqlens_q: Ints = freeze(np.zeros(1, np.int32))  # of as many decodes: 0, 1, ...
-        self._logit_rows: Ints = freeze(np.zeros(0, np.int32))
+        self._cu_seqlens_q: Ints = read_only(np.zeros(1, np.int32))  # of as many decodes: 0, 1, ...
+        self._logit_rows: Ints = read_only(np.zeros(0, np.int32))
 
     def build(self, output: SchedulerOutput) -> Batch:
         """Return the batch of a step: its chunks packed in their order."""
@@ -106,8 +106,8 @@ class InputBuilder:
             sampling.append(state)
         count = len(tokens)
         if count != len(self._logit_rows):
-            self._cu_seqlens_q = freeze(np.arange(count + 1, dtype=np.int32))
-            self._logit_rows = freeze(np.arange(count, dtype=np.int32))
+            self._cu_seqlens_q = read_only(np.arange(count + 1, dtype=np.int32))
+            self._logit_rows = read_only(np.arange(count, dtype=np.int32))
         return Batch(
             tokens=np.array(tokens, np.int32),
             positions=np.array(positions, np.int32),

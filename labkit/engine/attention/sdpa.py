@@ -30,7 +30,7 @@ class SdpaStep(Protocol):
         """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Attend, causally, from ``q`` to the cached keys; both [total_q, num_heads, head_dim]."""
+        """Attend causally from ``q``; return the output, shaped as ``q``, and the report."""
 
     def pending(self) -> list[mx.array]:
         """Return the arrays that were written."""
