@@ -112,7 +112,7 @@ def save(
         },
     }
     try:
-        cache_dir.atomic_write(cache_dir.root() / FILE_NAME, json.dumps(data).encode())
+        cache_dir.write_file(cache_dir.root() / FILE_NAME, json.dumps(data).encode())
     except cache_dir.CacheError:
         return
 

@@ -240,4 +240,4 @@ def _marker(arm: Arm) -> Path:
 def _write_marker(marker: Path, arm: Arm) -> None:
     """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
     if not own_classes(from_plain(Engine, arm.config.get("engine", {}))):
-        cache_dir.atomic_write(marker, f"{time.time():.0f}\n".encode())
+        cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

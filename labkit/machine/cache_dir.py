@@ -38,7 +38,7 @@ def root(environ: Mapping[str, str] | None = None) -> Path:
     return user_cache_path("labkit", appauthor=False)
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` so that a reader sees all of it or nothing.
 
     Raises

@@ -75,7 +75,7 @@ def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Pr
     except (ValueError, KeyError, TypeError):  # foreign or damaged: it is only a cache
         path.unlink(missing_ok=True)
     prompts = make()
-    cache_dir.atomic_write(path, _encode(prompts))
+    cache_dir.write_file(path, _encode(prompts))
     return prompts
 
 

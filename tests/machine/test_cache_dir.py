@@ -26,17 +26,17 @@ def test_root_defaults_to_the_users_cache_folder(monkeypatch):
     assert cache_dir.root().name == "labkit"
 
 
-def test_atomic_write_replaces_the_file_and_leaves_no_temporary(tmp_path):
+def test_write_file_replaces_the_file_and_leaves_no_temporary(tmp_path):
     path = tmp_path / "a" / "b.bin"
-    cache_dir.atomic_write(path, b"one")
-    cache_dir.atomic_write(path, b"two")
+    cache_dir.write_file(path, b"one")
+    cache_dir.write_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "b.bin"
-    cache_dir.atomic_write(path, b"one")
+    cache_dir.write_file(path, b"one")
     with pytest.raises(RuntimeError), cache_dir.building_file(path) as temporary:
         temporary.write_bytes(b"half")
         raise RuntimeError
@@ -62,12 +62,12 @@ def test_the_second_builder_of_a_directory_keeps_the_first(tmp_path):
 
 def _write_many(path: Path, letter: bytes) -> None:
     for _ in range(40):
-        cache_dir.atomic_write(path, letter * 200_000)
+        cache_dir.write_file(path, letter * 200_000)
 
 
 def test_a_reader_never_sees_a_partial_file(tmp_path):
     path = tmp_path / "shared.bin"
-    cache_dir.atomic_write(path, b"a" * 200_000)
+    cache_dir.write_file(path, b"a" * 200_000)
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write_many, args=(path, letter)) for letter in (b"a", b"b")]
     for writer in writers:
@@ -84,7 +84,7 @@ def test_a_reader_never_sees_a_partial_file(tmp_path):
 def test_an_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(cache_dir.CacheError, match="set LABKIT_CACHE") as error:
-        cache_dir.atomic_write(tmp_path / "file" / "sub" / "x", b"")
+        cache_dir.write_file(tmp_path / "file" / "sub" / "x", b"")
     assert "\n" not in str(error.value)
 
 
