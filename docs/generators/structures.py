@@ -19,7 +19,7 @@ from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.prefix_cache.radix import Node, RadixPrefixCache
+from labkit.engine.prefix_cache.radix import RadixNode, RadixPrefixCache
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
@@ -290,7 +290,7 @@ def _event(walk: Walk, text: str) -> Iterator[str]:
     yield ""
 
 
-def _in_depth(cache: RadixPrefixCache) -> Iterator[Node]:
+def _in_depth(cache: RadixPrefixCache) -> Iterator[RadixNode]:
     """Yield the nodes of a tree, each with what is below it."""
     nodes = list(cache.nodes())
     tops = [node for node in nodes if node.parent is not None and node.parent not in nodes]

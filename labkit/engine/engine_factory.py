@@ -1,4 +1,4 @@
-"""From a config and a model directory to an engine that has passed its self-test."""
+"""Create the engine of a config and a model directory, and run its self-test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from labkit.machine import memory_profile
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring
 
-_METHODS = (
+ENGINE_METHODS = (
     "submit",
     "abort",
     "step",
@@ -52,9 +52,10 @@ _METHODS = (
 def create(
     options: config.Engine, model_dir: Path, models: SharedModels | None = None
 ) -> InferenceEngine:
-    """Load a model and build the engine that ``options`` describe.
+    """Load a model and create the engine that ``options`` describe.
 
-    A user's own class (``options.name`` is a path) is made with ``(options, model_dir)``.
+    If ``options.name`` is ``package.module:Class``, that class is called with ``(options,
+    model_dir)``.
 
     Parameters
     ----------
@@ -63,16 +64,16 @@ def create(
     model_dir
         A directory with config.json and model*.safetensors.
     models
-        Those of the engines that this one takes turns with; None: it shares nothing.
+        The models shared with the engines that run interleaved with this one; None: no sharing.
 
     Raises
     ------
     EngineError
-        The model or the budget cannot be served, in one line with the reason.
+        The model cannot be served with these options; one line with the reason.
     """
     preflight_checks.check_preconditions(options)
     if config.is_class_path(options.name):
-        return _own(options, Path(model_dir))
+        return _create_plugin(options, Path(model_dir))
     if options.name == "mlx_lm":
         from labkit.engine import mlx_lm
 
@@ -85,13 +86,15 @@ def create(
         from labkit.engine.parallel import tensor_parallel_engine
 
         return tensor_parallel_engine.create(options, Path(model_dir))
-    return _create_paged(options, Path(model_dir), models or SharedModels(), NoScheduleCheck())
+    return _create_own(options, Path(model_dir), models or SharedModels(), NoScheduleCheck())
 
 
 def create_rank(
-    options: config.Engine, model_dir: Path, ring: Ring, peers: NoScheduleCheck
+    options: config.Engine, model_dir: Path, ring: Ring, schedule_check: NoScheduleCheck
 ) -> LLMEngine:
-    """Build one rank's engine, of its share of the model; ``peers`` are the other ranks.
+    """Create one rank's engine over its share of the model.
+
+    ``schedule_check`` compares its schedule with that of the other ranks.
 
     Raises
     ------
@@ -99,41 +102,41 @@ def create_rank(
         As ``create``.
     """
     preflight_checks.check_preconditions(options)
-    return _create_paged(options, model_dir, SharedModels(ring), peers)
+    return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 
 
-def _create_paged(
-    options: config.Engine, model_dir: Path, models: SharedModels, peers: NoScheduleCheck
+def _create_own(
+    options: config.Engine, model_dir: Path, models: SharedModels, schedule_check: NoScheduleCheck
 ) -> LLMEngine:
-    """Load, test, size the pool, put the parts together."""
+    """Load the model, run the self-test, size the pool, and assemble the parts."""
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
             "requests need a prefill; set another resolver"
         )
-    kv_layout.create_factory(options)  # refused now, if at all
+    kv_layout.create_factory(options)  # raises now rather than after the model is loaded
     machine = memory_profile.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
-    ready = models.prepare(
+    prepared = models.prepare(
         model_dir,
         options.kv.block_size,
         options.attention.device,
         dtype=compute_dtype.cast_target(options),
         matrix_storage=compute_dtype.matrix_storage(options),
-        # Few shapes, so that each may keep a graph.
+        # Compile only for few shapes, because MLX keeps a graph for each.
         compiled=options.decode_shape is not config.DecodeShape.exact,
     )
-    choice, expected = ready.choice, ready.expected
+    choice, expected = prepared.choice, prepared.expected
     factory = kv_layout.create_factory(options, expected.dtype)
     small = expected.create_kv_cache(factory)
     kv_dtype = options.kv.dtype.value
-    difference = load_self_test.verify(ready.loaded, choice.forward, small, expected, kv_dtype)
+    difference = load_self_test.verify(prepared.loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
         load_self_test.require_batch_invariance(options, choice.forward, factory, expected)
 
     draft = load_draft(options, model_dir, factory, expected, models)
     shapes = expected.shapes + (draft.shapes if draft else ())
-    pool = size_pool(
+    budget = size_pool(
         options,
         model_dir,
         machine,
@@ -142,24 +145,24 @@ def _create_paged(
             choice.forward, factory, expected.shapes, options.scheduler
         ),
     )
-    kv_cache = factory.create(shapes, pool.blocks)
-    return _assemble(options, ready, kv_cache, draft, pool, difference, peers)
+    kv_cache = factory.create(shapes, budget.blocks)
+    return _assemble(options, prepared, kv_cache, draft, budget, difference, schedule_check)
 
 
 def _assemble(
     options: config.Engine,
-    ready: PreparedModel,
+    prepared: PreparedModel,
     kv_cache: KVCache,
     draft: LoadedDraft | None,
-    pool: BudgetDecision,
+    budget: BudgetDecision,
     difference: float,
-    peers: NoScheduleCheck,
+    schedule_check: NoScheduleCheck,
 ) -> LLMEngine:
-    choice, expected, counters = ready.choice, ready.expected, Counters()
+    choice, expected, counters = prepared.choice, prepared.expected, Counters()
     vocab_size = expected.logits[0].shape[-1]
     run_model = ModelRunner(choice.forward, kv_cache.memory, counters)
     run_draft = ModelRunner(draft.forward, kv_cache.memory, counters) if draft else None
-    scheduler = Scheduler(options.scheduler, kv_cache.manager, ready.loaded.eos_token_ids)
+    scheduler = Scheduler(options.scheduler, kv_cache.manager, prepared.loaded.eos_token_ids)
     loop = StepLoop(
         options.pipeline,
         scheduler,
@@ -168,7 +171,7 @@ def _assemble(
         create_launcher(options.pipeline, run_model, counters),
         speculation.create(options, kv_cache.manager, run_draft, counters, vocab_size),
         counters,
-        peers,
+        schedule_check,
     )
     return LLMEngine(
         scheduler=scheduler,
@@ -177,18 +180,18 @@ def _assemble(
         counters=counters,
         vocab_size=vocab_size,
         notes={
-            "model_type": ready.loaded.model_type,
+            "model_type": prepared.loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
             "not_replayed": choice.forward.replay_refusal,
             "dtype": expected.dtype,
             "compiled_blocks": blocks.num_blocks if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,
-            "budget": str(pool),
+            "budget": str(budget),
             "draft": draft.source if draft else None,
         },
-        decided={
-            f"budget.{pool.policy}": 1,
+        load_counters={
+            f"budget.{budget.policy}": 1,
             f"dtype.{expected.dtype}": 1,
             **compute_dtype.weight_counters(choice.weight_bytes),
             "batch_invariant": float(options.batch_invariant),
@@ -198,11 +201,11 @@ def _assemble(
     )
 
 
-def _own(options: config.Engine, model_dir: Path) -> InferenceEngine:
+def _create_plugin(options: config.Engine, model_dir: Path) -> InferenceEngine:
     try:
-        own: InferenceEngine = plugins.create_plugin(
-            "engine.name", options.name, _METHODS, options, model_dir
+        engine: InferenceEngine = plugins.create_plugin(
+            "engine.name", options.name, ENGINE_METHODS, options, model_dir
         )
     except ValueError as error:
         raise EngineError(str(error)) from error
-    return own
+    return engine

@@ -1,4 +1,4 @@
-"""What every engine shares: token events, counters and the small protocol around them."""
+"""The protocol of engines: token events, counters, and what an engine may offer besides."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ NO_TOKEN = -1
 
 
 class EngineError(ValueError):
-    """Why an engine cannot serve, in one line."""
+    """An engine cannot serve a request or a configuration; the message is one line."""
 
 
 class StaleLaunchError(RuntimeError):
-    """An attention launch left another launch's stamp: its output must not be trusted."""
+    """An attention launch left the stamp of another launch; its output is not to be trusted."""
 
 
 class InvalidLogitsError(RuntimeError):
-    """The model computed logits that are not numbers."""
+    """The model computed logits that are NaN, or nothing but infinities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural log probabilities at one position: of the token, and of the likeliest ids.
+    """Natural log probabilities at one position: of the token, and of the likeliest tokens.
 
-    ``top`` holds (id, log probability), the likeliest first.
+    ``top`` has pairs (token id, log probability), the likeliest first.
     """
 
     token: float
@@ -38,9 +38,9 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One sampled token, or the end of a request that yields no more.
+    """One sampled token, or the end of a request without a token.
 
-    ``token`` is ``NO_TOKEN`` for an event that carries none (``finish_reason="error"``).
+    ``token`` is ``NO_TOKEN`` for an event without a token (``finish_reason="error"``).
     ``margin`` is the logit gap between the greedy token and the next best one; None when
     the token was drawn at random. A request's last event, and only that, has a
     ``finish_reason``; an aborted request has no event after its abort. ``logprobs`` is
@@ -57,11 +57,11 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent(TokenEvent):
-    """What a server's stream brought at ``received`` (on ``time.perf_counter``).
+    """An event of a server's stream, received at ``received`` (on ``time.perf_counter``).
 
-    A token whose id the server tells, or a ``text`` without one (``token=NO_TOKEN``). The last
-    event carries neither. It says how many tokens were ``counted``, and the ``whole`` text as
-    texts are compared, where no ids were told.
+    It has a token if the server sends token ids, else a ``text`` (``token=NO_TOKEN``). The last
+    event has neither: it has the number of tokens ``counted`` and, if the server sends no ids,
+    the ``whole`` text in the form in which texts are compared.
     """
 
     received: float = 0.0
@@ -71,19 +71,19 @@ class StreamEvent(TokenEvent):
 
 
 class Counters:
-    """Named sums and peaks.  Each engine owns one; nothing is shared."""
+    """Named sums and peaks of one engine."""
 
     def __init__(self) -> None:
         self._values: defaultdict[str, float] = defaultdict(int)
-        self._owed: list[Callable[[], Mapping[str, float]]] = []
+        self._deferred: list[Callable[[], Mapping[str, float]]] = []
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add ``amount`` to ``name``."""
         self._values[name] += amount
 
-    def record_peak(self, name: str, amount: float) -> None:
-        """Raise ``name`` to ``amount`` if it is below: for peaks."""
-        self._values[name] = max(self._values[name], amount)
+    def record_peak(self, name: str, value: float) -> None:
+        """Set ``name`` to ``value`` if that is larger."""
+        self._values[name] = max(self._values[name], value)
 
     def add_all(self, amounts: Mapping[str, float]) -> None:
         """Add every amount to its name."""
@@ -92,22 +92,22 @@ class Counters:
             values[name] += amount
 
     def defer(self, amounts: Callable[[], Mapping[str, float]]) -> None:
-        """Ask for amounts, once, when the counters are next looked at."""
-        self._owed.append(amounts)
+        """Call ``amounts`` and add its result when the counters are next read."""
+        self._deferred.append(amounts)
 
     def flush(self) -> None:
-        """Add what is owed."""
-        owed, self._owed = self._owed, []
-        for amounts in owed:
+        """Add the deferred amounts."""
+        deferred, self._deferred = self._deferred, []
+        for amounts in deferred:
             self.add_all(amounts())
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove every sum and peak."""
         self.flush()
         self._values.clear()
 
     def as_dict(self) -> dict[str, float]:
-        """Return a copy."""
+        """Return a copy of the sums and peaks."""
         self.flush()
         return dict(self._values)
 
@@ -122,63 +122,63 @@ class KVBytes:
 
 @runtime_checkable
 class Observable(Protocol):
-    """What an engine may offer besides: a look between two steps, in a microsecond or two."""
+    """An engine whose state can be read between two steps, in one or two microseconds."""
 
     def is_running(self, request_id: str) -> bool:
-        """Tell whether a request has been admitted and has not ended."""
+        """Return whether a request is admitted and has not ended."""
 
     def kv_bytes(self) -> KVBytes:
-        """Say how much KV memory requests hold now, and how much of it is computed."""
+        """Return the KV memory reserved and used now."""
 
 
 @runtime_checkable
 class LengthLimited(Protocol):
-    """What an engine offers whose memory for a request has a known end."""
+    """An engine that limits the length of a request."""
 
     def max_request_tokens(self) -> int:
-        """Return how many tokens, prompt and output together, a request may have at most."""
+        """Return the most tokens, prompt and output together, that a request may have."""
 
 
 @runtime_checkable
 class StaticBatching(Protocol):
-    """What an engine with static batches may offer besides."""
+    """An engine that may compute the rows of finished requests until their batch ends."""
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the requests that have ended but whose rows every step still computes."""
+        """Return the finished requests whose rows every step still computes."""
 
 
 @runtime_checkable
 class PipelinedEngine(Protocol):
-    """What an engine offers that computes between two steps."""
+    """An engine that computes between two calls of ``step``."""
 
     def drain(self) -> None:
-        """Wait until nothing is computed any more; the next step finds its results."""
+        """Wait until nothing is being computed; the next step returns the results."""
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """What an engine offers whose tokens another process computes; its events carry their time."""
+    """An engine whose tokens another process computes; its events have arrival times."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until something has arrived, at most so long."""
+        """Wait until an event has arrived, at most ``seconds``."""
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Make ready what the client needs to send these requests, so many at once.
+        """Prepare to send these requests, at most ``streams`` at once.
 
-        What the client alone costs is measured, beside the engine.
+        The client's own cost for them is measured, without the engine.
         """
 
     def process_memory(self) -> dict[str, float]:
-        """Return what the processes that compute hold, bytes by name; empty: not known."""
+        """Return the memory of the computing processes, bytes by name; empty if unknown."""
 
 
 class InferenceEngine(Protocol):
-    """Requests in, timed token events out, and counters that say what ran."""
+    """An engine: requests in, timed token events out, and counters of what ran."""
 
     name: str
 
     def submit(self, request: Request) -> None:
-        """Queue a request. One that can never be served ends with an error event.
+        """Queue a request. A request that can never be served ends with an error event.
 
         Raises
         ------
@@ -187,22 +187,22 @@ class InferenceEngine(Protocol):
         """
 
     def abort(self, request_id: str) -> None:
-        """End a request now and free what it holds; unknown or finished ids are ignored."""
+        """End a request now and release its memory; unknown or finished ids are ignored."""
 
     def step(self) -> list[TokenEvent]:
         """Run one batch and return its events, in the order of the batch."""
 
     def has_work(self) -> bool:
-        """Tell whether another ``step`` would do or report anything."""
+        """Return whether another ``step`` would compute or report anything."""
 
     def counters(self) -> dict[str, float]:
-        """Return what was counted since the last reset."""
+        """Return the counters since the last reset."""
 
     def reset_counters(self) -> None:
-        """Start counting anew; peaks restart from what is held now."""
+        """Set the counters to 0 and the peaks to what is reserved now."""
 
     def clear_cache(self) -> None:
-        """Forget what is kept of finished requests, so that the next ones find nothing."""
+        """Empty the prefix cache, so that later requests find nothing cached."""
 
     def close(self) -> None:
-        """Release the memory held."""
+        """Release the model and the KV memory."""

@@ -1,4 +1,4 @@
-"""labkit's own engine: batching over any KV layout; a preset's name says which parts it has."""
+"""labkit's own engine, over any KV layout: paged, contiguous, padded, naive."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from labkit.engine.request import Request
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.step_loop import StepLoop
 
-# Counters that are shown even where nothing happened.
-COUNTED = (
+# Counters that are returned even if they are 0.
+ALWAYS_COUNTED = (
     "steps.total",
     "steps.mixed",
     "tokens.padded",
@@ -27,12 +27,21 @@ COUNTED = (
 
 
 class LLMEngine:
-    """Requests in, token events out: what ``InferenceEngine`` asks, around a ``StepLoop``.
+    """An ``InferenceEngine`` around a ``StepLoop``.
 
-    Ids that a prompt may hold are below ``vocab_size``. ``notes`` is what was decided at load,
-    for the record, ``decided`` the same as counters: the budget's policy, the type computed in,
-    what weights are held in, batch invariance. ``name`` is the preset's; every step counts as
-    ``engine.<name>``.
+    Parameters
+    ----------
+    scheduler, cache, loop, counters
+        The engine's parts.
+    vocab_size
+        Token ids of prompts are below it.
+    notes
+        Decisions made at load, for the record.
+    load_counters
+        The same decisions as counters: the budget's policy, the dtype, the bytes of weights by
+        dtype, batch invariance.
+    name
+        The preset's name; every step counts as ``engine.<name>``.
     """
 
     def __init__(
@@ -44,12 +53,12 @@ class LLMEngine:
         counters: Counters,
         vocab_size: int,
         notes: Mapping[str, str | float | None],
-        decided: Mapping[str, float],
+        load_counters: Mapping[str, float],
         name: str,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
-        self._decided = dict(decided)
+        self._load_counters = dict(load_counters)
         self._scheduler = scheduler
         self._cache = cache
         self._loop = loop
@@ -58,7 +67,7 @@ class LLMEngine:
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one that can never be served ends with an error event.
+        """Queue a request; a request that can never be served ends with an error event.
 
         Raises
         ------
@@ -101,18 +110,18 @@ class LLMEngine:
         if not self._scheduler.has_work():
             start = time.perf_counter()
             self._loop.discard()
-            # The end of the step in flight: a wait, as the loop counts it too.
+            # Waiting for the step in flight is part of ``pipeline.wait_ms``, so of ``step_ms`` too.
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
-        """Tell whether a request is live or a refusal is not yet reported."""
+        """Return whether a request is live or a refusal is not yet reported."""
         return bool(self._refused) or self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
         """Run one batch; return the refusals since the last step, then the batch's tokens.
 
-        An exception aborts every request: what was in flight is not known to be computed.
+        An exception aborts every request, because the state of the step in flight is unknown.
         """
         start = time.perf_counter()
         events, self._refused = self._refused, []
@@ -128,50 +137,49 @@ class LLMEngine:
         return events
 
     def is_running(self, request_id: str) -> bool:
-        """Tell whether a request has been admitted and has not ended."""
+        """Return whether a request is admitted and has not ended."""
         return self._scheduler.is_running(request_id)
 
     def kv_bytes(self) -> KVBytes:
-        """Say how much KV memory requests hold now, and how much of it is computed.
+        """Return the KV memory reserved and used now.
 
-        Tokens that requests share count once for each, at most up to what is held.
+        A token that requests share counts for each of them, at most up to the reserved bytes.
         """
-        held = self._cache.reserved_bytes
+        reserved = self._cache.reserved_bytes
         computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
-        return KVBytes(reserved=held, used=min(held, computed))
+        return KVBytes(reserved=reserved, used=min(reserved, computed))
 
     def max_request_tokens(self) -> int:
-        """Return how many tokens fit the memory alone; the last one sampled is never computed."""
+        """Return the most tokens of a request; the last one sampled needs no KV memory."""
         return self._cache.capacity_tokens + 1
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the requests that have ended but whose rows every step still computes."""
+        """Return the finished requests whose rows every step still computes."""
         return self._cache.lingering_requests()
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.
+        """Return the counters of steps, tokens, blocks, prefixes, requests and time.
 
-        ``host_ms`` is the time of all steps in which the host did not wait for the model's
-        forward, ``device_ms`` that of the forwards; the layout's own are in
-        ``KVCacheManager.counters``.
+        ``host_ms`` is the time of all steps in which the host did not wait for a forward,
+        ``device_ms`` the time of the forwards.
         """
-        values = dict.fromkeys(COUNTED, 0.0)
+        values = dict.fromkeys(ALWAYS_COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
         return values | {
             f"engine.{self.name}": values["steps.total"],
             "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
-            **self._decided,
+            **self._load_counters,
             **self._cache.counters(),
         }
 
     def reset_counters(self) -> None:
-        """Start counting anew; peaks of memory restart from what is held."""
+        """Set the counters to 0 and the peaks to what is reserved now."""
         self._counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 
     def clear_cache(self) -> None:
-        """Forget the prefixes that no live request holds."""
+        """Evict the cached prefixes that no live request uses."""
         self._cache.clear()
 
     def close(self) -> None:

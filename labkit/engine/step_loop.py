@@ -37,7 +37,7 @@ from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.draft_verification import Speculation
+from labkit.engine.speculation.draft_verification import Speculator
 from labkit.engine.step_launcher import StepLauncher
 
 SampledTokens = dict[str, Sequence[Sampled]]  # by request id
@@ -66,7 +66,7 @@ class StepLoop:
         input_builder: InputBuilder,
         decode_padding: DecodePadding,
         launcher: StepLauncher,
-        speculation: Speculation,
+        speculation: Speculator,
         counters: Counters,
         schedule_check: NoScheduleCheck,
     ) -> None:
@@ -154,7 +154,7 @@ class StepLoop:
         """Drop the step in flight, the model and the draft model."""
         self._in_flight = None
         self._launcher.close()
-        self._speculation = Speculation()
+        self._speculation = Speculator()
 
 
 def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:

@@ -1,8 +1,8 @@
-"""Requests that wait to be admitted, the first in line found without a look at the others.
+"""The queue of requests that wait to be admitted.
 
-A server may be asked for 100,000 requests at once, and every admission looks at the queue.
-Both orders are binary heaps whose entries outlive a request that leaves from the middle (an
-abort): such an entry is thrown away when it comes to the top.
+A server may have 100,000 waiting requests, and every admission reads the queue, so both orders (by
+key and by arrival) are binary heaps. A request that leaves from the middle (an abort) leaves its
+entries behind; they are removed when they reach the top of a heap.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from heapq import heappop, heappush
 
 from labkit.engine.request import RequestState
 
-Place = tuple[int, int]
+QueueKey = tuple[int, int]
 
 
 class WaitingQueue:
-    """A queue by ``place`` (unique and fixed for a request's life, the smallest first)."""
+    """A queue in the order of ``key``, the smallest first; a request's key is unique and fixed."""
 
-    def __init__(self, place: Callable[[RequestState], Place]) -> None:
-        self._place = place
-        self._states: dict[int, RequestState] = {}  # by serial
-        self._by_place: list[tuple[Place, int]] = []
+    def __init__(self, key: Callable[[RequestState], QueueKey]) -> None:
+        self._key = key
+        self._states: dict[int, RequestState] = {}  # by arrival index
+        self._by_key: list[tuple[QueueKey, int]] = []
         self._by_arrival: list[int] = []
 
     def __len__(self) -> int:
-        """Return how many requests wait."""
+        """Return the number of waiting requests."""
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Yield every request that waits, in no particular order."""
+        """Yield every waiting request, in no particular order."""
         return iter(self._states.values())
 
     @property
     def first(self) -> RequestState | None:
-        """The first in line; None: nobody waits."""
-        queue = self._by_place
-        while queue and queue[0][1] not in self._states:
-            heappop(queue)
-        return self._states[queue[0][1]] if queue else None
+        """The request with the smallest key, or None if the queue is empty."""
+        heap = self._by_key
+        while heap and heap[0][1] not in self._states:
+            heappop(heap)
+        return self._states[heap[0][1]] if heap else None
 
     def add(self, state: RequestState) -> None:
-        """Let a request wait; one that was sent back takes the place that it had."""
+        """Add a request; a preempted one gets its former position."""
         self._states[state.arrival_index] = state
-        heappush(self._by_place, (self._place(state), state.arrival_index))
+        heappush(self._by_key, (self._key(state), state.arrival_index))
         heappush(self._by_arrival, state.arrival_index)
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out, wherever it stands."""
+        """Remove a request from any position."""
         del self._states[state.arrival_index]
-        if self._by_place[0][1] == state.arrival_index:
-            heappop(self._by_place)
+        if self._by_key[0][1] == state.arrival_index:
+            heappop(self._by_key)
 
     def has_earlier_than(self, state: RequestState) -> bool:
-        """Tell whether any request that waits arrived before ``state``."""
+        """Return whether a waiting request arrived before ``state``."""
         arrivals = self._by_arrival
         while arrivals and arrivals[0] not in self._states:
             heappop(arrivals)

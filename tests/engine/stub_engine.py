@@ -18,8 +18,8 @@ from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.speculation.draft_verification import DraftVerifier, Speculation
-from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
+from labkit.engine.speculation.ngram import NgramProposer
 from labkit.engine.step_launcher import create_launcher
 from labkit.engine.step_loop import StepLoop
 
@@ -121,9 +121,9 @@ def make_engine(
     cache = cache or make_cache(num_blocks, block_size, prefixes)
     counters = Counters()
     model = model or StubModel(num_blocks, block_size)
-    speculation = Speculation()
+    speculation = Speculator()
     if proposer is not None:
-        proposer = Ngram(1, 3) if proposer == "ngram" else proposer
+        proposer = NgramProposer(1, 3) if proposer == "ngram" else proposer
         budget = scheduling.max_num_batched_tokens
         speculation = DraftVerifier(proposer, num_drafts, budget, cache, block_size, counters)
     rows = scheduling.max_num_seqs * (1 + num_drafts * (proposer is not None))
@@ -145,7 +145,7 @@ def make_engine(
         counters=counters,
         vocab_size=VOCAB,
         notes={},
-        decided={},
+        load_counters={},
         name="paged",
     )
     return engine, model

@@ -5,15 +5,15 @@ import pytest
 
 from labkit.engine import Request
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.speculation.draft_verification import Wanted
-from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.speculation.draft_verification import DraftRequest
+from labkit.engine.speculation.ngram import NgramProposer
 
 
 def wanted(tokens, limit, prompt=1):
     state = RequestState(Request("a", tuple(tokens[:prompt])))
     state.token_ids = list(tokens)
     state.status = RequestStatus.running
-    return Wanted(state, limit)
+    return DraftRequest(state, limit)
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ def wanted(tokens, limit, prompt=1):
     ],
 )
 def test_ngram_drafts_what_followed(tokens, limit, draft):
-    assert Ngram(1, 3).propose([wanted(tokens, limit)]) == [draft]
+    assert NgramProposer(1, 3).propose([wanted(tokens, limit)]) == [draft]
 
 
 def test_ngram_keeps_up_with_a_growing_request_and_forgets_a_finished_one():
-    ngram, rng = Ngram(1, 3), np.random.default_rng(0)
+    ngram, rng = NgramProposer(1, 3), np.random.default_rng(0)
     want = wanted(rng.integers(0, 4, 5).tolist(), 4)
     for token in rng.integers(0, 4, 60).tolist():
         want.state.token_ids.append(token)
-        assert ngram.propose([want]) == Ngram(1, 3).propose([want])
+        assert ngram.propose([want]) == NgramProposer(1, 3).propose([want])
     want.state.status = RequestStatus.finished
     ngram.propose([wanted([1, 2, 1], 2)])
     assert ngram._indexes["a"].state is not want.state

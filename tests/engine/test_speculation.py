@@ -11,7 +11,7 @@ from stub_engine import request as ask
 from labkit import config
 from labkit.engine import create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.speculation.draft_model import DraftModel
+from labkit.engine.speculation.draft_model import DraftModelProposer
 
 
 class Oracle(Adversary):
@@ -165,7 +165,7 @@ def test_a_draft_model_sees_what_it_would_see_alone(prefixes):
     """After rejected drafts, preemption, other blocks and shared ones: the right context."""
     cache = make_cache(24, 4, prefixes)
     draft = Erring(24, 4)
-    proposer = DraftModel(draft, cache, budget=16)
+    proposer = DraftModelProposer(draft, cache, budget=16)
     propose, proposals = proposer.propose, 0
 
     def checked(wanted):

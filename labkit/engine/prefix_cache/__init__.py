@@ -1,14 +1,14 @@
 """Prefix caches: reuse of computed KV blocks between requests; none, hash or radix.
 
-A prefix is a run of full blocks from a sequence's first token on. The cache knows which
-blocks hold which prefix; a request *locks* the prefix that it shares, so that nothing it
-relies on is evicted, and *publishes* its own blocks as they are computed. Only requests
-own blocks (``BlockPool``): the cache keeps them beyond their last owner. Invariants:
+A prefix is a run of full blocks from a sequence's first token on. The prefix cache maps prefixes to
+blocks. A request *locks* the prefix that it shares, so that it is not evicted, and offers its own
+blocks as they are computed (``cache_blocks``). References belong to requests only (``BlockPool``);
+a cached block without references is evictable. Invariants:
 
-- Whoever locks a block's prefix locks all prefixes of it, and releases them tail first.
-  So no cached block ever outlives the blocks that lead to it.
-- A block is locked exactly while a request owns it, so idle blocks can be evicted.
-- Nothing is found by its hash alone: tokens are compared.
+- A request that locks a block locks all blocks before it, and unlocks them tail first. So a
+  cached block is always evicted before the blocks that lead to it.
+- A block is locked exactly while a request references it, so an evictable block is not locked.
+- A match compares tokens, never hashes alone.
 """
 
 from __future__ import annotations
@@ -18,77 +18,77 @@ from collections.abc import Iterator, Mapping, Sequence
 from labkit.engine.block_pool import BlockPool
 
 Remap = Mapping[int, int]
-"""Index in a request's block table -> the block to read there from now on."""
+"""Index in a request's block table -> the block that replaces it."""
 
 
-NOTHING: Remap = {}
+NO_REMAP: Remap = {}
 
 
 class PrefixCache:
-    """Decides which blocks of a ``BlockPool`` are kept; as it is (``none``), no block."""
+    """Decides which blocks of a ``BlockPool`` stay cached; this base class caches none."""
 
     name = "none"
-    num_evicted = 0  # blocks given back for want of room, since the last reset
+    num_evicted = 0  # blocks evicted for others since the last reset
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Return the cached blocks of the longest prefix, at most ``num_blocks`` of them.
+        """Return the cached blocks of the longest cached prefix, at most ``num_blocks``.
 
-        Changes nothing; what it returns is good until the cache is next changed.
+        The blocks are valid until the cache changes; ``lock`` them to keep them.
         """
         return []
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Lock the first ``num_blocks`` blocks that ``match`` found; the request owns them."""
+        """Lock the first ``num_blocks`` blocks of ``match``; the request references them."""
 
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
     ) -> Remap:
-        """Offer a request's full, computed blocks, the ones published before included.
+        """Cache a request's full, computed blocks, those cached before included.
 
         Parameters
         ----------
         request_id
-            One that has locked, be it no block.
+            A request that has called ``lock``, possibly with no block.
         token_ids
             Its tokens; at least ``len(block_ids)`` blocks of them.
         block_ids
-            The blocks that hold them; the request owns them all.
+            The blocks of these tokens; the request references all of them.
 
         Returns
         -------
         Remap
-            Blocks that hold the same, which the request must own and read instead of its
-            own; they are locked for it.
+            Cached blocks with the same contents, which the request must reference and read
+            instead of its own; they are locked for it.
         """
-        return NOTHING
+        return NO_REMAP
 
     def unlock(self, request_id: str) -> None:
-        """Unlock all of a request that owns nothing any more."""
+        """Unlock the blocks of a request that has released its memory."""
 
     def evict(self, count: int) -> None:
-        """Give ``count`` idle blocks back to the pool, least recently used and tails first.
+        """Evict ``count`` evictable blocks, the least recently used and tails first.
 
         Raises
         ------
         ValueError
-            Fewer are idle.
+            Fewer blocks are evictable.
         """
         if count > 0:
-            raise ValueError(f"evict({count}): no block is idle")
+            raise ValueError(f"evict({count}): no block is evictable")
 
     def clear(self) -> None:
-        """Forget every block that no request holds."""
+        """Evict every block that is not locked."""
 
     def cached_blocks(self) -> Iterator[int]:
-        """Yield every cached block, each found by walking from the root."""
+        """Yield every cached block that can be reached from the root."""
         return iter(())
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless locks, order and reachability hold."""
+        """Raise ``AssertionError`` unless locks, eviction order and reachability are right."""
 
 
 def create(name: str, pool: BlockPool, block_size: int) -> PrefixCache:
-    """Make the prefix cache of that name over a pool."""
+    """Create the prefix cache of ``engine.prefix_cache`` over a pool."""
     if name == "hash":
         from labkit.engine.prefix_cache.hash import HashPrefixCache
 

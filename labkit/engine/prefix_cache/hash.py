@@ -1,8 +1,8 @@
-"""``engine.prefix_cache=hash``: one table of full blocks, each found by parent and tokens.
+"""``engine.prefix_cache=hash``: a hash table of full blocks, keyed by parent block and tokens.
 
-Block tables only ever grow, as in vLLM: a request that computed what is cached already
-goes on with its own copy, and the copy that came first serves the next. Where that one's
-last owner leaves before the others, another copy takes its place.
+Block tables are append-only, as in vLLM. A request that has computed a block that is cached already
+keeps its own copy, and later requests share the copy that was cached first. If the last request
+with that copy leaves before those with other copies, one of the others takes its place.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache import NOTHING, PrefixCache, Remap
+from labkit.engine.prefix_cache import NO_REMAP, PrefixCache, Remap
 
 Tokens = tuple[int, ...]
 ROOT = 0
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A cached block; ``uid`` and ``parent``, another's uid, name no two entries ever.
+class CachedBlock:
+    """A cached block, with the number of requests that use it.
 
-    ``users`` requests own ``block``; each of ``copies`` is owned by one that computed it.
+    ``uid`` identifies the entry and is never reused; ``parent`` is the uid of the block before
+    it. ``copies`` are further blocks with the same contents, each used by one request.
     """
 
     uid: int
@@ -36,10 +37,10 @@ class Entry:
 class HashPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a hash table.
 
-    Every request keeps a *chain*: the entries of its own prefix, found or published, and
-    which block it owns of each. Entries that no request owns wait in ``_idle`` in the order
-    of their release; chains are released tail first, so an entry always comes before its
-    parent there. ``digest`` hashes (parent, tokens); equal digests may mean different blocks.
+    Every request has a *chain*: the entries of its prefix, and the block that it uses of each.
+    Entries without users are in ``_lru``, in the order in which they were released; chains are
+    released tail first, so an entry comes before its parent there. ``digest`` hashes (parent,
+    tokens); different blocks may have equal digests.
     """
 
     name = "hash"
@@ -53,22 +54,22 @@ class HashPrefixCache(PrefixCache):
         self._pool = pool
         self._block_size = block_size
         self._digest = digest
-        self._buckets: dict[int, list[Entry]] = {}
-        self._chains: dict[str, list[tuple[Entry, int]]] = {}
-        self._idle: OrderedDict[Entry, None] = OrderedDict()
+        self._buckets: dict[int, list[CachedBlock]] = {}
+        self._chains: dict[str, list[tuple[CachedBlock, int]]] = {}
+        self._lru: OrderedDict[CachedBlock, None] = OrderedDict()
         self._last_uid = ROOT
         self.num_evicted = 0
 
     def _tokens(self, token_ids: Sequence[int], index: int) -> Tokens:
         return tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
 
-    def _find(self, parent: int, tokens: Tokens) -> Entry | None:
+    def _find(self, parent: int, tokens: Tokens) -> CachedBlock | None:
         for entry in self._buckets.get(self._digest((parent, tokens)), ()):
             if entry.parent == parent and entry.tokens == tokens:
                 return entry
         return None
 
-    def _walk(self, token_ids: Sequence[int], num_blocks: int) -> Iterator[Entry]:
+    def _matching_entries(self, token_ids: Sequence[int], num_blocks: int) -> Iterator[CachedBlock]:
         parent = ROOT
         for index in range(num_blocks):
             entry = self._find(parent, self._tokens(token_ids, index))
@@ -78,21 +79,21 @@ class HashPrefixCache(PrefixCache):
             parent = entry.uid
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Walk from the root as far as blocks are found; see ``PrefixCache``."""
-        return [entry.block for entry in self._walk(token_ids, num_blocks)]
+        """Follow the entries from the root; see ``PrefixCache``."""
+        return [entry.block for entry in self._matching_entries(token_ids, num_blocks)]
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Use every entry of the prefix."""
-        chain = [(entry, entry.block) for entry in self._walk(token_ids, num_blocks)]
+        """Add a user to every entry of the prefix; see ``PrefixCache``."""
+        chain = [(entry, entry.block) for entry in self._matching_entries(token_ids, num_blocks)]
         for entry, _ in chain:
             entry.users += 1
-            self._idle.pop(entry, None)
+            self._lru.pop(entry, None)
         self._chains[request_id] = chain
 
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
     ) -> Remap:
-        """Add the blocks that are new, note the copies of those that are not; remap nothing."""
+        """Cache new blocks, and record copies of cached ones; nothing is remapped."""
         chain = self._chains[request_id]
         parent = chain[-1][0].uid if chain else ROOT
         for index in range(len(chain), len(block_ids)):
@@ -104,65 +105,65 @@ class HashPrefixCache(PrefixCache):
                 self._add_copy(entry, block)
             chain.append((entry, block))
             parent = entry.uid
-        return NOTHING
+        return NO_REMAP
 
-    def _add(self, parent: int, tokens: Tokens, block: int) -> Entry:
+    def _add(self, parent: int, tokens: Tokens, block: int) -> CachedBlock:
         self._last_uid += 1
-        entry = Entry(self._last_uid, parent, tokens, block, users=1)
+        entry = CachedBlock(self._last_uid, parent, tokens, block, users=1)
         self._buckets.setdefault(self._digest((parent, tokens)), []).append(entry)
         self._pool.cache([block])
         return entry
 
-    def _add_copy(self, entry: Entry, block: int) -> None:
+    def _add_copy(self, entry: CachedBlock, block: int) -> None:
         entry.copies.append(block)
         if not entry.users:
-            del self._idle[entry]
-            self._replace(entry)
+            del self._lru[entry]
+            self._promote_copy(entry)
 
     def unlock(self, request_id: str) -> None:
-        """Use the chain no longer, tail first."""
+        """Remove a user from every entry of the request's chain, tail first."""
         for entry, block in reversed(self._chains.pop(request_id)):
             if block != entry.block:
                 entry.copies.remove(block)
             else:
                 entry.users -= 1
             if not entry.users and entry.copies:
-                self._replace(entry)
+                self._promote_copy(entry)
             elif not entry.users:
-                self._idle[entry] = None
+                self._lru[entry] = None
 
-    def _replace(self, entry: Entry) -> None:
-        """Put a copy in the place of a block that nobody owns: one of the same is enough."""
+    def _promote_copy(self, entry: CachedBlock) -> None:
+        """Replace an entry's unused block by its first copy, and evict the block."""
         self._pool.evict([entry.block])
         entry.block, entry.users = entry.copies.pop(0), 1
         self._pool.cache([entry.block])
 
     def evict(self, count: int) -> None:
-        """Remove the ``count`` entries released first."""
-        if count > len(self._idle):
-            raise ValueError(f"evict({count}): {len(self._idle)} blocks are idle")
+        """Remove the ``count`` entries that were released first; see ``PrefixCache``."""
+        if count > len(self._lru):
+            raise ValueError(f"evict({count}): {len(self._lru)} blocks are evictable")
         self._remove(count)
         self.num_evicted += count
 
     def clear(self) -> None:
-        """Remove every idle entry."""
-        self._remove(len(self._idle))
+        """Remove every entry without users."""
+        self._remove(len(self._lru))
 
     def _remove(self, count: int) -> None:
         for _ in range(count):
-            entry, _none = self._idle.popitem(last=False)
+            entry, _none = self._lru.popitem(last=False)
             digest = self._digest((entry.parent, entry.tokens))
             self._buckets[digest].remove(entry)
             if not self._buckets[digest]:
                 del self._buckets[digest]
             self._pool.evict([entry.block])
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[CachedBlock]:
         return [entry for bucket in self._buckets.values() for entry in bucket]
 
     def cached_blocks(self) -> Iterator[int]:
-        """Walk from the root; what is not reached is missing here."""
-        children: dict[int, list[Entry]] = {}
+        """Yield the blocks that can be reached from the root; see ``PrefixCache``."""
+        children: dict[int, list[CachedBlock]] = {}
         for entry in self._entries():
             children.setdefault(entry.parent, []).append(entry)
         level = children.get(ROOT, [])
@@ -171,21 +172,21 @@ class HashPrefixCache(PrefixCache):
             level = [child for entry in level for child in children.get(entry.uid, [])]
 
     def check(self) -> None:
-        """Compare users with chains, the idle queue with users, and its order with parents."""
+        """Compare users with chains, the LRU queue with users, and its order with parents."""
         entries = self._entries()
-        owned = Counter((e.uid, b) for chain in self._chains.values() for e, b in chain)
+        used = Counter((e.uid, b) for chain in self._chains.values() for e, b in chain)
         expected = Counter((e.uid, b) for e in entries for b in [e.block] * e.users + e.copies)
-        if owned != expected:
+        if used != expected:
             raise AssertionError("the users of a cached block disagree with the chains")
-        if set(self._idle) != {entry for entry in entries if not entry.users}:
-            raise AssertionError("the idle queue is not the blocks without users")
-        if self._pool.num_evictable != len(self._idle):
-            raise AssertionError("the blocks without users are not those without owners")
+        if set(self._lru) != {entry for entry in entries if not entry.users}:
+            raise AssertionError("the LRU queue is not the blocks without users")
+        if self._pool.num_evictable != len(self._lru):
+            raise AssertionError("the blocks without users are not the evictable blocks")
         if len(list(self.cached_blocks())) != len(entries):
             raise AssertionError("a cached block cannot be reached from the root")
-        later = set(self._idle)
+        later = set(self._lru)
         by_uid = {entry.uid: entry for entry in entries}
-        for entry in self._idle:
+        for entry in self._lru:
             later.discard(entry)
             parent = by_uid.get(entry.parent)
             if parent is not None and not parent.users and parent not in later:

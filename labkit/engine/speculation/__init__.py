@@ -1,4 +1,4 @@
-"""Speculative decoding: who drafts, one file per answer, and how drafts are judged."""
+"""Speculative decoding: one module per proposer of drafts, and their verification."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from labkit.engine.engine_protocol import Counters
 from labkit.engine.input_builder import SegmentLayout, staircase, window
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.model_runner import RunModel
-from labkit.engine.speculation.draft_model import DraftModel
-from labkit.engine.speculation.draft_verification import DraftVerifier, Proposer, Speculation
-from labkit.engine.speculation.ngram import Ngram
-from labkit.engine.speculation.random_draft import RandomDraft
+from labkit.engine.speculation.draft_model import DraftModelProposer
+from labkit.engine.speculation.draft_verification import DraftVerifier, Proposer, Speculator
+from labkit.engine.speculation.ngram import NgramProposer
+from labkit.engine.speculation.random_draft import RandomProposer
 
 
 def create(
@@ -19,31 +19,33 @@ def create(
     run_draft: RunModel | None,
     counters: Counters,
     vocab_size: int,
-) -> Speculation:
-    """Return the speculation of ``engine.speculation``; ``run_draft`` is the draft's forward."""
+) -> Speculator:
+    """Return the speculator of ``engine.speculation``, where ``run_draft`` runs a draft model."""
     drafts = options.drafts
     budget = options.scheduler.max_num_batched_tokens
     proposer: Proposer
     if options.speculation is config.Speculation.none:
-        return Speculation()
+        return Speculator()
     if options.speculation is config.Speculation.random:
-        proposer = RandomDraft(vocab_size)
+        proposer = RandomProposer(vocab_size)
     elif run_draft is not None:
-        proposer = DraftModel(run_draft, cache, budget)
+        proposer = DraftModelProposer(run_draft, cache, budget)
     else:
-        proposer = Ngram(drafts.ngram_min, drafts.ngram_max)
+        proposer = NgramProposer(drafts.ngram_min, drafts.ngram_max)
     return DraftVerifier(
         proposer, drafts.num_draft_tokens, budget, cache, options.kv.block_size, counters
     )
 
 
 def segment_layout(options: config.Engine) -> SegmentLayout:
-    """Return how drafts are laid out in the batch."""
+    """Return how draft tokens become segments of the batch (``engine.drafts.verification``)."""
     return staircase if options.drafts.verification is config.Verification.staircase else window
 
 
 def max_decode_rows(options: config.Engine) -> int:
-    """Return the most rows that a step of decodes alone can have."""
-    drafting = options.speculation is not config.Speculation.none
-    each = 1 + options.drafts.num_draft_tokens * drafting
-    return min(options.scheduler.max_num_seqs * each, options.scheduler.max_num_batched_tokens)
+    """Return the most rows that a step of pure decodes can have, drafts included."""
+    speculative = options.speculation is not config.Speculation.none
+    rows_per_request = 1 + options.drafts.num_draft_tokens * speculative
+    return min(
+        options.scheduler.max_num_seqs * rows_per_request, options.scheduler.max_num_batched_tokens
+    )

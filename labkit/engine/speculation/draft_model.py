@@ -1,9 +1,8 @@
-"""``engine.speculation=draft``: a smaller model goes ahead.
+"""``engine.speculation=draft``: a smaller model proposes the draft tokens.
 
-The draft model's layers are further layers of the target's own blocks: a token's draft keys
-lie under the same block id and offset as its target keys, so nothing is allocated, freed or
-shared twice. What the draft has computed is remembered per request and not trusted across a
-change of its blocks: it is computed again.
+The draft model's layers are further layers of the target's KV blocks: a token's draft keys have the
+same block id and offset as its target keys, so nothing is allocated, freed or shared twice. What
+the draft model has computed is recorded per request, and computed again if its blocks have changed.
 """
 
 from __future__ import annotations
@@ -26,37 +25,43 @@ from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.sampler import Sampler
 from labkit.engine.shared_models import SharedModels
-from labkit.engine.speculation.draft_verification import Wanted
+from labkit.engine.speculation.draft_verification import DraftRequest
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
-    """The tokens of a request whose draft keys lie in ``blocks``: known ones, then drafts."""
+class _DraftState:
+    """What the draft model has computed of a request: ``known`` tokens, then ``drafts``."""
 
     state: RequestState
     known: int
     drafts: tuple[int, ...]
     blocks: Ints
 
-    def still_valid(self, blocks: Ints) -> int:
-        """Return how many of the request's tokens need not be computed again."""
-        held = len(self.blocks)
-        if held > len(blocks) or not np.array_equal(self.blocks, blocks[:held]):
+    def num_valid_tokens(self, blocks: Ints) -> int:
+        """Return how many of the request's tokens are computed, given its present blocks."""
+        count = len(self.blocks)
+        if count > len(blocks) or not np.array_equal(self.blocks, blocks[:count]):
             return 0
-        right = 0
+        accepted = 0
         for draft, token in zip(self.drafts, self.state.token_ids[self.known :], strict=False):
             if draft != token:
                 break
-            right += 1
-        # The last token is computed anew: what follows it is asked.
-        return min(self.known + right, self.state.num_tokens - 1)
+            accepted += 1
+        # The last token is computed again, for the logits of the next one.
+        return min(self.known + accepted, self.state.num_tokens - 1)
 
 
-class DraftModel:
-    """Drafts as the target samples: same parameters, same random numbers, a smaller model.
+class DraftModelProposer:
+    """Samples draft tokens from a smaller model, with the request's parameters and random numbers.
 
-    ``run_model`` is the draft's forward, over its own layers of the target's KV memory;
-    ``budget``: tokens per forward at most, where the draft catches up with a prompt.
+    Parameters
+    ----------
+    run_model
+        The draft model's forward, over its own layers of the target's KV memory.
+    cache
+        The target's KV cache.
+    budget
+        The most tokens per forward while the draft model catches up with a prompt.
     """
 
     name = "draft"
@@ -66,81 +71,89 @@ class DraftModel:
         self._cache = cache
         self._budget = budget
         self._sampler = Sampler()
-        self._computed: dict[str, _Computed] = {}
+        self._draft_states: dict[str, _DraftState] = {}
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
-        """Catch up with every request, then go ahead token by token; see ``Proposer``."""
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """Catch up with every request, then draft token by token; see ``Proposer``."""
         running = RequestStatus.running
-        self._computed = {k: c for k, c in self._computed.items() if c.state.status is running}
-        drafts: list[list[int]] = [[] for _ in wanted]
-        self._catch_up(wanted, drafts)
-        for length in range(1, max(want.limit for want in wanted)):
-            ahead = [i for i, want in enumerate(wanted) if want.limit > length]
-            segments = [(wanted[i].state.num_tokens + length - 1, 1) for i in ahead]
+        self._draft_states = {
+            request_id: draft_state
+            for request_id, draft_state in self._draft_states.items()
+            if draft_state.state.status is running
+        }
+        drafts: list[list[int]] = [[] for _ in draft_requests]
+        self._catch_up(draft_requests, drafts)
+        for length in range(1, max(request.limit for request in draft_requests)):
+            ahead = [i for i, request in enumerate(draft_requests) if request.limit > length]
+            segments = [(draft_requests[i].state.num_tokens + length - 1, 1) for i in ahead]
             tokens = [drafts[i][-1] for i in ahead]
-            self._sample(tokens, segments, ahead, list(range(len(ahead))), wanted, drafts)
-        for want, tokens in zip(wanted, drafts, strict=True):
-            self._remember(want.state, tokens)
+            self._sample(tokens, segments, ahead, list(range(len(ahead))), draft_requests, drafts)
+        for request, tokens in zip(draft_requests, drafts, strict=True):
+            self._record(request.state, tokens)
         return [tuple(tokens) for tokens in drafts]
 
-    def _catch_up(self, wanted: Sequence[Wanted], drafts: list[list[int]]) -> None:
-        """Compute what the draft lacks of each request, and draw each one's first draft."""
-        start = [self._valid(want.state) for want in wanted]
-        while todo := [i for i, w in enumerate(wanted) if start[i] < w.state.num_tokens]:
+    def _catch_up(self, draft_requests: Sequence[DraftRequest], drafts: list[list[int]]) -> None:
+        """Compute the tokens that the draft model lacks, and sample each first draft token."""
+        start = [self._num_valid_tokens(request.state) for request in draft_requests]
+        while behind := [
+            i for i, request in enumerate(draft_requests) if start[i] < request.state.num_tokens
+        ]:
             left = self._budget
             tokens: list[int] = []
             segments: list[tuple[int, int]] = []
-            taken: list[int] = []
+            indexes: list[int] = []
             rows: list[int] = []
-            for i in todo:
-                state = wanted[i].state
+            for i in behind:
+                state = draft_requests[i].state
                 count = min(left, state.num_tokens - start[i])
                 if count == 0:
                     break
                 tokens += state.token_ids[start[i] : start[i] + count]
                 segments.append((start[i], count))
-                taken.append(i)
+                indexes.append(i)
                 start[i] += count
                 left -= count
                 if start[i] == state.num_tokens:
                     rows.append(len(tokens) - 1)
-            self._sample(tokens, segments, taken, rows, wanted, drafts)
+            self._sample(tokens, segments, indexes, rows, draft_requests, drafts)
 
     def _sample(
         self,
         tokens: list[int],
         segments: list[tuple[int, int]],
-        taken: list[int],
+        indexes: list[int],
         rows: list[int],
-        wanted: Sequence[Wanted],
+        draft_requests: Sequence[DraftRequest],
         drafts: list[list[int]],
     ) -> None:
-        """Run one forward; give the first ``len(rows)`` requests of ``taken`` a draft more."""
-        tables = stack_block_tables([self._cache.table(wanted[i].state.request_id) for i in taken])
-        drawing = taken[: len(rows)]
-        states = [wanted[i].state.with_output(drafts[i]) for i in drawing]
+        """Run one forward; draft a token for the first ``len(rows)`` requests of ``indexes``."""
+        tables = stack_block_tables(
+            [self._cache.table(draft_requests[i].state.request_id) for i in indexes]
+        )
+        sampling = indexes[: len(rows)]
+        states = [draft_requests[i].state.with_output(drafts[i]) for i in sampling]
         batch: Batch = pack(tokens, segments, tables, rows, states)
         logits = self._run_model(batch)
-        for i, drawn in zip(drawing, self._sampler(logits, states), strict=True):
-            drafts[i].append(drawn.token)
+        for i, sampled in zip(sampling, self._sampler(logits, states), strict=True):
+            drafts[i].append(sampled.token)
 
-    def _valid(self, state: RequestState) -> int:
-        computed = self._computed.get(state.request_id)
-        if computed is None or computed.state is not state:
+    def _num_valid_tokens(self, state: RequestState) -> int:
+        draft_state = self._draft_states.get(state.request_id)
+        if draft_state is None or draft_state.state is not state:
             return 0
-        return computed.still_valid(self._cache.table(state.request_id).block_ids)
+        return draft_state.num_valid_tokens(self._cache.table(state.request_id).block_ids)
 
-    def _remember(self, state: RequestState, drafts: list[int]) -> None:
-        # The last draft was never computed.
+    def _record(self, state: RequestState, drafts: list[int]) -> None:
+        # The last draft token was never computed.
         blocks = self._cache.table(state.request_id).block_ids
-        self._computed[state.request_id] = _Computed(
+        self._draft_states[state.request_id] = _DraftState(
             state, state.num_tokens, tuple(drafts[:-1]), blocks
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft model over the layers after the target's; ``shapes`` are its own layers'."""
+    """A loaded draft model; ``shapes`` are those of its own layers, after the target's."""
 
     forward: PackedForward
     shapes: tuple[KVShape, ...]
@@ -150,23 +163,23 @@ class LoadedDraft:
 def load_draft(
     options: config.Engine,
     model_dir: Path,
-    kind: KVCacheFactory,
+    factory: KVCacheFactory,
     target: load_self_test.ExpectedLogits,
     models: SharedModels,
 ) -> LoadedDraft | None:
-    """Load the draft that ``options`` name; None where nobody drafts with a model.
+    """Load the draft model that ``options`` name, or return None if there is none.
 
     Raises
     ------
     EngineError
-        The draft cannot be served, or has another vocabulary; one line with the reason.
+        The draft model cannot be served, or has another vocabulary; one line with the reason.
     """
     if options.speculation is not config.Speculation.draft:
         return None
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
     try:
-        ready = models.prepare(
+        prepared = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
@@ -175,12 +188,12 @@ def load_draft(
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
         )
-        loaded, choice, expected = ready.loaded, ready.choice, ready.expected
-        sizes = [asked.logits[0].shape[-1] for asked in (target, expected)]
-        if sizes[0] != sizes[1]:
-            raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
+        loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
+        target_vocab, vocab = (e.logits[0].shape[-1] for e in (target, expected))
+        if vocab != target_vocab:
+            raise EngineError(f"its vocabulary has {vocab} ids, the model's {target_vocab}")
         shapes = target.shapes + expected.shapes
-        small = kind.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
+        small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
         load_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error

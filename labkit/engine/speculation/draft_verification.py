@@ -1,10 +1,10 @@
-"""Who drafts tokens, how many a step has room for, and which are kept.
+"""Draft and verify: how many draft tokens a step has room for, and which are accepted.
 
-A draft is kept iff it is the very token that the request draws there: its row is sampled by
-the request's own parameters and its own random number for the position. For a draft that is
-one guess, not a distribution, this is rejection sampling (Leviathan et al. 2023, Chen et al.
-2023): a guess d is kept with the target's p(d), and else a token is drawn from p without d.
-What is more, the tokens are those of no speculation, greedy or not.
+The target samples a token in the row before each draft token, with the request's own parameters
+and its own random number for the position. A draft token is accepted iff it equals that sample.
+Since a draft token is one guess, not a distribution, this is rejection sampling (Leviathan et al.
+2023, Chen et al. 2023): the guess d is accepted with the target's p(d), else a token is drawn from
+p without d. Moreover, the tokens are those without speculation, greedy or not.
 """
 
 from __future__ import annotations
@@ -21,51 +21,64 @@ from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 
-class Speculation:
-    """Adds drafts to a step before it is built, and judges them; as it is (``none``), adds none."""
+class Speculator:
+    """Adds draft tokens to a step and verifies them; this base class (``none``) adds none."""
 
     name = "none"
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Return the step with drafts on its decodes."""
+        """Return the step with draft tokens added to its decodes."""
         return output
 
     def accept(
-        self, output: SchedulerOutput, drawn: Sequence[Sampled]
+        self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Return every sampling request's tokens.
+        """Return the new tokens of every chunk that samples, by request id.
 
-        ``drawn``: a token per row of logits, in their order: for each chunk that samples, the
-        row of its last token and those of its drafts.
+        ``sampled`` has a token per row of logits: for each chunk that samples, the row of its
+        last token, then those of its draft tokens.
         """
         sampling = [chunk.state.request_id for chunk in output.chunks if chunk.samples]
-        return dict(zip(sampling, zip(drawn, strict=True), strict=True))
+        return dict(zip(sampling, zip(sampled, strict=True), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request that may be given at most ``limit`` drafts (1 or more)."""
+class DraftRequest:
+    """A request that has room for ``limit`` draft tokens (1 or more)."""
 
     state: RequestState
     limit: int
 
 
 class Proposer(Protocol):
-    """Guesses what comes next; a wrong guess costs time and nothing else."""
+    """Proposes draft tokens; a wrong one costs time, but never changes the output."""
 
     name: str
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
-        """Return up to ``limit`` tokens for each request, in order; () where it has no guess."""
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """Return for each request, in order, up to ``limit`` draft tokens; () for none."""
 
 
-class DraftVerifier(Speculation):
-    """Drafts take what a step leaves of its token budget, decode by decode.
+class DraftVerifier(Speculator):
+    """Adds draft tokens within the rest of a step's token budget, and verifies them.
 
-    ``num_tokens``: drafts per request and step at most; ``budget``: tokens per step, drafts
-    included. ``cache`` says where a request's tokens lie: drafts never need memory that it does
-    not hold. Counted are ``spec.drafted`` and ``spec.accepted``, both also by position in the
-    draft, and ``spec.draft_ms``.
+    The counters are ``spec.drafted`` and ``spec.accepted``, both also by position in the draft,
+    and ``spec.draft_ms``.
+
+    Parameters
+    ----------
+    proposer
+        Proposes the draft tokens.
+    num_tokens
+        The most draft tokens per request and step.
+    budget
+        The most tokens per step, draft tokens included.
+    cache
+        The KV cache; draft tokens use only memory that the request has already.
+    block_size
+        Tokens per block of the cache.
+    counters
+        The engine's counters.
     """
 
     def __init__(
@@ -86,21 +99,21 @@ class DraftVerifier(Speculation):
         self._counters = counters
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Ask the proposer for every decode that has room."""
+        """Add draft tokens to every decode that has room for them."""
         start = time.perf_counter()
         left = self._budget - output.total_tokens
-        wanted = []
+        draft_requests = []
         for chunk in output.chunks:
             limit = min(left, self._room(chunk))
             if limit > 0:
-                wanted.append(Wanted(chunk.state, limit))
+                draft_requests.append(DraftRequest(chunk.state, limit))
                 left -= limit
-        if not wanted:
+        if not draft_requests:
             return output
-        proposed = self._proposer.propose(wanted)
+        proposed = self._proposer.propose(draft_requests)
         drafts = {
-            want.state.request_id: tokens
-            for want, tokens in zip(wanted, proposed, strict=True)
+            request.state.request_id: tokens
+            for request, tokens in zip(draft_requests, proposed, strict=True)
             if tokens
         }
         self._counters.add(f"spec.{self._proposer.name}")
@@ -108,19 +121,19 @@ class DraftVerifier(Speculation):
         return output._replace(drafts=drafts)
 
     def _room(self, chunk: ScheduledChunk) -> int:
-        """Return how many drafts a chunk's request may be given, the step's budget aside."""
+        """Return for how many draft tokens a chunk has room, apart from the step's budget."""
         state = chunk.state
         if not chunk.samples or chunk.is_prefill:
             return 0
-        held = len(self._cache.table(state.request_id)) * self._block_size
-        # One token is sampled even if every draft is right.
+        num_slots = len(self._cache.table(state.request_id)) * self._block_size
+        # One more token is sampled even if every draft token is accepted.
         left = state.request.params.max_tokens - state.num_output_tokens - 1
-        return min(self._num_tokens, left, held - state.num_tokens)
+        return min(self._num_tokens, left, num_slots - state.num_tokens)
 
     def accept(
-        self, output: SchedulerOutput, drawn: Sequence[Sampled]
+        self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Keep each request's drafts up to the first that is not what was drawn."""
+        """Accept each request's draft tokens up to the first that differs from the sample."""
         results: dict[str, Sequence[Sampled]] = {}
         row = 0
         for chunk in output.chunks:
@@ -128,19 +141,19 @@ class DraftVerifier(Speculation):
                 continue
             request_id = chunk.state.request_id
             drafts = output.drafts.get(request_id, ())
-            own = drawn[row : row + 1 + len(drafts)]
-            row += len(own)
-            kept = 0
-            while kept < len(drafts) and own[kept].token == drafts[kept]:
-                kept += 1
-            results[request_id] = own[: kept + 1]
-            self._count(len(drafts), kept)
+            tokens = sampled[row : row + 1 + len(drafts)]
+            row += len(tokens)
+            accepted = 0
+            while accepted < len(drafts) and tokens[accepted].token == drafts[accepted]:
+                accepted += 1
+            results[request_id] = tokens[: accepted + 1]
+            self._count(len(drafts), accepted)
         return results
 
-    def _count(self, drafted: int, kept: int) -> None:
+    def _count(self, drafted: int, accepted: int) -> None:
         if not drafted:
             return
-        self._counters.add_all({"spec.drafted": drafted, "spec.accepted": kept})
+        self._counters.add_all({"spec.drafted": drafted, "spec.accepted": accepted})
         for position in range(drafted):
             self._counters.add(f"spec.drafted.pos{position}")
-            self._counters.add(f"spec.accepted.pos{position}", position < kept)
+            self._counters.add(f"spec.accepted.pos{position}", position < accepted)

@@ -1,7 +1,7 @@
-"""``engine.speculation=ngram``: what followed the last time the request's text went so.
+"""``engine.speculation=ngram``: prompt lookup decoding (Saxena 2023).
 
-Prompt lookup decoding (Saxena 2023): the longest n-gram at the end of a request's tokens
-that occurred in them before; what followed it is the draft.
+The longest n-gram at the end of a request's tokens that occurs earlier in them is looked up; the
+tokens that followed it are the draft. For example, after ``1 2 3 4 1 2`` the draft is ``3 4 1``.
 """
 
 from __future__ import annotations
@@ -9,59 +9,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.speculation.draft_verification import Wanted
+from labkit.engine.speculation.draft_verification import DraftRequest
 
 
-class Ngram:
-    """Looks drafts up in the request's own tokens, the latest occurrence first.
+class NgramProposer:
+    """Proposes what followed the latest occurrence of the request's last n-gram.
 
-    ``smallest``, ``largest``: tokens in an n-gram; longer ones are tried first.
+    An n-gram has ``min_size`` to ``max_size`` tokens; longer ones are tried first.
     """
 
     name = "ngram"
 
-    def __init__(self, smallest: int, largest: int) -> None:
-        self._sizes = range(largest, smallest - 1, -1)
-        self._indexes: dict[str, _Index] = {}
+    def __init__(self, min_size: int, max_size: int) -> None:
+        self._sizes = range(max_size, min_size - 1, -1)
+        self._indexes: dict[str, _NgramIndex] = {}
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
-        """Return what followed; see ``Proposer``."""
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """Return the draft tokens of each request; see ``Proposer``."""
         running = RequestStatus.running
         self._indexes = {k: i for k, i in self._indexes.items() if i.state.status is running}
         drafts = []
-        for want in wanted:
-            index = self._indexes.get(want.state.request_id)
+        for request in draft_requests:
+            index = self._indexes.get(request.state.request_id)
             if index is None:
-                index = self._indexes[want.state.request_id] = _Index(want.state, self._sizes)
-            drafts.append(index.find(want.limit))
+                index = self._indexes[request.state.request_id] = _NgramIndex(
+                    request.state, self._sizes
+                )
+            drafts.append(index.find(request.limit))
         return drafts
 
 
-class _Index:
-    """Where each n-gram of one request's tokens was last followed by something."""
+class _NgramIndex:
+    """For each n-gram of a request's tokens, the index of the token after its last occurrence."""
 
     def __init__(self, state: RequestState, sizes: range) -> None:
         self.state = state
         self._sizes = sizes
-        self._next: dict[tuple[int, ...], int] = {}
-        self._indexed = 0
+        self._followers: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
 
     def find(self, limit: int) -> tuple[int, ...]:
         tokens = self.state.token_ids
-        for follower in range(self._indexed + 1, len(tokens)):
+        for follower in range(self._num_indexed + 1, len(tokens)):
             for size in self._sizes:
                 if size <= follower:
-                    self._next[tuple(tokens[follower - size : follower])] = follower
-        self._indexed = max(self._indexed, len(tokens) - 1)
+                    self._followers[tuple(tokens[follower - size : follower])] = follower
+        self._num_indexed = max(self._num_indexed, len(tokens) - 1)
         for size in self._sizes:
-            start = self._next.get(tuple(tokens[-size:])) if size < len(tokens) else None
+            start = self._followers.get(tuple(tokens[-size:])) if size < len(tokens) else None
             if start is not None:
-                return _go_on(tokens, start, limit)
+                return _continuation(tokens, start, limit)
         return ()
 
 
-def _go_on(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """Return ``count`` tokens from ``start`` on; past the end, the repetition goes on."""
+def _continuation(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+    """Return ``count`` tokens from ``start`` on; the tokens to the end repeat if needed."""
     drafts = list(tokens[start : start + count])
     period = len(tokens) - start
     while len(drafts) < count:

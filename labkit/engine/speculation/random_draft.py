@@ -1,7 +1,7 @@
-"""``engine.speculation=random``: drafts of random tokens, the control of every acceptance.
+"""``engine.speculation=random``: random draft tokens, the control of acceptance rates.
 
-One in as many as there are ids is right by chance. Where more are accepted, it is not the drafts
-that are judged.
+By chance, one draft token in ``vocab_size`` is accepted. A higher rate means that verification is
+wrong.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.engine.speculation.draft_verification import Wanted
+from labkit.engine.speculation.draft_verification import DraftRequest
 
 
-class RandomDraft:
-    """Drafts ids below ``vocab_size``, drawn from the request's id and length alone."""
+class RandomProposer:
+    """Proposes ids below ``vocab_size``, which depend only on the request's id and length."""
 
     name = "random"
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
-        """Return as many as there is room for; see ``Proposer``."""
-        return [self._draw(want) for want in wanted]
+    def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """Return ``limit`` random tokens for each request; see ``Proposer``."""
+        return [self._draw(request) for request in draft_requests]
 
-    def _draw(self, want: Wanted) -> tuple[int, ...]:
-        seed = [zlib.crc32(want.state.request_id.encode()), want.state.num_tokens]
-        drawn = np.random.default_rng(seed).integers(0, self._vocab_size, want.limit)
-        return tuple(drawn.tolist())
+    def _draw(self, request: DraftRequest) -> tuple[int, ...]:
+        seed = [zlib.crc32(request.state.request_id.encode()), request.state.num_tokens]
+        tokens = np.random.default_rng(seed).integers(0, self._vocab_size, request.limit)
+        return tuple(tokens.tolist())

@@ -132,7 +132,7 @@ def test_what_a_request_holds_is_never_evicted(name):
     assert bench.found("aabbcc") == 6
     assert bench.admit("aabb??") == 4  # the tail of the first is what gives way
     assert bench.found("aabbcc") == 4
-    with pytest.raises(ValueError, match=r"evict\(1\): 0 blocks are idle"):
+    with pytest.raises(ValueError, match=r"evict\(1\): 0 blocks are evictable"):
         bench.cache.evict(1)
 
 
@@ -141,7 +141,7 @@ def test_a_refused_admission_changes_nothing(name):
     bench = Bench(name, blocks=4)
     bench.serve("aabb")
     bench.admit("ww")
-    # One block is free and two are idle, but those two are what would be found.
+    # One block is free and two are evictable, but those two are the matching ones.
     before = (bench.pool.num_free, bench.pool.num_evictable, bench.manager.counters())
     assert bench.admit("aabbccdd") is None
     assert (bench.pool.num_free, bench.pool.num_evictable, bench.manager.counters()) == before
@@ -292,7 +292,7 @@ def test_the_invariants_can_fail(name):
     bench = Bench(name)
     bench.serve("aabbcc")
     bench.serve("aaxx")
-    idle = bench.cache._idle
+    idle = bench.cache._lru
     idle.move_to_end(next(iter(idle)))
     with pytest.raises(AssertionError, match="would be evicted before"):
         bench.cache.check()

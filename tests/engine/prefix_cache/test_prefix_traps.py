@@ -89,7 +89,7 @@ def test_trap_hash_collision(bits):
     engine = make_engine("hash")
     pool = engine._cache.pool
     weak = HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % (1 << bits))
-    engine._cache._prefixes = weak
+    engine._cache._prefix_cache = weak
     asked = prompts()
     serve(engine, asked)
     assert serve(engine, asked)["prefix.hit_tokens"] > 0
