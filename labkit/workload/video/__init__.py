@@ -1,6 +1,6 @@
-"""The kind that decodes videos: clips, and the frames that a model would be shown.
+"""Video workloads (``workload.kind=video``): decoding the frames that a model would be shown.
 
-No engine is asked: what is measured stands before it, between the file and the pixels. Arms
+No engine takes part: the work measured here comes before it, from the file to the pixels. Arms
 differ in how frames are picked and decoded (``workload.picks``, ``workload.decoder``).
 """
 
@@ -18,14 +18,15 @@ PIXELS_PER_SECOND = 300e6
 PACKETS_PER_SECOND = 200e3
 REQUEST_SECONDS = 3e-3
 PROCESS_BYTES = 80 << 20
-SHARED = ("repeats", "warmup", "made", "clips", "questions", "vlm")  # by the arms of a process
+# Options that the arms of a process must share.
+SHARED = ("repeats", "warmup", "made", "clips", "questions", "vlm")
 
 
 class VideoKind:
     """Clips and picks; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the decoders are installed, and that there are clips and who answers."""
+        """Check that the decoders are installed, the clips exist and the questions are valid."""
         from labkit.workload.video import clip_library, clip_questions
 
         workload = experiment.workload
@@ -41,14 +42,14 @@ class VideoKind:
             )
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check again, and make the clips."""
+        """Check again, and synthesise the clips."""
         from labkit.workload.video import clip_library
 
         self.check(experiment)
         clip_library.sources(experiment.workload)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Refuse arms whose rounds would not be the same."""
+        """Return why rounds of these arms would not be aligned, or None."""
         first, *others = (e.workload for e in experiments)
         for name in SHARED:
             if any(getattr(w, name) != getattr(first, name) for w in others):
@@ -56,7 +57,7 @@ class VideoKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Find the clips, and load who answers questions about them."""
+        """Find the clips, and load the model that answers questions about them."""
         from labkit.workload.video import clip_library, clip_questions
         from labkit.workload.video.interleaved_video import InterleavedVideo
 
@@ -64,12 +65,12 @@ class VideoKind:
         sources, first = [clip_library.sources(w) for w in workloads], workloads[0]
         quiz = None
         if first.questions is not None and first.vlm is not None:
-            asked = clip_questions.read(first.questions, [source.name for source in sources[0]])
-            quiz = clip_questions.Quiz(asked, clip_questions.MlxVlm(first.vlm))
+            questions = clip_questions.read(first.questions, [source.name for source in sources[0]])
+            quiz = clip_questions.VideoQuiz(questions, clip_questions.MlxVlm(first.vlm))
         return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Count the pixels that are decoded and the packets that are read."""
+        """Estimate from the pixels decoded and the packets read."""
         workload = experiment.workload
         seconds, largest = START_SECONDS, 0
         for length, gop, pixels, wanted, requests in _sizes(workload):
@@ -80,8 +81,8 @@ class VideoKind:
             check = length * pixels / PIXELS_PER_SECOND
             seconds += once * (workload.repeats + requests) + check
             largest = max(largest, 3 * pixels * wanted)
-        seen = () if workload.clips is None else ("your own clips are not looked at beforehand",)
-        return Estimate(seconds, PROCESS_BYTES + largest, seen)
+        warnings = () if workload.clips is None else ("your own clips are not read beforehand",)
+        return Estimate(seconds, PROCESS_BYTES + largest, warnings)
 
 
 def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
@@ -99,7 +100,7 @@ def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _decoded(picks: Picks, length: int, gop: int, wanted: int) -> int:
-    """Guess how many frames are decoded."""
+    """Estimate how many frames are decoded."""
     if picks is Picks.stream:
         return length
     if picks is Picks.seek:

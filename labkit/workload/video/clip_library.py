@@ -1,4 +1,4 @@
-"""The clips that a workload asks for: made ones, or those of a folder of the user's."""
+"""The clips of a video workload: synthesised ones, or the files of the user's folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from labkit.config import Workload, require
 from labkit.workload.video import clip_synthesis
 from labkit.workload.video.planted_events import Event, planted
 
-MOST_CLIPS = 10_000
+MAX_CLIPS = 10_000
 CHUNK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class Source:
-    """A clip, and what is asked of it.
+class ClipSource:
+    """A clip's file and its requests.
 
-    ``wanted``: frames to pick. ``requests``: how often the job asks for it. ``events``: what is
-    planted; None where nobody knows what there is to see.
+    ``wanted``: frames to pick. ``requests``: number of requests in the job. ``events``: the
+    planted events; None for a user's clip.
     """
 
     name: str
@@ -30,21 +30,21 @@ class Source:
 
     @property
     def bytes(self) -> int:
-        """Its file's size; 0 where there is none any more."""
+        """Size of the file; 0 if it no longer exists."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def read_through(self) -> None:
-        """Read the file once, so that no arm is the one that brings it into memory."""
+        """Read the file once, so that no arm's request is the one that loads it from disk."""
         try:
             with self.path.open("rb") as file:
                 while file.read(CHUNK):
                     pass
         except OSError:
-            pass  # its requests fail, with what is wrong
+            pass  # its requests will fail with the reason
 
 
-def sources(workload: Workload) -> list[Source]:
-    """Return a workload's clips, in order; those that are made are synthesised.
+def sources(workload: Workload) -> list[ClipSource]:
+    """Return a workload's clips in order; synthesise those of ``workload.made``.
 
     Raises
     ------
@@ -53,11 +53,11 @@ def sources(workload: Workload) -> list[Source]:
     """
     if workload.clips is not None:
         files = files_of(workload.clips)
-        return [Source(path.name, path, workload.frames) for path in files]
+        return [ClipSource(path.name, path, workload.frames) for path in files]
     return [
-        Source(
+        ClipSource(
             clip.name,
-            clip_synthesis.made(clip),
+            clip_synthesis.synthesised_file(clip),
             clip.frames or workload.frames,
             clip.requests,
             tuple(planted(clip)),
@@ -67,12 +67,12 @@ def sources(workload: Workload) -> list[Source]:
 
 
 def files_of(folder: str) -> Sequence[Path]:
-    """Return the files of a folder, sorted by name, without hidden ones; folders are left out.
+    """Return a folder's files sorted by name, without hidden files and subfolders.
 
     Raises
     ------
     ConfigError
-        It is no folder, or holds no file or too many.
+        It is not a folder, or holds no files or too many.
     """
     path = Path(folder).expanduser()
     where = f"workload.clips={folder}"
@@ -82,5 +82,5 @@ def files_of(folder: str) -> Sequence[Path]:
     except OSError as error:
         require(False, f"{where}: {error.strerror or error}")
     require(bool(files), f"{where}: there is no file in it")
-    require(len(files) <= MOST_CLIPS, f"{where}: {len(files)} files; at most {MOST_CLIPS} clips")
+    require(len(files) <= MAX_CLIPS, f"{where}: {len(files)} files; at most {MAX_CLIPS} clips")
     return [file.absolute() for file in files]

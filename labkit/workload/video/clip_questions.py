@@ -1,6 +1,6 @@
-"""Questions about clips of the user's own, which a vision-language model answers.
+"""Questions about the user's clips, answered by a vision-language model.
 
-Loading and asking goes through mlx-vlm; it was not run where labkit is developed.
+mlx-vlm loads the model and generates the answers. labkit's tests run it with a stand-in only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS = ("clip", "question", "choices", "answer")
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its choices; ``answer`` is the number of the right one."""
+    """A multiple-choice question; ``answer`` is the index of the right choice."""
 
     clip: str
     question: str
@@ -30,22 +30,22 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """What the model is asked, with a letter before every choice."""
+        """The prompt, with a letter before every choice."""
         listed = [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
         return "\n".join([self.question, *listed, "Answer with one letter."])
 
-    def right(self, said: str) -> bool:
-        """Tell whether the first letter of what the model said is the right one's."""
-        return said.strip()[:1].upper() == LETTERS[self.answer]
+    def is_right(self, reply: str) -> bool:
+        """Return whether the reply begins with the right choice's letter."""
+        return reply.strip()[:1].upper() == LETTERS[self.answer]
 
 
 def read(path: str, clips: Collection[str]) -> list[Question]:
-    """Read questions: lines of JSON with clip, question, choices and answer (its number, from 0).
+    """Read questions from JSON lines with clip, question, choices and answer (index from 0).
 
     Raises
     ------
     ConfigError
-        One line with the file and the line.
+        A line is wrong; the message names the file and the line.
     """
     where = f"workload.questions={path}"
     try:
@@ -53,13 +53,13 @@ def read(path: str, clips: Collection[str]) -> list[Question]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{where}: {reason}") from None
-    found = [
+    questions = [
         _question(line, f"{where}: line {number}", clips)
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
-    require(bool(found), f"{where}: there is no question in it")
-    return found
+    require(bool(questions), f"{where}: there is no question in it")
+    return questions
 
 
 def _question(line: str, where: str, clips: Collection[str]) -> Question:
@@ -87,7 +87,7 @@ def _question(line: str, where: str, clips: Collection[str]) -> Question:
 
 
 def check(workload: Workload, clips: Collection[str]) -> None:
-    """Check the questions, and that there is somebody to answer them."""
+    """Check the questions, and that mlx-vlm is installed to answer them."""
     if workload.questions is None:
         return
     read(workload.questions, clips)
@@ -102,7 +102,7 @@ class Model(Protocol):
     """Answers a question about frames."""
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Return what it says, one token or a few."""
+        """Return the answer, one token or a few."""
 
 
 class MlxVlm:
@@ -116,32 +116,32 @@ class MlxVlm:
         self._config = load_config(path)
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Ask about the frames as so many pictures, greedily, for one token."""
+        """Return one greedy token about the frames, given as pictures."""
         from mlx_vlm import generate
         from mlx_vlm.prompt_utils import apply_chat_template
         from PIL import Image
 
         pictures = [Image.fromarray(frame) for frame in frames]
-        asked = apply_chat_template(self._processor, self._config, prompt, num_images=len(pictures))
-        said: Any = generate(
-            self._model, self._processor, asked, pictures, max_tokens=1, temperature=0.0
+        chat = apply_chat_template(self._processor, self._config, prompt, num_images=len(pictures))
+        reply: Any = generate(
+            self._model, self._processor, chat, pictures, max_tokens=1, temperature=0.0
         )
-        return str(getattr(said, "text", said))
+        return str(getattr(reply, "text", reply))
 
 
 @dataclass(frozen=True)
-class Quiz:
-    """Questions and who answers them."""
+class VideoQuiz:
+    """Questions and the model that answers them."""
 
     questions: Sequence[Question]
     model: Model
 
     def about(self, clip: str) -> bool:
-        """Tell whether there is a question about a clip."""
+        """Return whether there is a question about a clip."""
         return any(question.clip == clip for question in self.questions)
 
     def ask(self, frames: Mapping[str, Sequence[Pixels]]) -> dict[str, int]:
-        """Ask about every clip whose frames there are; count the questions and right answers."""
-        asked = [question for question in self.questions if question.clip in frames]
-        right = sum(q.right(self.model.answer(frames[q.clip], q.prompt)) for q in asked)
-        return {"questions": len(self.questions), "asked": len(asked), "right": right}
+        """Ask the questions of all clips in ``frames``; return the counts asked and right."""
+        questions = [question for question in self.questions if question.clip in frames]
+        right = sum(q.is_right(self.model.answer(frames[q.clip], q.prompt)) for q in questions)
+        return {"questions": len(self.questions), "asked": len(questions), "right": right}

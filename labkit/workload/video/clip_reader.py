@@ -1,6 +1,6 @@
-"""A clip opened with PyAV: its packets, what they tell of its frames, and one frame's pixels.
+"""Clips opened with PyAV: packets, the index of frames, and the pixels of a frame.
 
-Everything that a file can do wrong ends as :class:`Undecodable` with one line.
+Every defect of a file is raised as :class:`Undecodable` with one line.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], red green blue
-MOST_PIXELS = 1 << 26  # of a picture (8192 x 8192); a damaged header may ask for anything
-MOST_PACKETS = 10_000_000
+MAX_PIXELS = 1 << 26  # of one frame (8192 x 8192); a damaged header may claim any size
+MAX_PACKETS = 10_000_000
 
 
 @dataclass
-class Counts:
-    """What a request asked of the demuxer and the decoder, counted where they answer."""
+class DecodeCounts:
+    """Packets and frames of one request, counted at the demuxer's and the decoder's output."""
 
     packets_read: int = 0
     packets_decoded: int = 0
@@ -39,18 +39,18 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A clip's frames in the order in which they are shown, as its packets tell; none is decoded.
+class FrameIndex:
+    """A clip's frames in presentation order, read from its packets without decoding.
 
     Parameters
     ----------
     times
-        When each frame is shown, in units of ``unit`` seconds, ascending.
+        Presentation times, in units of ``unit`` seconds, ascending.
     keyframes
-        The places of the keyframes, ascending.
+        The indices of the keyframes, ascending.
     decode_times
-        When a keyframe's packet is decoded, by its place; where a file does not say, when it is
-        shown.
+        Decoding time of each keyframe's packet, by index; the presentation time if the file has
+        none.
     """
 
     times: tuple[int, ...]
@@ -63,30 +63,30 @@ class Shown:
 
     @property
     def seconds(self) -> list[float]:
-        """When each frame is shown, from the first one."""
+        """Presentation times in seconds from the first frame."""
         return [(time - self.times[0]) * self.unit for time in self.times]
 
 
 @dataclass
-class Opened:
-    """An open clip; ``counts`` is its request's."""
+class OpenClip:
+    """An open clip; ``counts`` belongs to its request."""
 
     container: InputContainer
     stream: VideoStream
-    counts: Counts = field(default_factory=Counts)
+    counts: DecodeCounts = field(default_factory=DecodeCounts)
 
     def packets(self) -> Iterator[Packet[VideoStream]]:
-        """Yield the packets from here to the end, those that hold no frame to show left out."""
+        """Yield the packets from the current position to the end, without empty ones."""
         for packet in self.container.demux(self.stream):
             if packet.size == 0:
                 continue
             self.counts.packets_read += 1
-            if self.counts.packets_read > MOST_PACKETS:
-                raise Undecodable(f"it has more than {MOST_PACKETS:,} packets")
+            if self.counts.packets_read > MAX_PACKETS:
+                raise Undecodable(f"it has more than {MAX_PACKETS:,} packets")
             yield packet
 
     def decoded(self, packets: Iterator[Packet[VideoStream]]) -> Iterator[VideoFrame]:
-        """Decode packets, and what the decoder holds when they end; yield frames as shown."""
+        """Decode packets and flush the decoder; yield frames in presentation order."""
         context = self.stream.codec_context
         for packet in packets:
             self.counts.packets_decoded += 1
@@ -94,7 +94,7 @@ class Opened:
         yield from self._counted(context.decode(None))
 
     def alone(self, packet: Packet[VideoStream]) -> VideoFrame:
-        """Decode one packet and nothing else; return its frame."""
+        """Decode a single packet and return its frame."""
         context = self.stream.codec_context
         self.counts.packets_decoded += 1
         frames = self._counted([*context.decode(packet), *context.decode(None)])
@@ -107,40 +107,40 @@ class Opened:
         self.counts.frames_decoded += len(frames)
         self.counts.delta_frames += sum(not frame.key_frame for frame in frames)
         for frame in frames:
-            whole(frame)
+            refuse_damaged(frame)
         return frames
 
-    def shown(self) -> Shown:
-        """Read all packets' headers and return what they tell of the frames."""
-        found: list[tuple[int, bool, int]] = []
+    def frame_index(self) -> FrameIndex:
+        """Return the index of frames, from all packets' headers."""
+        entries: list[tuple[int, bool, int]] = []
         for packet in self.packets():
             if packet.is_discard:
                 continue
             time = packet.dts if packet.pts is None else packet.pts
             if time is None:
-                raise Undecodable(f"packet {len(found)} has no time")
+                raise Undecodable(f"packet {len(entries)} has no time")
             when = time if packet.dts is None else packet.dts
-            found.append((time, packet.is_keyframe, when))
-        if not found:
+            entries.append((time, packet.is_keyframe, when))
+        if not entries:
             raise Undecodable("it has no frames")
-        promised, there = self.stream.frames, self.counts.packets_read
-        if there < promised:
-            raise Undecodable(f"it ends after {there} of the {promised} frames that it promises")
-        found.sort()
-        times = tuple(time for time, _, _ in found)
+        promised, count = self.stream.frames, self.counts.packets_read
+        if count < promised:
+            raise Undecodable(f"it ends after {count} of the {promised} frames that it promises")
+        entries.sort()
+        times = tuple(time for time, _, _ in entries)
         if len(set(times)) != len(times):
             raise Undecodable("two of its frames are shown at one time")
-        keys = {place: when for place, (_, is_key, when) in enumerate(found) if is_key}
-        return Shown(times, tuple(keys), keys, float(self.stream.time_base or 0))
+        keys = {index: when for index, (_, is_key, when) in enumerate(entries) if is_key}
+        return FrameIndex(times, tuple(keys), keys, float(self.stream.time_base or 0))
 
-    def from_keyframe(self, shown: Shown, place: int) -> Iterator[Packet[VideoStream]]:
-        """Seek, and yield the packets from the keyframe at ``place`` on.
+    def from_keyframe(self, frame_index: FrameIndex, place: int) -> Iterator[Packet[VideoStream]]:
+        """Seek to the keyframe with index ``place`` and yield the packets from it on.
 
-        Some formats seek by when a packet is shown, some by when it is decoded; where the first
-        lands behind the keyframe the second lands at it or before.
+        Some formats seek by presentation time, some by decoding time. If the first seek lands
+        behind the keyframe, the second lands at it or before.
         """
-        wanted = shown.times[place]
-        for offset in (wanted, min(wanted, shown.decode_times[place])):
+        wanted = frame_index.times[place]
+        for offset in (wanted, min(wanted, frame_index.decode_times[place])):
             self.container.seek(offset, stream=self.stream)
             self.counts.seeks += 1
             packets = self.packets()
@@ -148,7 +148,7 @@ class Opened:
                 time = packet.dts if packet.pts is None else packet.pts
                 if time == wanted:
                     return _chained(packet, packets)
-                if packet.dts is not None and packet.dts > shown.decode_times[place]:
+                if packet.dts is not None and packet.dts > frame_index.decode_times[place]:
                     break
         raise Undecodable(f"its keyframe at frame {place} cannot be found by seeking")
 
@@ -161,15 +161,15 @@ def _chained(
 
 
 @contextmanager
-def opened(path: Path, threads: int) -> Iterator[Opened]:
-    """Open a clip, and name whatever goes wrong with it while it is open.
+def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
+    """Open a clip, and raise its defects as :class:`Undecodable` while it is open.
 
-    The decoder conceals nothing: what a file has lost would be made up, differently by each arm.
+    Error concealment is off, because the decoder would make up lost parts, differently in each arm.
 
     Raises
     ------
     Undecodable
-        The file is missing, no video or broken.
+        The file is missing, broken or not a video.
     """
     import av
 
@@ -180,38 +180,38 @@ def opened(path: Path, threads: int) -> Iterator[Opened]:
             stream = container.streams.video[0]
             context = stream.codec_context
             if context is None:
-                raise Undecodable("nobody here can decode its format")
-            context.options = {"max_pixels": str(MOST_PIXELS), "err_detect": "explode"}
+                raise Undecodable("PyAV has no decoder for its format")
+            context.options = {"max_pixels": str(MAX_PIXELS), "err_detect": "explode"}
             context.thread_count = threads
             context.thread_type = "SLICE" if threads == 1 else "AUTO"
-            yield Opened(container, stream)
+            yield OpenClip(container, stream)
     except (av.error.FFmpegError, OSError) as error:
-        raise Undecodable(_said(error)) from error
+        raise Undecodable(_reason(error)) from error
     except (ValueError, OverflowError, UnicodeDecodeError, EOFError) as error:
-        raise Undecodable(f"it cannot be read: {_said(error)}") from error
+        raise Undecodable(f"it cannot be read: {_reason(error)}") from error
 
 
-def _said(error: Exception) -> str:
-    """Say what a library says, without the path that it repeats."""
+def _reason(error: Exception) -> str:
+    """Return a library's message in one line, without the path that it repeats."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
 
-def whole(frame: VideoFrame) -> None:
-    """Refuse a frame that the decoder calls damaged, whether it is picked or others build on it.
+def refuse_damaged(frame: VideoFrame) -> None:
+    """Check that the decoder does not flag a frame as damaged, picked or not.
 
     Raises
     ------
     Undecodable
-        It is.
+        The frame is damaged.
     """
     if frame.is_corrupt:
         raise Undecodable(f"the frame at time {frame.pts} is damaged")
 
 
 def pixels(frame: VideoFrame) -> Pixels:
-    """Return a frame's pixels; raises :class:`Undecodable` where its picture is too large."""
-    if frame.width * frame.height > MOST_PIXELS:
+    """Return a frame's pixels; raise :class:`Undecodable` if the frame is too large."""
+    if frame.width * frame.height > MAX_PIXELS:
         raise Undecodable(f"a picture of {frame.width} x {frame.height} pixels")
-    found: Any = frame.to_ndarray(format="rgb24")
-    return np.ascontiguousarray(found, np.uint8)
+    image: Any = frame.to_ndarray(format="rgb24")
+    return np.ascontiguousarray(image, np.uint8)

@@ -1,8 +1,8 @@
-"""Clips made by PyAV: shapes in three lanes over a moving ground, with planted events.
+"""Synthetic clips: shapes in three lanes over a moving background, with planted events.
 
-In the first lane a disc changes its colour, in the second a square its direction, in the third
-two discs collide. The same clip has the same bytes: one thread encodes, and the file holds no
-date. A clip is kept in the cache under the hash of everything that decides it.
+In the first lane a disc changes colour, in the second a square changes direction, in the third
+two discs collide. The same clip always has the same bytes: one thread encodes it, and the file
+holds no date. The cache names a clip by the hash of everything that decides its bytes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from labkit.workload.video.planted_events import event_frames
 if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
-FORMAT = 2  # of the drawing and the encoding; part of a clip's name
+FORMAT = 2  # version of the drawing and the encoding; part of a clip's name
 ENCODER = "libx264"
 # One quantiser for all frames: with x264's rate control and its tree of macroblocks one in ten
 # to forty encodes of the same pictures differed (measured, libavcodec 62.28), without in none.
-STEADY = "qp=28:mbtree=0:aq-mode=0:weightp=0"
+CONSTANT_QUANTISER = "qp=28:mbtree=0:aq-mode=0:weightp=0"
 COLOURS = ((230, 60, 60), (60, 110, 235), (240, 205, 60), (60, 190, 110))
-OF_FILE = ("name", "frames", "requests")  # what does not decide a file's bytes
+NOT_IN_KEY = ("name", "frames", "requests")  # fields that do not change the file's bytes
 
 
-def made(clip: Clip) -> Path:
-    """Return a clip's file from the cache; synthesise it if it is not there.
+def synthesised_file(clip: Clip) -> Path:
+    """Return a clip's file from the cache; synthesise it if it is missing.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def made(clip: Clip) -> Path:
 def _key(clip: Clip) -> str:
     import av
 
-    drawn = {name: value for name, value in to_plain(clip).items() if name not in OF_FILE}
+    drawn = {name: value for name, value in to_plain(clip).items() if name not in NOT_IN_KEY}
     identity = {"format": FORMAT, "codec": av.library_versions["libavcodec"], **drawn}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -77,7 +77,7 @@ def synthesise(clip: Clip, path: Path) -> None:
                 "preset": "veryfast",
                 "flags": "+bitexact",
                 "x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:open-gop=0:bframes=2:"
-                f"threads=1:{STEADY}",
+                f"threads=1:{CONSTANT_QUANTISER}",
             },
         )
         stream = cast("VideoStream", added)
@@ -117,7 +117,7 @@ def pictures(clip: Clip) -> Iterator[Pixels]:
 
 
 def _ground(clip: Clip) -> Pixels:
-    """Return a ground twice as wide as the picture, to be moved: uint8 [height, 2 width, 3]."""
+    """Return a background twice as wide as the frame: uint8 [height, 2 width, 3]."""
     draw = np.random.default_rng([clip.seed, clip.width, clip.height])
     coarse = draw.integers(20, 110, (-(-clip.height // 8), -(-clip.width // 8), 3))
     tile = coarse.repeat(8, axis=0).repeat(8, axis=1)[: clip.height, : clip.width]

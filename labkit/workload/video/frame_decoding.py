@@ -1,4 +1,4 @@
-"""The ways to a clip's frames, one request each: what was taken, and what the decoder counted."""
+"""Frame decoding: one request for a clip's frames, by each pick method and decoder."""
 
 from __future__ import annotations
 
@@ -11,52 +11,65 @@ import numpy as np
 
 from labkit.config import Decoder, Picks, Workload
 from labkit.machine.exception_text import one_line
-from labkit.workload.video.clip_reader import Counts, Opened, Pixels, Shown, opened, pixels
-from labkit.workload.video.frame_selection import Undecodable, keeps_wishes, legs, picked, positions
+from labkit.workload.video.clip_reader import (
+    DecodeCounts,
+    FrameIndex,
+    OpenClip,
+    Pixels,
+    open_clip,
+    pixels,
+)
+from labkit.workload.video.frame_selection import (
+    Undecodable,
+    decode_runs,
+    pick_frames,
+    picks_exact_positions,
+    positions,
+)
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-IN_FLIGHT = 20  # frames that a decoder may hold: 16 of H.264's, and some of its own
+MAX_BUFFERED_FRAMES = 20  # frames that a decoder may buffer: H.264's 16 and a few of its own
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a request gave.
+class DecodedFrames:
+    """The frames of one request.
 
-    ``picks``: the true place of every frame, in order; ``frames``: pixels by place. ``counts``
-    has the decoder's own numbers; of OpenCV it knows the frames and no packets.
+    ``picks``: the true index of every frame, in order. ``frames``: pixels by index. ``counts``:
+    the decoder's own counts; OpenCV reports frames but no packets.
     """
 
     picks: tuple[int, ...]
     frames: Mapping[int, Pixels]
-    counts: Counts
+    counts: DecodeCounts
 
 
-def take(path: Path, workload: Workload, wanted: int) -> Taken:
-    """Do one request: open a clip, pick ``wanted`` frames of it and decode them.
+def decode_frames(path: Path, workload: Workload, wanted: int) -> DecodedFrames:
+    """Open a clip, pick ``wanted`` frames of it and decode them.
 
     Raises
     ------
     Undecodable
-        One line without the clip's name.
+        The clip cannot be decoded; the line does not name the clip.
     """
     if workload.decoder is Decoder.opencv:
         return _opencv(path, wanted, workload.decoder_threads)
-    with opened(path, workload.decoder_threads) as clip:
+    with open_clip(path, workload.decoder_threads) as clip:
         if workload.picks is Picks.stream:
             return _stream(clip, wanted)
-        shown = clip.shown()
-        picks = picked(workload.picks, len(shown), shown.keyframes, wanted)
-        way = _seek if keeps_wishes(workload.picks) else _keyframes
-        return Taken(tuple(picks), way(clip, shown, picks), clip.counts)
+        frame_index = clip.frame_index()
+        picks = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, wanted)
+        way = _seek if picks_exact_positions(workload.picks) else _keyframes
+        return DecodedFrames(tuple(picks), way(clip, frame_index, picks), clip.counts)
 
 
-def _stream(clip: Opened, wanted: int) -> Taken:
-    """Decode everything; the number of frames is the container's word, else a sweep's."""
+def _stream(clip: OpenClip, wanted: int) -> DecodedFrames:
+    """Decode all frames up to the last pick; count frames by the packets if the file does not."""
     count = clip.stream.frames
     if count <= 0:
-        count = len(clip.shown())
+        count = len(clip.frame_index())
         clip.container.seek(0, stream=clip.stream, any_frame=False)
     picks = positions(count, wanted)
     left, frames = set(picks), dict[int, Pixels]()
@@ -71,16 +84,16 @@ def _stream(clip: Opened, wanted: int) -> Taken:
             f"frame {min(left)} was picked of {count}, and the decoder gave "
             f"{clip.counts.frames_decoded} frames"
         )
-    return Taken(tuple(picks), frames, clip.counts)
+    return DecodedFrames(tuple(picks), frames, clip.counts)
 
 
-def _seek(clip: Opened, shown: Shown, picks: Sequence[int]) -> dict[int, Pixels]:
-    """Decode from the keyframe before each pick up to it."""
+def _seek(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
+    """Decode from the keyframe before each pick up to the pick."""
     found: dict[int, Pixels] = {}
-    for leg in legs(picks, shown.keyframes):
-        ahead = clip.decoded(clip.from_keyframe(shown, leg.start))
+    for leg in decode_runs(picks, frame_index.keyframes):
+        ahead = clip.decoded(clip.from_keyframe(frame_index, leg.start))
         for stop in leg.stops:
-            found[stop] = pixels(_at(ahead, shown.times[stop], stop))
+            found[stop] = pixels(_at(ahead, frame_index.times[stop], stop))
         clip.stream.codec_context.flush_buffers()
     return found
 
@@ -96,19 +109,19 @@ def _at(frames: Iterator[VideoFrame], time: int, place: int) -> VideoFrame:
     raise Undecodable(f"the decoder did not give frame {place}")
 
 
-def _keyframes(clip: Opened, shown: Shown, picks: Sequence[int]) -> dict[int, Pixels]:
-    """Decode the packets of the picked keyframes, each by itself."""
+def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
+    """Decode only the packets of the picked keyframes."""
     found: dict[int, Pixels] = {}
     for place in dict.fromkeys(picks):
-        frame = clip.alone(next(clip.from_keyframe(shown, place)))
+        frame = clip.alone(next(clip.from_keyframe(frame_index, place)))
         if not frame.key_frame:
             raise Undecodable(f"the packet of frame {place} is marked as a keyframe and is none")
         found[place] = pixels(frame)
     return found
 
 
-def _opencv(path: Path, wanted: int, threads: int) -> Taken:
-    """Grab everything and retrieve the picks, as the article's baseline does."""
+def _opencv(path: Path, wanted: int, threads: int) -> DecodedFrames:
+    """Grab all frames and retrieve the picks, as the article's baseline does."""
     import cv2
 
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, threads])
@@ -118,12 +131,12 @@ def _opencv(path: Path, wanted: int, threads: int) -> Taken:
             raise Undecodable("OpenCV cannot open it")
         count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         picks = positions(count, wanted)
-        left, frames, counts = set(picks), dict[int, Pixels](), Counts()
+        left, frames, counts = set(picks), dict[int, Pixels](), DecodeCounts()
         while left and capture.grab():
             place, counts.frames_decoded = counts.frames_decoded, counts.frames_decoded + 1
             if place in left:
-                given, picture = capture.retrieve()
-                if not given:
+                frame_digests, picture = capture.retrieve()
+                if not frame_digests:
                     break
                 frames[place] = np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
                 left.discard(place)
@@ -132,36 +145,36 @@ def _opencv(path: Path, wanted: int, threads: int) -> Taken:
                 f"frame {min(left)} was picked of {count}, and OpenCV gave "
                 f"{counts.frames_decoded} frames"
             )
-        return Taken(tuple(picks), frames, counts)
+        return DecodedFrames(tuple(picks), frames, counts)
     except cv2.error as error:
         raise Undecodable(f"OpenCV: {one_line(error)}") from error
     finally:
         capture.release()
 
 
-def proven(
-    workload: Workload, picks: Sequence[int], counts: Counts, keyframes: Sequence[int]
+def check_counts(
+    workload: Workload, picks: Sequence[int], counts: DecodeCounts, keyframes: Sequence[int]
 ) -> None:
-    """Check by the decoder's counts that a request went the way that its arm is named after.
+    """Check by the decoder's counts that a request used its arm's pick method.
 
-    A decoder may hold some frames more than it was asked for, at the end of each way.
+    A decoder may have buffered a few more frames at the end of each run.
 
     Raises
     ------
     Undecodable
-        It went another way.
+        The counts do not match the method.
     """
     last = max(picks)
     if workload.picks is Picks.stream:
-        least, most, seeks = last + 1, last + 1 + IN_FLIGHT, 0
+        least, most, seeks = last + 1, last + 1 + MAX_BUFFERED_FRAMES, 0
     elif workload.picks is Picks.seek:
-        ways = legs(picks, keyframes)
+        ways = decode_runs(picks, keyframes)
         least = sum(leg.frames for leg in ways)
-        most, seeks = least + IN_FLIGHT * len(ways), len(ways)
+        most, seeks = least + MAX_BUFFERED_FRAMES * len(ways), len(ways)
     else:
         least = most = seeks = len(set(picks))
     gone = least <= counts.frames_decoded <= most and seeks <= counts.seeks <= 2 * seeks
-    if not keeps_wishes(workload.picks):
+    if not picks_exact_positions(workload.picks):
         gone = gone and counts.delta_frames == 0
     if not gone:
         raise Undecodable(

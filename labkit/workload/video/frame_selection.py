@@ -1,6 +1,6 @@
-"""Which frames are picked: positions by arithmetic alone, on what the packets tell of a clip.
+"""Frame selection: the frames to pick, computed from the index of a clip's packets.
 
-Places are true source indices: a frame's rank in the order in which frames are shown.
+Indices are true source indices: a frame's rank in presentation order.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from labkit.config import Picks
 
 
 class Undecodable(Exception):
-    """A request that fails: one line with what is wrong with the clip or its frames."""
+    """A request failed; one line tells what is wrong with the clip or its frames."""
 
 
 def positions(count: int, wanted: int) -> list[int]:
     """Spread ``wanted`` positions evenly over ``0 ... count - 1``, both ends included.
 
-    Position ``i`` is ``i * (count - 1) / (wanted - 1)``, rounded half to even, in whole numbers;
-    a single one is the first. More than there are: they repeat, evenly.
+    Position ``i`` is ``i * (count - 1) / (wanted - 1)``, rounded half to even; a single position
+    is 0. If ``wanted`` exceeds ``count``, positions repeat evenly. Example: 3 of 5 frames are
+    [0, 2, 4].
 
     Raises
     ------
     Undecodable
-        There is nothing to pick from.
+        The clip has no frames.
     """
     if count < 1:
         raise Undecodable("it has no frames")
@@ -40,104 +41,104 @@ def _half_even(number: int, divisor: int) -> int:
     return quotient + (2 * rest > divisor or (2 * rest == divisor and quotient % 2 == 1))
 
 
-def keeps_wishes(how: Picks) -> bool:
-    """Tell whether the frames that are taken are those that are wished for."""
+def picks_exact_positions(how: Picks) -> bool:
+    """Return whether a pick method returns exactly the evenly spread positions."""
     return how in (Picks.stream, Picks.seek)
 
 
-def picked(how: Picks, frames: int, keyframes: Sequence[int], wanted: int) -> list[int]:
-    """Return the places that are picked of a clip, in order.
+def pick_frames(how: Picks, frames: int, keyframes: Sequence[int], wanted: int) -> list[int]:
+    """Return the indices of the picked frames, in order.
 
     Parameters
     ----------
     how
-        ``keyframes`` spreads over the list of keyframes, not over time, so that two keyframes
-        asked for 16 frames are 8 of each; ``nearest`` takes the earlier of two at one distance.
+        ``keyframes`` spreads over the list of keyframes, not over time: 16 frames of a clip with
+        two keyframes are 8 of each. ``nearest`` picks the earlier of two equally near keyframes.
     frames, keyframes
-        How many frames the clip has, and the places of its keyframes, ascending.
+        The clip's number of frames, and the indices of its keyframes, ascending.
 
     Raises
     ------
     Undecodable
-        Keyframes are asked for and there is none.
+        The method needs keyframes and the clip has none.
     """
-    if keeps_wishes(how):
+    if picks_exact_positions(how):
         return positions(frames, wanted)
     if not keyframes:
         raise Undecodable("it has no keyframes: no packet is marked as one")
     if how is Picks.nearest:
-        return [_nearest(keyframes, wish) for wish in positions(frames, wanted)]
+        return [_nearest(keyframes, position) for position in positions(frames, wanted)]
     if how is Picks.keyframes_unique:
         wanted = min(wanted, len(keyframes))
     return [keyframes[i] for i in positions(len(keyframes), wanted)]
 
 
-def _nearest(keyframes: Sequence[int], wish: int) -> int:
-    at = bisect_left(keyframes, wish)
-    return min(keyframes[max(0, at - 1) : at + 1], key=lambda k: (abs(k - wish), k))
+def _nearest(keyframes: Sequence[int], position: int) -> int:
+    at = bisect_left(keyframes, position)
+    return min(keyframes[max(0, at - 1) : at + 1], key=lambda k: (abs(k - position), k))
 
 
 @dataclass(frozen=True)
-class Leg:
-    """A way of the decoder: from the keyframe ``start`` forward, stopping at ``stops``."""
+class DecodeRun:
+    """A forward run of the decoder from the keyframe ``start``, with picks at ``stops``."""
 
     start: int
     stops: tuple[int, ...]
 
     @property
     def frames(self) -> int:
-        """How many frames are decoded on it."""
+        """Number of frames decoded."""
         return self.stops[-1] - self.start + 1
 
 
-def legs(picks: Sequence[int], keyframes: Sequence[int]) -> list[Leg]:
-    """Return the ways by which each pick is decoded from the keyframe before it.
+def decode_runs(picks: Sequence[int], keyframes: Sequence[int]) -> list[DecodeRun]:
+    """Return the runs that decode each pick from the keyframe before it.
 
-    A pick that lies ahead in frames that are being decoded needs no new way: no frame is
-    decoded twice.
+    A pick whose keyframe the current run reaches continues that run, so no frame is decoded twice.
 
     Raises
     ------
     Undecodable
         A pick lies before the first keyframe.
     """
-    found: list[Leg] = []
+    runs: list[DecodeRun] = []
     for pick in sorted(set(picks)):
         at = bisect_right(keyframes, pick) - 1
         if at < 0:
             raise Undecodable(f"frame {pick} lies before the first keyframe")
-        if found and keyframes[at] <= found[-1].stops[-1] + 1:
-            found[-1] = Leg(found[-1].start, (*found[-1].stops, pick))
+        if runs and keyframes[at] <= runs[-1].stops[-1] + 1:
+            runs[-1] = DecodeRun(runs[-1].start, (*runs[-1].stops, pick))
         else:
-            found.append(Leg(keyframes[at], (pick,)))
-    return found
+            runs.append(DecodeRun(keyframes[at], (pick,)))
+    return runs
 
 
 @dataclass(frozen=True)
 class Distances:
-    """How far picks lie from what was wished for: means and the largest, in frames and in ms."""
+    """Distances of picks from the exact positions: mean and maximum, in frames and in ms."""
 
     mean_frames: float
-    most_frames: int
+    max_frames: int
     mean_ms: float
-    most_ms: float
+    max_ms: float
 
 
-def distances(picks: Sequence[int], wishes: Sequence[int], seconds: Sequence[float]) -> Distances:
-    """Compare picks with wishes; ``seconds``: when each frame of the clip is shown.
+def distances(picks: Sequence[int], exact: Sequence[int], seconds: Sequence[float]) -> Distances:
+    """Return the distances of picks from exact positions.
 
-    Where there are fewer picks than wishes, each wish has the pick next to it.
+    ``seconds``: presentation time of each frame. With fewer picks than positions, each position is
+    compared with its nearest pick.
     """
     pairs = (
-        list(zip(picks, wishes, strict=True))
-        if len(picks) == len(wishes)
-        else [(_nearest(picks, wish), wish) for wish in wishes]
+        list(zip(picks, exact, strict=True))
+        if len(picks) == len(exact)
+        else [(_nearest(picks, position), position) for position in exact]
     )
-    frames = [abs(pick - wish) for pick, wish in pairs]
-    ms = [1e3 * abs(seconds[pick] - seconds[wish]) for pick, wish in pairs]
+    frames = [abs(pick - position) for pick, position in pairs]
+    ms = [1e3 * abs(seconds[pick] - seconds[position]) for pick, position in pairs]
     return Distances(fmean(frames), max(frames), fmean(ms), max(ms))
 
 
 def repeated(picks: Sequence[int]) -> int:
-    """Count the picks that repeat an earlier one."""
+    """Return how many picks repeat an earlier one."""
     return len(picks) - len(set(picks))

@@ -1,6 +1,6 @@
-"""Planted events, and whether picked frames show that they happened.
+"""Planted events of synthetic clips, and whether picked frames show them.
 
-This is evidence in the pictures, never accuracy: no model has looked at them.
+This is visibility in the frames, not a model's accuracy: no model has seen them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ KINDS = ("colour change", "direction change", "collision")
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens at ``frame``: the first frame of what is new.
+    """An event whose first changed frame is ``frame``.
 
-    It is visible where ``needs`` different frames of ``start ... frame - 1`` and as many of
-    ``frame ... end - 1`` were picked.
+    It is visible if at least ``needs`` different frames of ``start ... frame - 1`` and as many of
+    ``frame ... end - 1`` are picked.
     """
 
     kind: str
@@ -30,22 +30,22 @@ class Event:
     needs: int = 1
 
     def visible(self, picks: Iterable[int]) -> bool:
-        """Tell whether the picked frames show it."""
-        seen = set(picks)
-        before = sum(self.start <= pick < self.frame for pick in seen)
-        after = sum(self.frame <= pick < self.end for pick in seen)
+        """Return whether the picked frames show the event."""
+        distinct = set(picks)
+        before = sum(self.start <= pick < self.frame for pick in distinct)
+        after = sum(self.frame <= pick < self.end for pick in distinct)
         return min(before, after) >= self.needs
 
 
 def planted(clip: Clip) -> list[Event]:
     """Return a clip's events, in order within each kind.
 
-    A colour is seen on one frame, so that a change of colour needs one frame on each side, back
-    to the change before and on to the next. A direction is seen on two frames, so that its
-    change needs two on each side. A collision needs one frame on each side within a second of
-    it: earlier and later the two shapes are far apart and anything may have happened.
+    One frame shows a colour, so a change of colour needs one frame on each side, between the
+    changes before and after. Two frames show a direction, so its change needs two on each side. A
+    collision needs one frame on each side within a second, because further away the shapes are too
+    far apart to tell.
     """
-    found: list[Event] = []
+    events: list[Event] = []
     for kind in KINDS:
         frames = event_frames(clip, kind)
         for before, frame, after in zip(
@@ -55,12 +55,12 @@ def planted(clip: Clip) -> list[Event]:
                 start, end = max(before, frame - clip.fps), min(after, frame + clip.fps)
             else:
                 start, end = before, after
-            found.append(Event(kind, frame, start, end, 2 if kind == "direction change" else 1))
-    return found
+            events.append(Event(kind, frame, start, end, 2 if kind == "direction change" else 1))
+    return events
 
 
 def event_frames(clip: Clip, kind: str) -> list[int]:
-    """Draw the frames of a clip's events of one kind: one in each equal part, none at its ends."""
+    """Draw the frames of a clip's events of one kind: one in each of ``events`` equal parts."""
     if clip.events == 0:
         return []
     draw = random.Random(f"labkit events/{clip.seed}/{kind}/{clip.length}/{clip.events}")
@@ -69,10 +69,10 @@ def event_frames(clip: Clip, kind: str) -> list[int]:
 
 
 def shares(events: Sequence[Event], picks: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Count by kind how many events there are and how many of them the picks show."""
-    found: dict[str, dict[str, int]] = {}
+    """Return, by kind, the number of planted events and of those that the picks show."""
+    by_kind: dict[str, dict[str, int]] = {}
     for event in events:
-        counted = found.setdefault(event.kind, {"visible": 0, "planted": 0})
-        counted["visible"] += event.visible(picks)
-        counted["planted"] += 1
-    return found
+        counts = by_kind.setdefault(event.kind, {"visible": 0, "planted": 0})
+        counts["visible"] += event.visible(picks)
+        counts["planted"] += 1
+    return by_kind

@@ -17,7 +17,7 @@ def clip_of(length, gop=None, **more):
                    **SMALL, **more})  # fmt: skip
 
 
-def made(folder, frames, gop=None, **more) -> Path:
+def synthesised_file(folder, frames, gop=None, **more) -> Path:
     """Synthesise a clip into a folder."""
     path = folder / f"{frames}-{gop}.mp4"
     if not path.exists():

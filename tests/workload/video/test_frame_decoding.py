@@ -13,10 +13,10 @@ import clip_files as files
 
 from labkit.config import ConfigError, Picks, Workload, from_plain, to_plain
 from labkit.workload.video import clip_synthesis, planted_events
-from labkit.workload.video.clip_reader import opened
-from labkit.workload.video.frame_checks import Reference, given
-from labkit.workload.video.frame_decoding import proven, take
-from labkit.workload.video.frame_selection import Undecodable, legs, picked
+from labkit.workload.video.clip_reader import open_clip
+from labkit.workload.video.frame_checks import Reference, frame_digests
+from labkit.workload.video.frame_decoding import check_counts, decode_frames
+from labkit.workload.video.frame_selection import Undecodable, decode_runs, pick_frames
 
 SHAPES = [(61, 7), (61, None), (40, 1), (40, 2), (1, 1), (120, 12), (30, 29)]
 
@@ -47,22 +47,22 @@ def test_the_same_clip_has_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize(("frames", "gop"), SHAPES)
 def test_length_gop_and_size_are_what_was_asked_for(folder, frames, gop):
-    path = files.made(folder, frames, gop)
+    path = files.synthesised_file(folder, frames, gop)
     samples, sync = files.counted(path)
     assert (samples, len(sync)) == (frames, len(range(0, frames, gop or frames)))
     assert np.shape(all_frames(path)) == (frames, 64, 96, 3)
-    with opened(path, 1) as clip:
-        assert list(clip.shown().keyframes) == list(range(0, frames, gop or frames))
+    with open_clip(path, 1) as clip:
+        assert list(clip.frame_index().keyframes) == list(range(0, frames, gop or frames))
         assert float(clip.stream.average_rate) == 25
 
 
 def test_a_clip_is_kept_by_what_decides_it(no_cache):
     clip = files.clip_of(9, 3)
-    path = clip_synthesis.made(clip)
+    path = clip_synthesis.synthesised_file(clip)
     written = path.stat().st_mtime_ns
-    again = clip_synthesis.made(files.clip_of(9, 3, name="other", frames=3, requests=7))
+    again = clip_synthesis.synthesised_file(files.clip_of(9, 3, name="other", frames=3, requests=7))
     assert again == path and again.stat().st_mtime_ns == written
-    assert clip_synthesis.made(files.clip_of(9, 4)) != path
+    assert clip_synthesis.synthesised_file(files.clip_of(9, 4)) != path
 
 
 def lanes(picture):
@@ -96,8 +96,8 @@ def test_events_happen_in_the_pictures_at_their_frames():
     assert turns == at["direction change"]
     gaps = []
     for picture in drawn:
-        left, right = (painted(lanes(picture)[2], clip_synthesis.COLOURS[i]) for i in (1, 3))
-        gaps.append(right[0] - left[-1])
+        left, is_right = (painted(lanes(picture)[2], clip_synthesis.COLOURS[i]) for i in (1, 3))
+        gaps.append(is_right[0] - left[-1])
     touching = [i for i in range(90) if gaps[i] == min(gaps)]
     assert touching == at["collision"] and min(gaps) == 1
 
@@ -107,26 +107,26 @@ def test_events_happen_in_the_pictures_at_their_frames():
 
 @pytest.mark.parametrize(("frames", "gop"), SHAPES)
 def test_every_way_gives_the_frames_of_a_list(folder, frames, gop):
-    path = files.made(folder, frames, gop)
+    path = files.synthesised_file(folder, frames, gop)
     listed = all_frames(path)
     _, sync = files.counted(path)
     for picks, decoder in files.WAYS:
         for wanted in (1, 2, 5, 16, 64):
             asked = files.asks(picks, decoder, wanted)
-            taken = take(path, asked, wanted)
-            assert list(taken.picks) == picked(picks, frames, sync, wanted)
+            taken = decode_frames(path, asked, wanted)
+            assert list(taken.picks) == pick_frames(picks, frames, sync, wanted)
             for place in taken.picks:
                 assert np.array_equal(taken.frames[place], listed[place]), (picks, place)
-            proven(asked, taken.picks, taken.counts, sync)
+            check_counts(asked, taken.picks, taken.counts, sync)
 
 
 @pytest.mark.parametrize(("frames", "gop"), SHAPES)
 def test_counts_are_those_of_an_independent_count(folder, frames, gop):
-    path = files.made(folder, frames, gop)
+    path = files.synthesised_file(folder, frames, gop)
     samples, sync = files.counted(path)
     for picks, decoder in files.WAYS:
-        counts = take(path, files.asks(picks, decoder), 16).counts
-        own = picked(picks, samples, sync, 16)
+        counts = decode_frames(path, files.asks(picks, decoder), 16).counts
+        own = pick_frames(picks, samples, sync, 16)
         if picks is Picks.stream:
             assert counts.frames_decoded == samples and counts.seeks == 0
             if decoder.value == "pyav":
@@ -135,7 +135,7 @@ def test_counts_are_those_of_an_independent_count(folder, frames, gop):
             continue
         assert counts.packets_read >= samples  # the sweep
         if picks is Picks.seek:
-            ways = legs(own, sync)
+            ways = decode_runs(own, sync)
             assert counts.seeks == len(ways)
             assert 0 <= counts.frames_decoded - sum(way.frames for way in ways) <= 4 * len(ways)
             keys = sum(way.start <= s <= way.stops[-1] for way in ways for s in sync)
@@ -147,9 +147,9 @@ def test_counts_are_those_of_an_independent_count(folder, frames, gop):
 
 
 def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
-    path = files.made(folder, 61, 7)
+    path = files.synthesised_file(folder, 61, 7)
     _, sync = files.counted(path)
-    taken = {picks: take(path, files.asks(picks), 5) for picks in Picks}
+    taken = {picks: decode_frames(path, files.asks(picks), 5) for picks in Picks}
     for named in Picks:
         for gone in Picks:
             asked, counts = files.asks(named), taken[gone].counts
@@ -157,17 +157,17 @@ def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
             if named is gone or {named, gone} <= alike:
                 continue
             with pytest.raises(Undecodable, match=r"which is not workload\.picks="):
-                proven(asked, taken[named].picks, counts, sync)
+                check_counts(asked, taken[named].picks, counts, sync)
 
 
 def test_a_delta_frame_is_no_keyframe(folder):
-    path = files.made(folder, 61, 7)
+    path = files.synthesised_file(folder, 61, 7)
     _, sync = files.counted(path)
     for picks in (Picks.keyframes, Picks.nearest, Picks.keyframes_unique):
-        taken = take(path, files.asks(picks), 5)
+        taken = decode_frames(path, files.asks(picks), 5)
         counts = replace(taken.counts, delta_frames=1)
         with pytest.raises(Undecodable, match=r"1 of them no keyframes"):
-            proven(files.asks(picks), taken.picks, counts, sync)
+            check_counts(files.asks(picks), taken.picks, counts, sync)
 
 
 # ------------------------------------------------------------------ what is wrong with a file
@@ -188,7 +188,7 @@ def remuxed(source, target, **options):
 @pytest.fixture(scope="module")
 def broken(folder):
     """Files by what is wrong with them."""
-    good = files.made(folder, 61, 7)
+    good = files.synthesised_file(folder, 61, 7)
     front = remuxed(good, folder / "front.mp4", movflags="+faststart")
     data = front.read_bytes()
     found = {
@@ -211,9 +211,9 @@ def broken(folder):
 def test_a_broken_file_is_one_clear_line(broken, name):
     for picks, decoder in files.WAYS:
         with pytest.raises(Undecodable) as caught:
-            found = take(broken[name], files.asks(picks, decoder), 16)
+            found = decode_frames(broken[name], files.asks(picks, decoder), 16)
             # What lies before the break can be taken; checking it says that the file is broken.
-            Reference(broken[name]).check(files.asks(picks, decoder), 16, given(found))
+            Reference(broken[name]).check(files.asks(picks, decoder), 16, frame_digests(found))
         line = str(caught.value)
         assert 5 < len(line) < 200 and "\n" not in line and str(broken[name]) not in line
 
@@ -221,19 +221,19 @@ def test_a_broken_file_is_one_clear_line(broken, name):
 def test_a_pick_beyond_the_end_is_named(broken):
     half = broken["its first half"]
     with pytest.raises(Undecodable, match=r"frame 60 was picked of 61, and OpenCV gave \d+ frames"):
-        take(half, files.asks("stream", "opencv", 2), 2)
+        decode_frames(half, files.asks("stream", "opencv", 2), 2)
     with pytest.raises(Undecodable, match=r"it ends after \d+ of the 61 frames that it promises"):
-        take(half, files.asks("keyframes"), 2)
+        decode_frames(half, files.asks("keyframes"), 2)
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "mov", "ts"])
 def test_other_containers(folder, suffix):
-    good = files.made(folder, 61, 7)
+    good = files.synthesised_file(folder, 61, 7)
     path = remuxed(good, folder / f"other.{suffix}")
     listed = all_frames(good)
     for picks in Picks:
-        taken = take(path, files.asks(picks), 5)
-        assert list(taken.picks) == picked(picks, 61, range(0, 61, 7), 5)
+        taken = decode_frames(path, files.asks(picks), 5)
+        assert list(taken.picks) == pick_frames(picks, 61, range(0, 61, 7), 5)
         for place, frame in taken.frames.items():
             assert np.array_equal(frame, listed[place])
 

@@ -9,9 +9,9 @@ from labkit.config import Clip, Picks
 from labkit.workload.video import planted_events
 from labkit.workload.video.frame_selection import (
     Undecodable,
+    decode_runs,
     distances,
-    legs,
-    picked,
+    pick_frames,
     positions,
     repeated,
 )
@@ -47,13 +47,13 @@ def test_keyframe_picks_of_all_clips_up_to_300_frames(wanted):
         for gop in {1, 2, 7, 12, 50, 250, 1 + count // 3}:
             keys = keyframes_of(count, gop)
             wishes = positions(count, wanted)
-            assert picked(Picks.stream, count, keys, wanted) == wishes
-            assert picked(Picks.seek, count, keys, wanted) == wishes
+            assert pick_frames(Picks.stream, count, keys, wanted) == wishes
+            assert pick_frames(Picks.seek, count, keys, wanted) == wishes
             nearest = [min((abs(key - wish), key) for key in keys)[1] for wish in wishes]
-            assert picked(Picks.nearest, count, keys, wanted) == nearest
-            spread = picked(Picks.keyframes, count, keys, wanted)
+            assert pick_frames(Picks.nearest, count, keys, wanted) == nearest
+            spread = pick_frames(Picks.keyframes, count, keys, wanted)
             assert spread == [keys[i] for i in positions(len(keys), wanted)]
-            unique = picked(Picks.keyframes_unique, count, keys, wanted)
+            unique = pick_frames(Picks.keyframes_unique, count, keys, wanted)
             assert len(unique) == len(set(unique)) == min(wanted, len(keys))
             assert repeated(unique) == 0 and repeated(spread) == wanted - len(set(spread))
             assert set(unique) <= set(keys) and unique == sorted(unique)
@@ -62,12 +62,12 @@ def test_keyframe_picks_of_all_clips_up_to_300_frames(wanted):
 
 
 def test_a_clip_without_keyframes_is_refused_where_they_are_needed():
-    assert picked(Picks.stream, 10, (), 4) == [0, 3, 6, 9]
+    assert pick_frames(Picks.stream, 10, (), 4) == [0, 3, 6, 9]
     for how in (Picks.keyframes, Picks.nearest, Picks.keyframes_unique):
         with pytest.raises(Undecodable, match="no keyframes"):
-            picked(how, 10, (), 4)
+            pick_frames(how, 10, (), 4)
     with pytest.raises(Undecodable, match="frame 0 lies before the first keyframe"):
-        legs([0, 9], (5,))
+        decode_runs([0, 9], (5,))
 
 
 def test_legs_reach_every_pick_and_decode_no_frame_twice():
@@ -76,7 +76,7 @@ def test_legs_reach_every_pick_and_decode_no_frame_twice():
         count = draw.randrange(1, 300)
         keys = sorted({0, *(draw.randrange(count) for _ in range(draw.randrange(12)))})
         picks = [draw.randrange(count) for _ in range(draw.randrange(1, 20))]
-        ways = legs(picks, keys)
+        ways = decode_runs(picks, keys)
         assert [stop for way in ways for stop in way.stops] == sorted(set(picks))
         decoded = [place for way in ways for place in range(way.start, way.stops[-1] + 1)]
         assert len(decoded) == len(set(decoded)) == sum(way.frames for way in ways)
@@ -90,11 +90,9 @@ def test_legs_reach_every_pick_and_decode_no_frame_twice():
 def test_distances_are_of_picks_from_wishes():
     seconds = [i / 10 for i in range(20)]
     far = distances([0, 10, 10], [0, 9, 19], seconds)
-    assert (far.mean_frames, far.most_frames) == (10 / 3, 9)
-    assert far.most_ms == pytest.approx(900)
-    assert (
-        distances([0], [0, 9, 19], seconds).most_frames == 19
-    )  # each wish has the pick next to it
+    assert (far.mean_frames, far.max_frames) == (10 / 3, 9)
+    assert far.max_ms == pytest.approx(900)
+    assert distances([0], [0, 9, 19], seconds).max_frames == 19  # each wish has the pick next to it
 
 
 CLIP = Clip(name="c", seconds=20, gop=25, events=5, seed=4)

@@ -24,7 +24,7 @@ from labkit.workload import video
 from labkit.workload.interleaving import NoMachineKernels, TurnContext, single_arm_context
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding
-from labkit.workload.video.frame_checks import stretches
+from labkit.workload.video.frame_checks import strided_ranges
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_video import InterleavedVideo
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
     """Two clips, one of them with a single keyframe."""
     folder = tmp_path_factory.mktemp("clips")
     for frames, gop in ((61, 7), (40, None)):
-        files.made(folder, frames, gop)
+        files.synthesised_file(folder, frames, gop)
     return folder
 
 
@@ -42,14 +42,17 @@ def arms_on(folder, **more):
     return [files.asks(picks, decoder, clips=str(folder), **more) for picks, decoder in files.WAYS]
 
 
-def turns_of(arms, take=frame_decoding.take, setting=None):
+def turns_of(arms, decode_frames=frame_decoding.decode_frames, setting=None):
     return InterleavedVideo(
-        arms, [clip_library.sources(arm) for arm in arms], setting or single_arm_context(0), take
+        arms,
+        [clip_library.sources(arm) for arm in arms],
+        setting or single_arm_context(0),
+        decode_frames,
     )
 
 
-def measured(arms, take=frame_decoding.take):
-    turns = turns_of(arms, take)
+def measured(arms, decode_frames=frame_decoding.decode_frames):
+    turns = turns_of(arms, decode_frames)
     turns.warm_up()
     found = turns.measure(lambda what: None)
     turns.close()
@@ -98,7 +101,7 @@ def test_clips_that_are_made_know_what_there_is_to_see(no_cache):
 
 def test_stretches_keep_every_place():
     for places in ([], [3], [0, 50, 100], [0, 7, 9, 11, 40], [1, 2, 4, 8, 16]):
-        found = stretches(places)
+        found = strided_ranges(places)
         assert [a + b * i for a, b, n in found for i in range(n)] == places
 
 
@@ -126,18 +129,18 @@ def test_every_round_has_an_order_of_its_own(folder):
 def test_a_job_keeps_to_its_requests_in_flight(folder):
     now, most, done = [], [], []
 
-    def take(path, workload, wanted):
+    def decode_frames(path, workload, wanted):
         now.append(path)
         most.append(len(now))
         time.sleep(0.01)
-        taken = frame_decoding.take(path, workload, wanted)
+        taken = frame_decoding.decode_frames(path, workload, wanted)
         now.remove(path)
         done.append(path)
         return taken
 
     arm = files.asks("keyframes", clips=str(folder), concurrency=3)
     sources = [[replace(source, requests=6) for source in clip_library.sources(arm)]]
-    turns = InterleavedVideo([arm], sources, single_arm_context(0), take)
+    turns = InterleavedVideo([arm], sources, single_arm_context(0), decode_frames)
     (found,) = turns.measure(lambda what: None)
     assert max(most) == 3 and len(done) == 2 + 12
     assert found.cases[-1].notes["job"] == {"requests": 12, "in_flight": 3}
@@ -149,18 +152,18 @@ def test_a_job_keeps_to_its_requests_in_flight(folder):
 def moved(picks_arm, pick, said):
     """Take frames as an arm does, but one pick is the frame behind; it says so or it does not."""
 
-    def take(path, workload, wanted):
-        taken = frame_decoding.take(path, workload, wanted)
+    def decode_frames(path, workload, wanted):
+        taken = frame_decoding.decode_frames(path, workload, wanted)
         if workload.picks is not picks_arm:
             return taken
         place = taken.picks[pick]
-        other = frame_decoding.take(path, files.asks("stream"), 61).frames[place + 1]
+        other = frame_decoding.decode_frames(path, files.asks("stream"), 61).frames[place + 1]
         if not said:
             return replace(taken, frames={**taken.frames, place: other})
         picks = tuple(p + (p == place) for p in taken.picks)
         return replace(taken, picks=picks, frames={**taken.frames, place + 1: other})
 
-    return take
+    return decode_frames
 
 
 @pytest.mark.parametrize("how", [Picks.stream, Picks.seek, Picks.keyframes, Picks.nearest])
@@ -180,24 +183,26 @@ def test_a_pick_moved_by_one_frame_is_found(folder, how):
 def test_frames_that_change_from_request_to_request_void_the_run(folder):
     draws = iter(range(100))
 
-    def take(path, workload, wanted):
-        taken = frame_decoding.take(path, workload, wanted)
+    def decode_frames(path, workload, wanted):
+        taken = frame_decoding.decode_frames(path, workload, wanted)
         place = taken.picks[0]
         return replace(taken, frames={**taken.frames, place: taken.frames[place] ^ next(draws)})
 
     with pytest.raises(InvalidOutput, match="request 2 gave other frames"):
-        measured([files.asks("stream", clips=str(folder), repeats=2)], take)
+        measured([files.asks("stream", clips=str(folder), repeats=2)], decode_frames)
 
 
 def test_an_arm_that_goes_another_way_serves_nothing(folder):
-    def take(path, workload, wanted):
+    def decode_frames(path, workload, wanted):
         """Decode everything, whatever is asked."""
-        streamed = frame_decoding.take(path, files.asks("stream"), 61 if "61" in path.name else 40)
-        taken = frame_decoding.take(path, workload, wanted)
+        streamed = frame_decoding.decode_frames(
+            path, files.asks("stream"), 61 if "61" in path.name else 40
+        )
+        taken = frame_decoding.decode_frames(path, workload, wanted)
         return replace(taken, counts=streamed.counts)
 
     with pytest.raises(InvalidOutput, match=r"which is not workload\.picks=keyframes"):
-        measured([files.asks("keyframes", clips=str(folder))], take)
+        measured([files.asks("keyframes", clips=str(folder))], decode_frames)
 
 
 # ------------------------------------------------------------------ going on
@@ -244,12 +249,12 @@ CHILD = """
 import json, resource, sys
 sys.path[:0] = {paths}
 import clip_files as files
-from labkit.workload.interleaving import by_itself
+from labkit.workload.interleaving import single_arm_context
 from labkit.workload.video import clip_library
-from labkit.workload.video.interleaved_video import VideoTurns
+from labkit.workload.video.interleaved_video import InterleavedVideo
 arms = [files.asks(p, d, frames=8, clips=sys.argv[1], warmup=1) for p, d in files.WAYS]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-turns = VideoTurns(arms, [clip_library.sources(arm) for arm in arms], by_itself(0))
+turns = InterleavedVideo(arms, [clip_library.sources(arm) for arm in arms], single_arm_context(0))
 turns.warm_up()
 found = turns.measure(lambda what: None)
 cases = [[[c.case, c.skipped, c.outputs] for c in m.cases if c.case != "all"] for m in found]
@@ -411,4 +416,4 @@ def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):
 
 def test_a_line_with_a_failure_has_no_path(tmp_path):
     with pytest.raises(Undecodable, match="No such file"):
-        frame_decoding.take(tmp_path / "x.mp4", files.asks("stream"), 4)
+        frame_decoding.decode_frames(tmp_path / "x.mp4", files.asks("stream"), 4)
