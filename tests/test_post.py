@@ -40,7 +40,7 @@ def test_placeholders_are_filled_kept_and_filled_again(write, study):
     path = write(
         '# Title\n\n{{ sentence("study") }}\n\nIt is {{ value("study", '
         f'{FIRST}, what="delta") }}}}, `{{{{ code }}}}`.\n\n'
-        '{{ table("study", columns=["batch", "seq_map", "verdict"]) }}\n\n'
+        '{{ table("study", columns=["batch", "delta", "verdict"]) }}\n\n'
         '{{ figure("study", "plots/ablation-seq_map-engine-paged--roofline.png", caption="R") }}\n'
     )
     assert main([str(path)]) == 0
@@ -49,8 +49,8 @@ def test_placeholders_are_filled_kept_and_filled_again(write, study):
     row = cell["rows"][0]
     effect = row["comparisons"][0]["effect_pct"]
     assert f"[{percent_text(effect)}](study/report.html#cell0r0 '{{{{ value(" in text
-    assert f"| {row['case']} | [{row['arms']['seq_map']['median']:,.1f}](study/report" in text
-    assert "| batch | seq_map (µs) | verdict |" in text
+    assert f"| {row['case']} | [{percent_text(effect)}](study/report" in text
+    assert "| batch | delta of seq_map | verdict |" in text
     assert '<!-- {{ sentence("study") }} -->\n\n**' in text and "`{{ code }}`" in text
     assert "![R](study/plots/ablation-seq_map-engine-paged--roofline.png '{{ figure(" in text
     assert main([str(path), "--check"]) == 0

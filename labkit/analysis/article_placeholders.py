@@ -22,9 +22,9 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
+from labkit.analysis.rendering.cell_report import CellReport
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.published_table import published_source
-from labkit.analysis.rendering.report_sections import CellReport
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
 from labkit.analysis.rendering.tables import Column, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
@@ -270,7 +270,7 @@ def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
     def value(line: ResultLine) -> str:
         return f"[{shown}]({page}{link(line)})" if (shown := text(line)) else ""
 
-    return replace(column, value=value, form=text_or_empty)
+    return replace(column, value=value, format=text_or_empty)
 
 
 def _one_of(kind: str, name: str, known: Iterable[str]) -> str:

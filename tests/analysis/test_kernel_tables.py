@@ -8,20 +8,24 @@ import pytest
 
 from labkit.analysis import write_study
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.rendering.counter_tables import dispatch_table, queue_table, roofline_table
+from labkit.analysis.rendering.cell_tables import host_times_table
+from labkit.analysis.rendering.counter_tables import (
+    dispatch_table,
+    launch_queue_table,
+    roofline_table,
+)
 from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (
     RooflineLimits,
     RooflinePoint,
-    _places,
-    _ranges,
+    _axis_ranges,
+    _mark_positions,
+    best_limits,
     case_labels,
     cases_line,
-    find_limits,
     roofline_points,
 )
 from labkit.analysis.rendering.svg_elements import power_of_ten_text, power_of_ten_ticks
-from labkit.analysis.rendering.tables import host_table
 from labkit.records import Metric
 
 LIMITS = RooflineLimits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
@@ -53,8 +57,8 @@ def test_limits_are_the_best_that_any_good_run_reached(make_cell):
         return replace(record, notes={"limits": noted})
 
     records = analyse(make_cell(change=change)).data.records
-    assert find_limits(records) == replace(LIMITS, read_gb_s=60.0)
-    assert find_limits([replace(r, notes={}) for r in records]) is None
+    assert best_limits(records) == replace(LIMITS, read_gb_s=60.0)
+    assert best_limits([replace(r, notes={}) for r in records]) is None
 
 
 def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
@@ -134,7 +138,7 @@ def noting(**notes):
 
 def test_what_planning_takes_has_a_column_of_its_own(make_cell):
     analysis = analyse(make_cell("study/new", change=noting(plan_us=40.0)))
-    table = host_table(analysis.json, analysis.data.records)
+    table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:5]] == [
         "batch", "binary_search maps (µs)", "binary_search plan (µs)",
         "seq_map maps (µs)", "seq_map plan (µs)",
@@ -142,7 +146,7 @@ def test_what_planning_takes_has_a_column_of_its_own(make_cell):
     assert table.cells(table.lines[0])[1:5] == ["12.50", "40.00", "12.50", "80.00"]
     assert "not part of the dispatch times" in table.notes[0] and len(table.notes) == 2
     analysis = analyse(make_cell("study/old"))
-    table = host_table(analysis.json, analysis.data.records)
+    table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:2]] == ["batch", "binary_search (µs)"]
     assert len(table.notes) == 1
 
@@ -168,7 +172,7 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
 
     study = make_cell("study/queue", noise=0.0, repeats=1, change=change).parent
     analysis = analyse(study / "queue")
-    (first, second, *_, last) = cells(queue_table(analysis.json, analysis.data.records))
+    (first, second, *_, last) = cells(launch_queue_table(analysis.json, analysis.data.records))
     assert first == {
         "batch": "decode, 64 reqs, ctx 128", "arm": "binary_search", "launches in a chain": "8",
         "in a chain (µs)": "322.6", "by itself (µs)": "500.0", "empty, in a chain (µs)": "2.00",
@@ -181,7 +185,7 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
     for form in ("report.md", "report.html"):
         assert "Launches in a queue" in (study / form).read_text(encoding="utf-8")
     analysis = analyse(make_cell("study/other"))
-    assert queue_table(analysis.json, analysis.data.records) is None
+    assert launch_queue_table(analysis.json, analysis.data.records) is None
 
 
 def test_old_records_have_neither(make_cell):
@@ -220,7 +224,7 @@ def test_the_roofline_s_axes_leave_room_for_every_point():
         RooflinePoint("a", "x", 10, 103, 1e-8, None),
         RooflinePoint("b", "x", 10, 999, 1e-8, None),
     ]
-    for (low, high), name in zip(_ranges(found), ("intensity", "gflop_s"), strict=True):
+    for (low, high), name in zip(_axis_ranges(found), ("intensity", "gflop_s"), strict=True):
         places = [log10(getattr(p, name)) for p in found]
         assert low + 0.09 <= min(places) and max(places) <= high - 0.09
 
@@ -261,17 +265,17 @@ def many(arms=("a", "b")):
 
 def test_no_mark_hides_another_arm_s():
     found = many()
-    x, _ = _ranges(found)
-    places = _places(found, x)
+    x, _ = _axis_ranges(found)
+    places = _mark_positions(found, x)
     assert len(set(places)) == len(places)
     one, other = places[0], places[1]
     assert one[1] == other[1] and other[0] - one[0] > 0.015 * (x[1] - x[0])
-    assert _places(many(arms=("a",)), x)[0][0] == pytest.approx(math.log10(2.0))
+    assert _mark_positions(many(arms=("a",)), x)[0][0] == pytest.approx(math.log10(2.0))
 
 
 def test_every_case_has_its_number_and_no_two_numbers_cover_each_other():
     found = many()
-    labels = case_labels(found, *_ranges(found))
+    labels = case_labels(found, *_axis_ranges(found))
     assert [label.text for label in labels] == ["1", "2", "3", "4", "5", "6"]
     for i, one in enumerate(labels):
         for other in labels[:i]:

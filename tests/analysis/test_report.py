@@ -19,9 +19,9 @@ from labkit.analysis.headline import headline
 from labkit.analysis.latency_throughput import METRICS
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
-from labkit.analysis.rendering.memory_timeline_chart import timelines
+from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.memory_timeline_chart import run_timelines
 from labkit.analysis.rendering.report_files import FORMATS
-from labkit.analysis.rendering.report_sections import CellReport
 from labkit.records import Metric
 from labkit.report import main
 
@@ -87,7 +87,7 @@ def test_printing_a_form_writes_nothing(study, capsysbinary):
 def test_markdown_has_the_articles_layout(study, capsysbinary):
     text = printed(capsysbinary, study, "md")
     head = (
-        "| batch | kernel | binary_search (µs) | seq_map (µs) | delta | adjusted 95 % CI (%) "
+        "| batch | kernel | binary_search (µs) | delta of seq_map | adjusted 95 % CI (%) "
         "| adjusted p | verdict"
     )
     assert head in text
@@ -327,12 +327,13 @@ def test_an_engine_that_does_not_tell_admissions_has_two_phases(make_cell):
         return replace(record, cases=(replace(case, notes={"requests": requests}),))
 
     analysis = analyse(make_cell("study/cell", requests=True, change=silent))
-    (timeline,) = timelines(analysis.data.records, ["seq_map"])
+    (timeline,) = run_timelines(analysis.data.records, ["seq_map"])
     assert timeline.phases == ("prefill", "decode") and "includes waiting" in timeline.caption()
-    assert [name for name, _, _ in timeline.bars[0].phases()] == ["prefill", "decode"]
-    assert timeline.memory["kv_used_bytes"] == (1, 2, 4, 8, 0)
-    bar = timeline.bars[3]
-    assert (bar.submitted, bar.end > bar.first > bar.submitted) == (0.003, True)
+    assert [name for name, _, _ in timeline.requests[0].phases()] == ["prefill", "decode"]
+    assert timeline.memory_mib["kv_used_bytes"] == (1, 2, 4, 8, 0)
+    request = timeline.requests[3]
+    assert request.submitted_s == 0.003
+    assert request.finished_s > request.first_token_s > request.submitted_s
 
 
 def test_html_fetches_nothing(study, capsysbinary):

@@ -1,8 +1,7 @@
-"""How arms are told apart: a colour and a mark each, on the page and in pictures.
+"""The colour and mark of each arm, on the HTML page and in matplotlib figures.
 
-Colours are those of M. Okabe and K. Ito (2008), told apart by colour-blind readers; arms
-also differ in their marks. Pictures are byte for byte the same from the same records: no
-dates, fixed ids, fixed sizes.
+Colour-blind readers can tell the colours apart (M. Okabe and K. Ito, 2008); marks differ too.
+The same records give byte for byte the same pictures: no dates, fixed ids, fixed sizes.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 CONTROL_COLOUR = "#888888"
-MARKS = ("o", "s", "^", "D", "v")  # not as many as colours, so that 30 arms differ
-STYLE: Mapping[str, Any] = {
+MARKS = ("o", "s", "^", "D", "v")  # 5 marks and 6 colours: 30 arms differ
+RC_PARAMS: Mapping[str, Any] = {
     "svg.hashsalt": "labkit",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -37,7 +36,7 @@ STYLE: Mapping[str, Any] = {
 
 
 def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
-    """Return every arm's colour and mark; the control is grey."""
+    """Return every arm's matplotlib colour and mark; the control is grey."""
     real, control = real_arms(cell), control_name(cell)
     styles = {
         name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
@@ -46,9 +45,9 @@ def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
 
 
 def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
-    """Return every arm's style class and mark; the control is grey crosses.
+    """Return every arm's style class and mark on the page; the control has grey crosses.
 
-    There are six colours that everybody can tell apart; the lines of further arms are dashed.
+    There are six colours; the lines of further arms are dashed.
     """
     real, control = real_arms(cell), control_name(cell)
     styles = {
@@ -63,15 +62,15 @@ def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Draw in the report's style, whatever this machine's own settings are."""
+    """Set matplotlib to the report's style, regardless of this machine's own settings."""
     import matplotlib as mpl
 
-    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
+    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **RC_PARAMS}
     with mpl.rc_context(settings):
         yield
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
-    """Write a figure as PNG and SVG without dates or versions."""
+    """Write a figure as PNG and SVG, without dates or versions."""
     figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
     figure.savefig(f"{stem}.svg", metadata={"Date": None, "Creator": None})

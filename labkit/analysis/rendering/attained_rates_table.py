@@ -1,49 +1,62 @@
-"""The ideal beside the achieved: prefix hits, accepted drafts and padding."""
+"""The table of attainable and attained rates: prefix hits, accepted drafts and padding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.attained_rates import AttainedRates, attained_rates
+from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
+
+if TYPE_CHECKING:
+    from labkit.analysis.rendering.cell_report import CellReport
 
 Json = Mapping[str, Any]
 
 
 def attained_rates_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
-    """Lay out what arms could reach and did; None where none has anything of the kind."""
-    found = attained_rates(real_arms(cell), records)
-    if not found:
+    """Return every arm's attainable and attained rates; None if no arm has any."""
+    rates = attained_rates(real_arms(cell), records)
+    if not rates:
         return None
     columns = [
-        _column("prefix hits allowed", lambda one: one.hits_allowed, found),
-        _column("reached", lambda one: one.hits, found),
-        _column("drafts accepted", lambda one: one.accepted, found),
-        _column("padding of one rectangle", lambda one: one.rectangle, found),
-        _column("rows of padding", lambda one: one.padded, found),
+        _share_column("prefix hits allowed", lambda arm: arm.hits_allowed, rates),
+        _share_column("reached", lambda arm: arm.hits, rates),
+        _share_column("drafts accepted", lambda arm: arm.accepted, rates),
+        _share_column("padding of one rectangle", lambda arm: arm.rectangle, rates),
+        _share_column("rows of padding", lambda arm: arm.padded, rates),
     ]
-    name = Column[AttainedRates]("arm", lambda one: one.arm, number=False)
-    notes = [f"Disagreement: {line}." for one in found for line in one.disagreements()]
-    if any(one.hits is not None for one in found):
+    name = Column[AttainedRates]("arm", lambda arm: arm.arm, numeric=False)
+    notes = [f"Disagreement: {line}." for arm in rates for line in arm.disagreements()]
+    if any(arm.hits is not None for arm in rates):
         notes.append(
-            "Allowed: prompt tokens in whole blocks with which an earlier prompt begins, if all "
-            "before it were done and nothing was ever dropped."
+            "Allowed: prompt tokens in whole blocks that an earlier prompt starts with, if every "
+            "earlier prompt had finished and nothing had been evicted."
         )
-    if any(one.rectangle is not None for one in found):
+    if any(arm.rectangle is not None for arm in rates):
         notes.append(
-            "One rectangle: all requests, each as long as the longest prompt and longest answer. "
-            "Rows that wait for others' prompts are padding too, and in no rectangle."
+            "One rectangle: all requests in one batch, each as long as the longest prompt and the "
+            "longest answer. Rows that wait for other prompts are padding outside that rectangle."
         )
-    kept = tuple(column for column in columns if column is not None)
-    return Table((name, *kept), tuple(found), tuple(notes))
+    shown = tuple(column for column in columns if column is not None)
+    return Table((name, *shown), tuple(rates), tuple(notes))
 
 
-def _column(
-    heading: str, value: Callable[[AttainedRates], float | None], found: Sequence[AttainedRates]
+@section("Attainable and attained rates")
+def attained_rates_section(report: CellReport) -> Parts:
+    """Show prefix hits, accepted drafts and padding beside what was attainable."""
+    return table_parts(attained_rates_table(report.cell, report.records))
+
+
+def _share_column(
+    heading: str,
+    share: Callable[[AttainedRates], float | None],
+    rates: Sequence[AttainedRates],
 ) -> Column[AttainedRates] | None:
-    if all(value(one) is None for one in found):
+    """Return a column of percentages; None if no arm has a value."""
+    if all(share(arm) is None for arm in rates):
         return None
-    return Column(heading, value, lambda share: "" if share is None else f"{share:.1%}")
+    return Column(heading, share, lambda value: "" if value is None else f"{value:.1%}")

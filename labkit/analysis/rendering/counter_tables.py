@@ -1,20 +1,38 @@
-"""Tables of the work behind the times: what dispatches and engines counted, and the roofline."""
+"""Tables of work behind the times: counters of dispatches and engines, launches, the roofline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import value_text
-from labkit.analysis.rendering.roofline import RooflinePoint
+from labkit.analysis.rendering.report_parts import (
+    ChartPart,
+    Parts,
+    PictureFile,
+    TablePart,
+    section,
+    table_parts,
+)
+from labkit.analysis.rendering.roofline import (
+    RooflinePoint,
+    cases_line,
+    roofline_chart,
+    roofline_points,
+    roofline_stem,
+)
 from labkit.analysis.rendering.tables import Column, Table, text_or_empty
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 
+if TYPE_CHECKING:
+    from labkit.analysis.rendering.cell_report import CellReport
+
 Json = Mapping[str, Any]
-Counts = Mapping[str, set[float]]
-FIRST = (
+CaseAndArm = tuple[str, str]
+CounterValues = Mapping[str, set[float]]
+LEADING_COUNTERS = (
     "attention.search_iterations",
     "attention.dependent_loads",
     "attention.surplus_threadgroups",
@@ -22,174 +40,203 @@ FIRST = (
     "attention.bytes",
 )
 VARIES = "varies"
-# Times, and counters of which others are the measure.
-LEFT_OUT = ("step_ms", "device_ms", "host_ms", "attention.map_us", "peak_kv_bytes")
-# What a record notes of launches in a queue, beside the metrics: heading by note.
-QUEUED = {
+# Times, and counters from which other counters are derived.
+HIDDEN_COUNTERS = ("step_ms", "device_ms", "host_ms", "attention.map_us", "peak_kv_bytes")
+# Notes of launches in a queue besides the metrics: heading by note.
+LAUNCH_NOTES = {
     "empty_us": "empty, in a chain (µs)",
     "empty_single_us": "empty, by itself (µs)",
     "host_us": "described by the host (µs)",
 }
-PER_STEP = {"host_ms": "host time per step (ms)", "device_ms": "model time per step (ms)"}
+PER_STEP_TIMES = {
+    "host_ms": "host time per step (ms)",
+    "device_ms": "model time per step (ms)",
+}
 
 
-def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[tuple[str, str]] | None:
-    """Lay out what one dispatch of each case did, per arm; None where nothing is noted.
+def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+    """Return the counters of one dispatch by case and arm; None if none is noted.
 
-    A counter that is 0 everywhere has no column, nor has a flag (never above 1) that says
-    which path ran: the gate *engaged* looks at those. One that differs between runs of an
-    arm is not deterministic, and its cell says so.
+    Omitted are counters that are 0 everywhere, and flags (never above 1) for the path that ran,
+    which the gate *engaged* checks. A counter that differs between runs of an arm is shown as
+    ``varies``: it is not deterministic.
     """
-    found: dict[tuple[str, str], dict[str, set[float]]] = {}
+    counters: dict[CaseAndArm, dict[str, set[float]]] = {}
     for record in records:
         for case in record.cases:
-            counts = found.setdefault((case.case, record.arm), {}) if record.ok else {}
+            by_name = counters.setdefault((case.case, record.arm), {}) if record.ok else {}
             for name, value in (case.notes.get("counters") or {}).items():
-                counts.setdefault(name, set()).add(float(value))
-    least = {name: 0.0 if name in FIRST else 1.0 for c in found.values() for name in c}
-    seen = {n for c in found.values() for n, values in c.items() if max(values) > least[n]}
-    names = [*(n for n in FIRST if n in seen), *sorted(seen.difference(FIRST))]
+                by_name.setdefault(name, set()).add(float(value))
+    shown = {
+        name
+        for by_name in counters.values()
+        for name, values in by_name.items()
+        if max(values) > (0.0 if name in LEADING_COUNTERS else 1.0)
+    }
+    names = [
+        *(name for name in LEADING_COUNTERS if name in shown),
+        *sorted(shown.difference(LEADING_COUNTERS)),
+    ]
     if not names:
         return None
     columns = (
-        Column[tuple[str, str]]("batch", lambda place: place[0], number=False),
-        Column("arm", lambda place: place[1], number=False),
-        *(_counter_column(name, found) for name in names),
+        Column[CaseAndArm]("batch", lambda key: key[0], numeric=False),
+        Column("arm", lambda key: key[1], numeric=False),
+        *(_counter_column(name, counters) for name in names),
     )
-    cases = dict.fromkeys(case for case, _ in found)
-    places = [(case, arm) for case in cases for arm in real_arms(cell) if found.get((case, arm))]
+    cases = dict.fromkeys(case for case, _ in counters)
+    lines = [(case, arm) for case in cases for arm in real_arms(cell) if counters.get((case, arm))]
     note = (
-        "Per dispatch, the same on every machine with as many threads. Counted by the kernel "
-        "itself; what is called computed follows from its plan on the host."
+        "Per dispatch; the same on every machine with as many threads. Counted by the kernel "
+        "itself, except what is called computed: it follows from the kernel's plan on the host."
     )
-    return Table(columns, tuple(places), (note,))
+    return Table(columns, tuple(lines), (note,))
 
 
-def _counter_column(name: str, found: Mapping[tuple[str, str], Counts]) -> Column[tuple[str, str]]:
-    known = counter_registry.find_counter(name)
-    origin = "" if known is not None and known.counted_by_kernel else " (computed)"
-    return Column(_heading(name) + origin, lambda place: found[place].get(name), _count)
+@section("What a dispatch did")
+def dispatch_section(report: CellReport) -> Parts:
+    """Show the counters of one dispatch."""
+    return table_parts(dispatch_table(report.cell, report.records))
 
 
-def _heading(name: str) -> str:
-    group, _, what = name.partition(".")
-    words = what.replace("_", " ").replace("kv ", "KV ")
+def _counter_column(name: str, counters: Mapping[CaseAndArm, CounterValues]) -> Column[CaseAndArm]:
+    counter = counter_registry.find_counter(name)
+    origin = "" if counter is not None and counter.counted_by_kernel else " (computed)"
+    return Column(
+        _counter_heading(name) + origin, lambda key: counters[key].get(name), _values_text
+    )
+
+
+def _counter_heading(name: str) -> str:
+    group, _, rest = name.partition(".")
+    words = rest.replace("_", " ").replace("kv ", "KV ")
     return words if group == "attention" else f"{group.replace('_', '-')} {words}"
 
 
-def _count(values: set[float] | None) -> str:
+def _values_text(values: set[float] | None) -> str:
     if not values:
         return ""
     return VARIES if len(values) > 1 else f"{next(iter(values)):,.0f}"
 
 
-def queue_table(cell: Json, records: Sequence[Record]) -> Table[tuple[str, str]] | None:
-    """Lay out what a launch took in a chain and by itself, and one that does nothing; medians.
-
-    None where no device has a queue.
-    """
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+    """Return the median time of a launch in a chain, by itself, and empty; None without a queue."""
+    samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
             if not record.ok or "launches" not in case.notes:
                 continue
-            seen = found.setdefault((case.case, record.arm), {})
+            by_name = samples.setdefault((case.case, record.arm), {})
             for metric in case.metrics:
-                seen.setdefault(metric.name, []).append(median(metric.repeats))
-            for name in ("launches", *QUEUED):
-                seen.setdefault(name, []).append(median(_listed(case.notes[name])))
-    if not found:
+                by_name.setdefault(metric.name, []).append(median(metric.repeats))
+            for name in ("launches", *LAUNCH_NOTES):
+                by_name.setdefault(name, []).append(median(_as_list(case.notes[name])))
+    if not samples:
         return None
-    times = {place: _times(seen) for place, seen in found.items()}
+    times = {key: _launch_medians(by_name) for key, by_name in samples.items()}
     columns = (
-        Column[tuple[str, str]]("batch", lambda place: place[0], number=False),
-        Column("arm", lambda place: place[1], number=False),
-        Column("launches in a chain", lambda place: times[place]["launches"], "{:,.0f}".format),
-        Column("in a chain (µs)", lambda place: times[place]["chain"], value_text),
-        Column("by itself (µs)", lambda place: times[place]["alone"], value_text),
-        *(_queue_column(name, heading, times) for name, heading in QUEUED.items()),
+        Column[CaseAndArm]("batch", lambda key: key[0], numeric=False),
+        Column("arm", lambda key: key[1], numeric=False),
+        Column("launches in a chain", lambda key: times[key]["launches"], "{:,.0f}".format),
+        Column("in a chain (µs)", lambda key: times[key]["chain"], value_text),
+        Column("by itself (µs)", lambda key: times[key]["single"], value_text),
+        *(_launch_column(name, heading, times) for name, heading in LAUNCH_NOTES.items()),
     )
-    cases = dict.fromkeys(case for case, _ in found)
-    places = [(case, arm) for case in cases for arm in real_arms(cell) if (case, arm) in found]
+    cases = dict.fromkeys(case for case, _ in samples)
+    lines = [(case, arm) for case in cases for arm in real_arms(cell) if (case, arm) in samples]
     note = (
-        "A chain is waited for as a whole, and each of its launches attends with the output of "
-        "the one before. What a launch that does nothing costs is part of every time; what the "
-        "host takes to describe a launch, before it is waited for, is part of none."
+        "A chain is timed as a whole; each of its launches reads the output of the one before. "
+        "Every time includes the cost of an empty launch. No time includes what the host needs "
+        "to describe a launch before waiting for it."
     )
-    return Table(columns, tuple(places), (note,))
+    return Table(columns, tuple(lines), (note,))
 
 
-def _times(seen: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
-    middle: dict[str, float | None] = {name: median(values) for name, values in seen.items()}
-    chained = (middle["launches"] or 0) > 1
-    middle["chain"] = middle["dispatch_us"] if chained else None
-    middle["alone"] = middle["single_us" if chained else "dispatch_us"]
-    return middle
+@section("Launches in a queue")
+def launch_queue_section(report: CellReport) -> Parts:
+    """Show the times of launches in a chain and by themselves."""
+    return table_parts(launch_queue_table(report.cell, report.records))
 
 
-def _queue_column(
-    name: str, heading: str, times: Mapping[tuple[str, str], Mapping[str, float | None]]
-) -> Column[tuple[str, str]]:
-    return Column(heading, lambda place: times[place][name], value_text)
+def _launch_medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    medians: dict[str, float | None] = {name: median(values) for name, values in samples.items()}
+    is_chain = (medians["launches"] or 0) > 1
+    medians["chain"] = medians["dispatch_us"] if is_chain else None
+    medians["single"] = medians["single_us" if is_chain else "dispatch_us"]
+    return medians
 
 
-def _listed(value: Any) -> Sequence[float]:
+def _launch_column(
+    name: str, heading: str, times: Mapping[CaseAndArm, Mapping[str, float | None]]
+) -> Column[CaseAndArm]:
+    return Column(heading, lambda key: times[key][name], value_text)
+
+
+def _as_list(value: Any) -> Sequence[float]:
     return value if isinstance(value, list) else [value]
 
 
-def engine_table(cell: Json) -> Table[str] | None:
-    """Lay out the counters that differ between arms, medians over runs, a row for each.
+def engine_counters_table(cell: Json) -> Table[str] | None:
+    """Return the counters that differ between arms, one line each, medians over runs.
 
-    None for a kernel workload, which has no steps, and where there is but one arm.
+    None for a kernel workload, which has no steps, and for a cell with one arm.
     """
     arms = real_arms(cell)
-    counted = {arm["name"]: arm["counters"] for arm in cell["arms"] if arm["name"] in arms}
-    if len(counted) < 2 or not any(counts.get("steps.total") for counts in counted.values()):
+    counters = {arm["name"]: arm["counters"] for arm in cell["arms"] if arm["name"] in arms}
+    if len(counters) < 2 or not any(by_name.get("steps.total") for by_name in counters.values()):
         return None
     columns = (
-        Column[str]("counter", lambda name: PER_STEP.get(name, name), number=False),
-        *(Column(arm, _counted(counts)) for arm, counts in counted.items()),
+        Column[str]("counter", lambda name: PER_STEP_TIMES.get(name, name), numeric=False),
+        *(Column(arm, _counter_text(by_name)) for arm, by_name in counters.items()),
     )
-    note = "Medians over runs of what differs between arms; empty: nothing of the kind was counted."
-    return Table(columns, (*_differing(counted), *_per_step(counted)), (note,))
+    note = "Medians over runs of the counters that differ between arms; empty: not counted, or 0."
+    return Table(columns, (*_differing(counters), *_per_step_times(counters)), (note,))
 
 
-def _differing(counted: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    for name in sorted({name for counts in counted.values() for name in counts}):
-        values = {counts.get(name) or 0.0 for counts in counted.values()}
-        if name not in LEFT_OUT and len(values) > 1:
+@section("What the engine counted")
+def engine_counters_section(report: CellReport) -> Parts:
+    """Show the counters that differ between arms."""
+    return table_parts(engine_counters_table(report.cell))
+
+
+def _differing(counters: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    for name in sorted({name for by_name in counters.values() for name in by_name}):
+        values = {by_name.get(name) or 0.0 for by_name in counters.values()}
+        if name not in HIDDEN_COUNTERS and len(values) > 1:
             yield name
 
 
-def _per_step(counted: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [name for name in PER_STEP if any(name in counts for counts in counted.values())]
+def _per_step_times(counters: Mapping[str, Mapping[str, float]]) -> list[str]:
+    return [
+        name for name in PER_STEP_TIMES if any(name in by_name for by_name in counters.values())
+    ]
 
 
-def _counted(counts: Mapping[str, float]) -> Callable[[str], str]:
-    """Return a column's value: a count of the arm, or a time per step."""
+def _counter_text(counters: Mapping[str, float]) -> Callable[[str], str]:
+    """Return a function from a counter's name to its text: a count, or a time per step."""
 
     def value(name: str) -> str:
-        if name not in PER_STEP:
-            return number(counts[name]) if counts.get(name) else ""
-        steps = counts.get("steps.total")
-        return f"{counts[name] / steps:.3f}" if steps and name in counts else ""
+        if name not in PER_STEP_TIMES:
+            return count_or_measure_text(counters[name]) if counters.get(name) else ""
+        steps = counters.get("steps.total")
+        return f"{counters[name] / steps:.3f}" if steps and name in counters else ""
 
     return value
 
 
-def number(value: float) -> str:
-    """Write a count with separators, and what is no whole number with three digits or more."""
+def count_or_measure_text(value: float) -> str:
+    """Return a count with separators, and any other number with three digits or more."""
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def roofline_table(found: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
-    """Lay out work, speed and share of the binding limit; ``found``: one point at least."""
-    limits = found[0].limits
+def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
+    """Return work, speed and share of the binding limit; ``points`` has at least one element."""
+    limits = points[0].limits
     columns = [
-        Column[RooflinePoint]("batch", lambda p: p.case, number=False),
-        Column("arm", lambda p: p.arm, number=False),
+        Column[RooflinePoint]("batch", lambda p: p.case, numeric=False),
+        Column("arm", lambda p: p.arm, numeric=False),
         Column("MB", lambda p: p.bytes / 1e6, value_text),
         Column("MFLOP", lambda p: p.flops / 1e6, value_text),
         Column("FLOP/byte", lambda p: p.intensity, value_text),
@@ -197,13 +244,24 @@ def roofline_table(found: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
         Column("GFLOP/s", lambda p: p.gflop_s, value_text),
     ]
     note = (
-        "Bytes: what must move at least (each request's keys and values once, queries, output). "
+        "Bytes: the least that must move (each request's keys and values once, queries, output). "
         "Times: medians of the runs."
     )
     if limits is None:
-        missing = "No limits were measured for this device, so there are no shares."
-        return Table(tuple(columns), tuple(found), (note, missing))
-    columns.append(Column("bound by", lambda p: p.bound, text_or_empty, number=False))
+        no_limits = "No limits were measured for this device, so there are no shares."
+        return Table(tuple(columns), tuple(points), (note, no_limits))
+    columns.append(Column("bound by", lambda p: p.bound, text_or_empty, numeric=False))
     columns.append(Column("share of limit", lambda p: p.share, "{:.0%}".format))
-    known = f"{limits.text()} A small batch may live in the cache and exceed the reads."
-    return Table(tuple(columns), tuple(found), (note, known))
+    limits_note = f"{limits.text()} A small batch may fit into the cache and exceed the bandwidth."
+    return Table(tuple(columns), tuple(points), (note, limits_note))
+
+
+@section("Roofline")
+def roofline_section(report: CellReport) -> Parts:
+    """Show attained rates beside the machine's limits."""
+    cell, points = report.cell, roofline_points(report.cell, report.records)
+    if not points:
+        return []
+    chart = ChartPart(roofline_chart(cell, points), cases_line(points))
+    table = TablePart(roofline_table(points))
+    return [report.legend, chart, table, PictureFile(roofline_stem(cell), "Roofline")]

@@ -1,4 +1,4 @@
-"""A cell's tables as files: CSV with every number, LaTeX with the article's layout."""
+"""A cell's results as CSV with every number unrounded, and as a LaTeX table."""
 
 from __future__ import annotations
 
@@ -14,59 +14,61 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Line:
-    """One comparison of a row, or a row without one."""
+class CsvLine:
+    """One comparison of a row; or a row without comparisons."""
 
     cell: Json
     row: Json
-    found: Json | None
+    comparison: Json | None
 
-    def number(self, key: str) -> Any:
-        """Return a field of the comparison; None where there is none."""
-        return None if self.found is None else self.found[key]
+    def compared(self, key: str) -> Any:
+        """Return a field of the comparison; None without one."""
+        return None if self.comparison is None else self.comparison[key]
 
-    def of(self, arm: str, key: str) -> Any:
-        """Return a number of the arm that the comparison names under ``arm``."""
-        return None if self.found is None else self.row["arms"][self.found[arm]][key]
+    def summary(self, role: str, key: str) -> Any:
+        """Return a statistic of the comparison's ``arm`` or ``baseline``; None without one."""
+        if self.comparison is None:
+            return None
+        return self.row["arms"][self.comparison[role]][key]
 
 
-def _of_row(key: str) -> Column[Line]:
+def _row_column(key: str) -> Column[CsvLine]:
     return Column(key, lambda line: line.row[key])
 
 
-def _of_comparison(key: str) -> Column[Line]:
-    return Column(key, lambda line: line.number(key))
+def _comparison_column(key: str) -> Column[CsvLine]:
+    return Column(key, lambda line: line.compared(key))
 
 
-COLUMNS: tuple[Column[Line], ...] = (
+COLUMNS: tuple[Column[CsvLine], ...] = (
     Column("cell", lambda line: line.cell["cell"]),
-    *map(_of_row, ("case", "metric", "unit", "better", "primary", "skipped")),
-    *map(_of_comparison, ("arm", "baseline")),
-    Column("baseline_median", lambda line: line.of("baseline", "median")),
-    Column("arm_median", lambda line: line.of("arm", "median")),
-    Column("arm_q1", lambda line: line.of("arm", "q1")),
-    Column("arm_q3", lambda line: line.of("arm", "q3")),
-    Column("arm_n", lambda line: line.of("arm", "n")),
-    *map(_of_comparison, ("effect_pct", "ci_low_pct", "ci_high_pct", "level")),
-    *map(_of_comparison, ("ci_raw_low_pct", "ci_raw_high_pct", "p", "p_adjusted", "p_floor")),
-    *map(_of_comparison, ("mde_pct", "wins", "blocks", "verdict", "reason")),
+    *map(_row_column, ("case", "metric", "unit", "better", "primary", "skipped")),
+    *map(_comparison_column, ("arm", "baseline")),
+    Column("baseline_median", lambda line: line.summary("baseline", "median")),
+    Column("arm_median", lambda line: line.summary("arm", "median")),
+    Column("arm_q1", lambda line: line.summary("arm", "q1")),
+    Column("arm_q3", lambda line: line.summary("arm", "q3")),
+    Column("arm_n", lambda line: line.summary("arm", "n")),
+    *map(_comparison_column, ("effect_pct", "ci_low_pct", "ci_high_pct", "level")),
+    *map(_comparison_column, ("ci_raw_low_pct", "ci_raw_high_pct", "p", "p_adjusted", "p_floor")),
+    *map(_comparison_column, ("mde_pct", "wins", "blocks", "verdict", "reason")),
 )
 
 
 def csv_text(cells: Sequence[Json]) -> str:
-    """Write one line per comparison (and per skipped row), unrounded; unknown is empty."""
+    """Return one line per comparison and per skipped row; unknown values are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(column.heading for column in COLUMNS)
     for cell in cells:
         for row in cell["rows"]:
-            for found in row["comparisons"] or [None]:
-                line = Line(cell, row, found)
+            for comparison in row["comparisons"] or [None]:
+                line = CsvLine(cell, row, comparison)
                 writer.writerow(column.value(line) for column in COLUMNS)
     return out.getvalue()
 
 
-LATEX = {
+LATEX_CHARACTERS = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
     "%": r"\%",
@@ -86,24 +88,24 @@ LATEX = {
 
 
 def latex_text(table: Table[Any], caption: str) -> str:
-    """Write a table for ``booktabs``; notes stand below it."""
-    columns = "".join("r" if column.number else "l" for column in table.columns)
+    """Return a table in LaTeX (``booktabs``), with its notes below it."""
+    alignment = "".join("r" if column.numeric else "l" for column in table.columns)
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_latex(caption)}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
+        rf"\caption{{{_escaped(caption)}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        " & ".join(_latex(column.heading) for column in table.columns) + r" \\",
+        " & ".join(_escaped(column.heading) for column in table.columns) + r" \\",
         r"\midrule",
-        *(" & ".join(map(_latex, table.cells(line))) + r" \\" for line in table.lines),
+        *(" & ".join(map(_escaped, table.cells(line))) + r" \\" for line in table.lines),
         r"\bottomrule",
         r"\end{tabular}",
-        *(rf"\par\footnotesize {_latex(note)}" for note in table.notes),
+        *(rf"\par\footnotesize {_escaped(note)}" for note in table.notes),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _latex(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+def _escaped(text: str) -> str:
+    return "".join(LATEX_CHARACTERS.get(character, character) for character in text)

@@ -1,4 +1,4 @@
-"""The charts of the HTML report: forest, runs in order, drift and probe, latency CDFs."""
+"""Charts of the HTML report: effects with intervals, runs in order, drift, latency CDFs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.analysis.number_format import scaled, unit_name, value_text
 from labkit.analysis.observations import MEASURED_OUTCOMES
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.matplotlib_figures import run_positions
-from labkit.analysis.rendering.svg_elements import SvgChart, padded
+from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.verdict_sentences import row_name
 
@@ -26,8 +26,11 @@ LATENCIES = (
 CDF_POINTS = 101
 
 
-def forest(cell: Json) -> str | None:
-    """Draw every primary effect with its interval, the margin shaded; None without effects."""
+def effects_chart(cell: Json) -> str | None:
+    """Return a forest plot: every primary effect with its interval, and the margin shaded.
+
+    None without effects.
+    """
     lines = [
         (row_name(row), c)
         for row in cell["rows"]
@@ -42,7 +45,7 @@ def forest(cell: Json) -> str | None:
     known = [c[k] for _, c in lines for k in keys if c[k] is not None]
     chart = SvgChart(
         title="effects with their intervals",
-        x=padded([*known, -margin, margin]),
+        x=padded_range([*known, -margin, margin]),
         y=(0.0, float(len(lines))),
         x_label=f"difference from {cell['arms'][0]['name']} (%), margin shaded",
         height=22 * len(lines) + 62,
@@ -62,8 +65,10 @@ def forest(cell: Json) -> str | None:
     return chart.svg()
 
 
-def runs_in_order(cell: Json, row: Json, order: Mapping[str, int], folder: str) -> str | None:
-    """Draw every run of a row at its place in ``order``; dots link to the records."""
+def runs_chart(
+    cell: Json, row: Json, positions: Mapping[str, int], record_folder: str
+) -> str | None:
+    """Return a chart of every run of a row in run order; dots link to the records."""
     values = [run["value"] for arm in row["arms"].values() for run in arm["runs"]]
     if not values:
         return None
@@ -71,25 +76,25 @@ def runs_in_order(cell: Json, row: Json, order: Mapping[str, int], folder: str) 
     chart = SvgChart(
         title=f"runs of {row_name(row)}",
         x=(0.5, total + 0.5),
-        y=padded([scaled(v, row["unit"]) for v in values]),
+        y=padded_range([scaled(v, row["unit"]) for v in values]),
         x_label="run, in the order it was run (blocks shaded)",
         y_label=f"{row['metric']} ({unit_name(row['unit'])})",
     )
     _shade_blocks(chart, cell)
     chart.axes()
     for arm, (style, mark) in arm_classes(cell).items():
-        found = row["arms"][arm]
-        if found["n"]:
-            median = scaled(found["median"], row["unit"])
+        summary = row["arms"][arm]
+        if summary["n"]:
+            median = scaled(summary["median"], row["unit"])
             chart.line([(0.5, median), (total + 0.5, median)], f"median {style}")
-        for run in found["runs"]:
+        for run in summary["runs"]:
             chart.dot(
-                order[run["file"]],
+                positions[run["file"]],
                 scaled(run["value"], row["unit"]),
                 style,
                 mark,
                 f"{run['file']}: {value_text(run['value'], row['unit'])}",
-                f"{folder}{run['file']}",
+                f"{record_folder}{run['file']}",
             )
     return chart.svg()
 
@@ -102,28 +107,28 @@ def _shade_blocks(chart: SvgChart, cell: Json) -> None:
         start += len(arms)
 
 
-def drift(analysis: CellAnalysis) -> str | None:
-    """Draw what arms leave over of the metric, and the probe, over the whole study."""
+def drift_chart(analysis: CellAnalysis) -> str | None:
+    """Return a chart of every run's deviation from its arm's median, and of the probe."""
     cell = analysis.json
-    order = run_positions(cell)
-    rest: dict[int, list[float]] = {}
+    positions = run_positions(cell)
+    deviations: dict[int, list[float]] = {}
     for row in cell["rows"]:
         if not row["primary"]:
             continue
         for arm in row["arms"].values():
             for run in arm["runs"]:
                 if run["value"] > 0 and arm["median"] > 0:
-                    place = order[run["file"]]
-                    rest.setdefault(place, []).append(100 * math.log(run["value"] / arm["median"]))
-    metric = [(float(x), float(np.mean(v))) for x, v in sorted(rest.items())]
-    probe = _probe_line(analysis, order)
+                    deviation = 100 * math.log(run["value"] / arm["median"])
+                    deviations.setdefault(positions[run["file"]], []).append(deviation)
+    metric = [(float(x), float(np.mean(v))) for x, v in sorted(deviations.items())]
+    probe = _probe_line(analysis, positions)
     if len(metric) < 2:
         return None
     total = sum(len(arms) for arms in cell["design"]["order"])
     chart = SvgChart(
         title="drift and probe",
         x=(0.5, total + 0.5),
-        y=padded([y for _, y in [*metric, *probe]]),
+        y=padded_range([y for _, y in [*metric, *probe]]),
         x_label="run, in the order it was run (blocks shaded)",
         y_label="from the arm's median (%)",
         height=220,
@@ -136,42 +141,43 @@ def drift(analysis: CellAnalysis) -> str | None:
     return chart.svg()
 
 
-def _probe_line(analysis: CellAnalysis, order: Mapping[str, int]) -> list[tuple[float, float]]:
+def _probe_line(analysis: CellAnalysis, positions: Mapping[str, int]) -> list[tuple[float, float]]:
     probes = analysis.data.probe
     if not probes:
         return []
-    middle = float(np.median(list(probes.values())))
-    found = [
-        (float(order[file]), 100 * (probes[r.block, r.position] - middle))
+    median = float(np.median(list(probes.values())))
+    points = [
+        (float(positions[file]), 100 * (probes[r.block, r.position] - median))
         for r in analysis.data.records
-        if (file := f"runs/{r.run}.json") in order and (r.block, r.position) in probes
+        if (file := f"runs/{r.run}.json") in positions and (r.block, r.position) in probes
     ]
-    return sorted(found)
+    return sorted(points)
 
 
-def latency_cdfs(analysis: CellAnalysis) -> Iterator[tuple[str, str]]:
-    """Draw each latency's distribution over all requests of an arm's runs: (title, chart)."""
-    pools = _latency_pools(analysis)
+def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, str]]:
+    """Yield name and ``<svg>`` of each latency's cumulative distribution over all requests."""
+    pools = _pooled_latencies(analysis)
     styles = arm_classes(analysis.json)
     for key, name in LATENCIES:
-        lines = {arm: pools[arm, key] for arm in styles if len(pools.get((arm, key), ()))}
-        if not lines:
+        by_arm = {arm: pools[arm, key] for arm in styles if len(pools.get((arm, key), ()))}
+        if not by_arm:
             continue
-        high = max(float(np.percentile(v, 99.5)) for v in lines.values())
+        high = max(float(np.percentile(v, 99.5)) for v in by_arm.values())
         chart = SvgChart(
             title=name, x=(0.0, high or 1.0), y=(0.0, 1.0), x_label=f"{name} (ms)",
             y_label="share of values", height=240,
         )  # fmt: skip
         chart.axes()
         shares = np.linspace(0.0, 1.0, CDF_POINTS)
-        for arm, values in lines.items():
+        for arm, values in by_arm.items():
             quantiles = np.minimum(np.quantile(values, shares), high)
             points = list(zip(map(float, quantiles), map(float, shares), strict=True))
             chart.line(points, f"line {styles[arm][0]}")
         yield name, chart.svg()
 
 
-def _latency_pools(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
+def _pooled_latencies(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
+    """Return the latencies (ms) of all requests of all runs, by arm and key."""
     pools: dict[tuple[str, str], list[float]] = {}
     for record in analysis.data.records:
         if record.outcome not in MEASURED_OUTCOMES:
@@ -181,6 +187,6 @@ def _latency_pools(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
                 for key, _ in LATENCIES:
                     value = request.get(key)
                     if value is not None:
-                        many: Sequence[float] = value if isinstance(value, list) else [value]
-                        pools.setdefault((record.arm, key), []).extend(many)
+                        values: Sequence[float] = value if isinstance(value, list) else [value]
+                        pools.setdefault((record.arm, key), []).extend(values)
     return {key: np.array(values, np.float64) for key, values in pools.items()}

@@ -1,4 +1,4 @@
-"""``report.html``: the whole study as one file that fetches nothing."""
+"""``report.html``: the whole study as one self-contained page that fetches nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import count_text
-from labkit.analysis.rendering.report_sections import PAGE, CellReport
-from labkit.analysis.rendering.study_overview import overviews
+from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.report_sections import HTML_SECTIONS
+from labkit.analysis.rendering.study_overview import machine_overviews
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -19,26 +20,26 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: Path) -> str:
-    """Return the report; links to records are relative to ``study_dir``."""
+    """Return the report of a study; links to records are relative to ``study_dir``."""
     return _template().render(
         study=study,
         count=count_text,
-        overviews=overviews(study, analyses),
-        page=PAGE,
+        overviews=machine_overviews(study, analyses),
+        sections=HTML_SECTIONS,
         reports=[
-            CellReport(analysis, _folder(analysis, study_dir), f"cell{index}")
+            CellReport(analysis, _record_folder(analysis, study_dir), f"cell{index}")
             for index, analysis in enumerate(analyses)
         ],
     )
 
 
-def _folder(analysis: CellAnalysis, study_dir: Path) -> str:
+def _record_folder(analysis: CellAnalysis, study_dir: Path) -> str:
     return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
 
 @cache
 def _template() -> Template:
-    """Read the page's template: compiling it takes as long as filling it."""
+    """Return the compiled template; compiling takes as long as rendering."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug, value_text
 from labkit.analysis.rendering.arm_styles import COLOURS
+from labkit.analysis.rendering.report_parts import ChartPart, Parts, PictureFile, section
 from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.verdict_sentences import real_arms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from labkit.analysis.rendering.cell_report import CellReport
 
 Json = Mapping[str, Any]
 X_LABEL = "KV memory (MiB)"
@@ -94,3 +97,13 @@ def kv_utilization_figure(utilizations: Sequence[KVUtilization]) -> Figure:
 def kv_utilization_stem(cell: Json) -> str:
     """Return the name of the picture's files without their extension."""
     return f"{slug(cell['cell'])}--kv-held"
+
+
+@section("KV memory reserved and used")
+def kv_utilization_section(report: CellReport) -> Parts:
+    """Show how much of the reserved KV memory held tokens."""
+    utilizations = kv_utilizations(report.cell)
+    if not utilizations:
+        return []
+    chart = ChartPart(kv_utilization_chart(utilizations), CAPTION)
+    return [chart, PictureFile(kv_utilization_stem(report.cell), CAPTION)]

@@ -1,4 +1,4 @@
-"""``report.md``: a study in Markdown: the answer, the article's table, what weakens it."""
+"""``report.md``: a study in Markdown: answers, results, caveats and details."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.rendering.report_sections import (
-    DOCUMENT,
-    Bullets,
-    Caption,
-    CellReport,
+from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.report_parts import (
+    BulletList,
     Part,
-    Picture,
+    PictureCaption,
+    PictureFile,
     Prose,
-    Tabular,
+    TablePart,
 )
-from labkit.analysis.rendering.study_overview import Overview, overviews
+from labkit.analysis.rendering.report_sections import MARKDOWN_SECTIONS
+from labkit.analysis.rendering.study_overview import MachineOverview, machine_overviews
 from labkit.analysis.rendering.tables import Table
 
 
 def markdown_table(table: Table[Any]) -> str:
-    """Write a table in Markdown (GitHub's pipes)."""
-    head = [column.heading for column in table.columns]
-    rule = ["---:" if column.number else "---" for column in table.columns]
-    lines = [head, rule, *map(table.cells, table.lines)]
+    """Return a table in GitHub's Markdown."""
+    headings = [column.heading for column in table.columns]
+    alignment = ["---:" if column.numeric else "---" for column in table.columns]
+    lines = [headings, alignment, *map(table.cells, table.lines)]
     return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
 
 
@@ -33,50 +33,55 @@ def _escaped(text: str) -> str:
 
 
 def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> str:
-    """Write the whole report; pictures are linked relative to the study."""
-    parts = [f"# {study['study']}", ""]
-    for overview in overviews(study, analyses):
-        parts += _overview(overview)
+    """Return the whole report; links to pictures are relative to the study."""
+    lines = [f"# {study['study']}", ""]
+    for overview in machine_overviews(study, analyses):
+        lines += _overview_lines(overview)
     for analysis in analyses:
-        parts += _cell(CellReport(analysis))
-    return "\n".join(parts).rstrip() + "\n"
+        lines += _cell_lines(CellReport(analysis))
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _overview(found: Overview) -> Iterator[str]:
-    if found.machine is not None:
-        yield from (f"## {found.machine}", "")
-    if found.cells is not None:
-        yield from (markdown_table(found.cells), "")
-    loads = found.loads
+def _overview_lines(overview: MachineOverview) -> Iterator[str]:
+    if overview.machine is not None:
+        yield from (f"## {overview.machine}", "")
+    if overview.cells is not None:
+        yield from (markdown_table(overview.cells), "")
+    loads = overview.loads
     if loads is not None:
         yield from ("## Throughput against latency", "", markdown_table(loads), "")
-        yield from (*loads.notes, "", f"![Throughput against latency](plots/{found.stem}.png)", "")
+        yield from (
+            *loads.notes,
+            "",
+            f"![Throughput against latency](plots/{overview.stem}.png)",
+            "",
+        )
 
 
-def _cell(report: CellReport) -> Iterator[str]:
+def _cell_lines(report: CellReport) -> Iterator[str]:
     yield from (f"## {report.title}", "", f"**{report.answer}**", "")
     yield from (markdown_table(report.results), "")
     for note in report.notes:
         yield from (note, "")
     if report.caveats:
-        yield from ("What weakens this result:", "", *(f"- {x}" for x in report.caveats), "")
-    for section in DOCUMENT:
+        yield from ("Caveats:", "", *(f"- {x}" for x in report.caveats), "")
+    for section in MARKDOWN_SECTIONS:
         parts = section.parts(report)
         yield from (f"### {section.title}", "") if parts else ()
         for part in parts:
-            yield from _part(part)
+            yield from _part_lines(part)
 
 
-def _part(part: Part) -> Sequence[str]:
-    """Write a part of a section; nothing for what only the page shows."""
+def _part_lines(part: Part) -> Sequence[str]:
+    """Return a part of a section; empty for parts that only the HTML page shows."""
     match part:
-        case Prose() | Caption():
+        case Prose() | PictureCaption():
             return [*part.lines, ""]
-        case Bullets():
+        case BulletList():
             return [*(f"- {line}" for line in part.lines), ""]
-        case Tabular():
+        case TablePart():
             notes = [line for note in part.table.notes for line in (note, "")]
             return [markdown_table(part.table), "", *notes]
-        case Picture():
+        case PictureFile():
             return [f"![{part.caption}](plots/{part.stem}.png)", ""]
     return []

@@ -1,4 +1,4 @@
-"""Pictures as files, PNG and SVG: every run of a case in order, the roofline, memory over time."""
+"""Matplotlib figures as PNG and SVG files: runs in order, the roofline, memory over time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from labkit.analysis.rendering.kv_utilization import (
     kv_utilizations,
 )
 from labkit.analysis.rendering.memory_timeline_chart import (
+    run_timelines,
     timeline_figure,
     timeline_stem,
-    timelines,
 )
 from labkit.analysis.rendering.roofline import roofline_figure, roofline_points, roofline_stem
-from labkit.analysis.rendering.video_tables import drawn, picks_figure, picks_stem, videos
+from labkit.analysis.rendering.video_tables import (
+    clip_records,
+    drawn_clips,
+    picks_figure,
+    picks_stem,
+)
 from labkit.analysis.verdict_sentences import real_arms, title
 from labkit.records import Record, parse_run_name
 
@@ -31,35 +36,39 @@ Json = Mapping[str, Any]
 
 
 def case_names(cell: Json) -> list[str]:
-    """Name the cases that were measured, in order."""
+    """Return the names of the measured cases, in order."""
     return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Draw a picture per case, roofline, picked frames and memory, where they are known."""
-    order, found = run_positions(cell), roofline_points(cell, records)
+    """Write one picture per case, and those of roofline, KV memory, frames and timelines.
+
+    Pictures for which the records lack the data are left out.
+    """
+    positions, points = run_positions(cell), roofline_points(cell, records)
     with figure_style():
         for case in case_names(cell):
-            figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
+            rows = [row for row in cell["rows"] if row["case"] == case]
+            figure = case_figure(cell, rows, positions)
             save_figure(figure, folder / case_stem(cell, case))
-        if found:
-            save_figure(roofline_figure(cell, found), folder / roofline_stem(cell))
-        if stored := kv_utilizations(cell):
-            save_figure(kv_utilization_figure(stored), folder / kv_utilization_stem(cell))
-        clips = videos(cell, records)
-        if clips is not None and drawn(clips):
+        if points:
+            save_figure(roofline_figure(cell, points), folder / roofline_stem(cell))
+        if utilizations := kv_utilizations(cell):
+            save_figure(kv_utilization_figure(utilizations), folder / kv_utilization_stem(cell))
+        clips = clip_records(cell, records)
+        if clips is not None and drawn_clips(clips):
             save_figure(picks_figure(cell, clips), folder / picks_stem(cell))
-        for timeline in timelines(records, real_arms(cell)):
+        for timeline in run_timelines(records, real_arms(cell)):
             save_figure(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 
 
 def case_stem(cell: Json, case: str) -> str:
-    """Name the files of a case's runs, without their endings."""
+    """Return the name of a case's picture without extension."""
     return f"{slug(cell['cell'])}--{slug(case)}"
 
 
-def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> Figure:
-    """Draw the rows of one case, one panel per metric."""
+def case_figure(cell: Json, rows: Sequence[Json], positions: Mapping[str, int]) -> Figure:
+    """Return a figure of the rows of one case, one panel per metric."""
     from matplotlib.figure import Figure
 
     columns = min(3, len(rows))
@@ -70,7 +79,7 @@ def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> F
     for panel in panels[len(rows) :]:
         panel.set_visible(False)
     for panel, row in zip(panels, rows, strict=False):
-        draw_runs(panel, cell, row, order)
+        draw_runs(panel, cell, row, positions)
     if len(rows) > 1:
         figure.suptitle(title(cell), fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
@@ -78,13 +87,13 @@ def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> F
     return figure
 
 
-def draw_runs(panel: Axes, cell: Json, row: Json, order: Mapping[str, int]) -> None:
-    """Draw every run's value in run order, a line at each arm's median, blocks shaded."""
+def draw_runs(panel: Axes, cell: Json, row: Json, positions: Mapping[str, int]) -> None:
+    """Draw every run's value in run order, a line at each arm's median, and shaded blocks."""
     for arm, (colour, mark) in arm_styles(cell).items():
         values = row["arms"][arm]
         if not values["n"]:
             continue
-        x = [order[run["file"]] for run in values["runs"]]
+        x = [positions[run["file"]] for run in values["runs"]]
         y = [scaled(run["value"], row["unit"]) for run in values["runs"]]
         panel.plot(x, y, mark, color=colour, markersize=5, label=arm)
         panel.axhline(scaled(values["median"], row["unit"]), color=colour, linewidth=1, alpha=0.7)
@@ -104,11 +113,11 @@ def draw_runs(panel: Axes, cell: Json, row: Json, order: Mapping[str, int]) -> N
 
 
 def run_positions(cell: Json) -> dict[str, int]:
-    """Return every run's place in the whole study, from 1, by its file."""
+    """Return every run's position in the cell, from 1, by its file."""
     arms = (values for row in cell["rows"] for values in row["arms"].values())
     files = {run["file"] for values in arms for run in values["runs"]}  # rows share their runs
-    places = {parse_run_name(Path(file).stem): file for file in sorted(files)}
+    by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
     sizes = [len(arms) for arms in cell["design"]["order"]]
-    starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({key[0] for key in places}))}
-    # A block's failed runs keep their places: positions count from the block's start.
-    return {file: starts[b] + p + 1 for (b, p, _), file in places.items()}
+    starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({name[0] for name in by_name}))}
+    # A block's failed runs keep their positions: they count from the block's start.
+    return {file: starts[b] + p + 1 for (b, p, _), file in by_name.items()}

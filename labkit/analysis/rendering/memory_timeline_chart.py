@@ -1,7 +1,7 @@
-"""One run's memory over time and its requests' phases, read from the record.
+"""Memory over time and the phases of requests, of one run per arm.
 
-Of every arm but the control the first good run that noted them; times are seconds from
-the first submission.
+Shown is the first good run with a timeline of every arm except the control. Times are seconds
+from the first submission.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import COLOURS
+from labkit.analysis.rendering.report_parts import (
+    Part,
+    PictureCaption,
+    PictureFile,
+    TimelinePart,
+    section,
+)
 from labkit.analysis.rendering.svg_elements import SvgChart
+from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Column of the record's timeline -> what readers call it; those that stay 0 are not shown.
-SERIES = {
+    from labkit.analysis.rendering.cell_report import CellReport
+
+# Label of each series in a record's timeline. Series that stay 0 are not shown.
+SERIES_LABELS = {
     "rss_bytes": "process, resident",
     "swap_bytes": "process, in swap",
     "kv_reserved_bytes": "KV reserved",
@@ -30,8 +40,8 @@ SERIES = {
 }
 PHASES = ("waiting", "prefill", "decode")
 X_LABEL = "seconds from the first submission"
-# What belongs together has one colour and differs in its dashes: (colour's number, dashed).
-LINES = {
+# Related series share a colour and differ in their dashes: (index of the colour, dashed).
+SERIES_STYLES = {
     "rss_bytes": (0, False),
     "swap_bytes": (0, True),
     "kv_reserved_bytes": (1, True),
@@ -41,162 +51,174 @@ LINES = {
     "mlx_peak_bytes": (3, True),
 }
 PHASE_COLOURS = {"waiting": "#c9ced4", "prefill": COLOURS[5], "decode": COLOURS[4]}
-MOST_BARS = 200  # requests drawn, in the order of submission
+MAX_SHOWN_REQUESTS = 200  # in the order of submission
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A request's phases: seconds at which it was submitted, admitted, answered, done.
+class RequestTimes:
+    """When a request was submitted and admitted, had its first token, and finished (seconds).
 
-    ``admitted`` is None where the engine does not tell; waiting and prefill are one then.
+    ``admitted_s`` is None if the engine does not report it; waiting then counts as prefill.
     """
 
     request: str
-    submitted: float
-    admitted: float | None
-    first: float
-    end: float
+    submitted_s: float
+    admitted_s: float | None
+    first_token_s: float
+    finished_s: float
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
-        """Yield each phase's name, beginning and end."""
-        if self.admitted is not None:
-            yield "waiting", self.submitted, self.admitted
-        begun = self.submitted if self.admitted is None else self.admitted
-        yield "prefill", begun, self.first
-        yield "decode", self.first, self.end
+        """Yield each phase's name, start and end."""
+        if self.admitted_s is not None:
+            yield "waiting", self.submitted_s, self.admitted_s
+        prefill_start_s = self.submitted_s if self.admitted_s is None else self.admitted_s
+        yield "prefill", prefill_start_s, self.first_token_s
+        yield "decode", self.first_token_s, self.finished_s
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """A run's memory (MiB by column) at ``t_s``, and its requests."""
+class RunTimeline:
+    """A run's memory at times ``t_s`` (MiB, by series) and its requests."""
 
     arm: str
     run: str
     t_s: tuple[float, ...]
-    memory: Mapping[str, tuple[float, ...]]
-    bars: tuple[Bar, ...]
+    memory_mib: Mapping[str, tuple[float, ...]]
+    requests: tuple[RequestTimes, ...]
 
     @property
     def waiting_known(self) -> bool:
-        """Whether the engine told when it admitted a request."""
-        return all(bar.admitted is not None for bar in self.bars)
+        """Whether the engine reports when it admits requests."""
+        return all(request.admitted_s is not None for request in self.requests)
 
     @property
-    def end(self) -> float:
-        """Return the last moment there is anything to show of."""
-        return max([*self.t_s, *(bar.end for bar in self.bars)])
+    def end_s(self) -> float:
+        """The end of the time axis."""
+        return max([*self.t_s, *(request.finished_s for request in self.requests)])
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Name the phases that can be told apart."""
+        """The phases that can be told apart."""
         return PHASES if self.waiting_known else PHASES[1:]
 
     def caption(self) -> str:
-        """Say which run this is and what is not in it."""
+        """Return which run is shown and what it lacks."""
         text = f"{self.arm}, run {self.run}: memory, and below it each request's phases"
         if not self.waiting_known:
-            text += " (prefill includes waiting: this engine does not tell them apart)"
-        if len(self.bars) == MOST_BARS:
-            text += f"; the first {MOST_BARS} requests"
+            text += " (prefill includes waiting: this engine does not report admissions)"
+        if len(self.requests) == MAX_SHOWN_REQUESTS:
+            text += f"; the first {MAX_SHOWN_REQUESTS} requests"
         return text
 
 
-def timelines(records: Sequence[Record], arms: Sequence[str]) -> list[Timeline]:
-    """Return the first timeline of each of ``arms`` that has one."""
-    found: dict[str, Timeline] = {}
+def run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTimeline]:
+    """Return the first timeline of each arm in ``arms`` that has one."""
+    by_arm: dict[str, RunTimeline] = {}
     for record in records:
-        if record.ok and record.arm in arms and record.arm not in found:
-            timeline = _timeline(record)
+        if record.ok and record.arm in arms and record.arm not in by_arm:
+            timeline = _run_timeline(record)
             if timeline is not None:
-                found[record.arm] = timeline
-    return [found[arm] for arm in arms if arm in found]
+                by_arm[record.arm] = timeline
+    return [by_arm[arm] for arm in arms if arm in by_arm]
 
 
-def _timeline(record: Record) -> Timeline | None:
-    noted = record.notes.get("timeline") or {}
+def _run_timeline(record: Record) -> RunTimeline | None:
+    series = record.notes.get("timeline") or {}
     requests = next((c.notes["requests"] for c in record.cases if c.notes.get("requests")), ())
-    if not noted.get("t_s") or not requests:
+    if not series.get("t_s") or not requests:
         return None
     memory = {
-        name: tuple(float(x or 0) / 2**20 for x in noted[name])
-        for name in SERIES
-        if any(noted.get(name) or ())
+        name: tuple(float(x or 0) / 2**20 for x in series[name])
+        for name in SERIES_LABELS
+        if any(series.get(name) or ())
     }
-    bars = tuple(map(_bar, requests[:MOST_BARS]))
-    return Timeline(record.arm, record.run, tuple(map(float, noted["t_s"])), memory, bars)
+    times = tuple(map(_request_times, requests[:MAX_SHOWN_REQUESTS]))
+    return RunTimeline(record.arm, record.run, tuple(map(float, series["t_s"])), memory, times)
 
 
-def _bar(request: Mapping[str, Any]) -> Bar:
-    submitted, admitted = request["submitted_ms"] / 1e3, request.get("admitted_ms")
-    return Bar(
+def _request_times(request: Mapping[str, Any]) -> RequestTimes:
+    submitted_s, admitted_ms = request["submitted_ms"] / 1e3, request.get("admitted_ms")
+    return RequestTimes(
         str(request["id"]),
-        submitted,
-        None if admitted is None else admitted / 1e3,
-        submitted + request["ttft_ms"] / 1e3,
-        submitted + request["e2e_ms"] / 1e3,
+        submitted_s,
+        None if admitted_ms is None else admitted_ms / 1e3,
+        submitted_s + request["ttft_ms"] / 1e3,
+        submitted_s + request["e2e_ms"] / 1e3,
     )
 
 
-def line_style(name: str) -> str:
-    """Return the style class of a series on the page."""
-    number, dashed = LINES[name]
-    return f"line arm{number}{' dashed' if dashed else ''}"
+def series_class(name: str) -> str:
+    """Return the style class of a series on the HTML page."""
+    colour, dashed = SERIES_STYLES[name]
+    return f"line arm{colour}{' dashed' if dashed else ''}"
 
 
-def timeline_charts(timeline: Timeline) -> tuple[str, str]:
-    """Draw a timeline for the page: memory, and the requests' phases on the same time axis."""
-    x = (0.0, timeline.end)
-    top = max((max(values) for values in timeline.memory.values()), default=1.0)
+def timeline_charts(timeline: RunTimeline) -> tuple[str, str]:
+    """Return two ``<svg>`` charts with one time axis: memory, and the phases of requests."""
+    x = (0.0, timeline.end_s)
+    top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     memory = SvgChart("memory over time", x, (0.0, 1.05 * top), "", "memory (MiB)", height=230)
     memory.axes()
-    for name, values in timeline.memory.items():
-        memory.line(list(zip(timeline.t_s, values, strict=True)), line_style(name))
-    count = len(timeline.bars)
+    for name, values in timeline.memory_mib.items():
+        memory.line(list(zip(timeline.t_s, values, strict=True)), series_class(name))
+    count = len(timeline.requests)
     phases = SvgChart(
         "phases of the requests", x, (0.0, float(count)), X_LABEL, "request",
         height=70 + min(240, 9 * count),
     )  # fmt: skip
     phases.axes(y_ticks=False)
-    for index, bar in enumerate(timeline.bars):
-        for phase, start, end in bar.phases():
-            phases.bar((start, end), (count - index - 0.9, count - index - 0.1), phase, bar.request)
+    for index, request in enumerate(timeline.requests):
+        extent = (count - index - 0.9, count - index - 0.1)
+        for phase, start, end in request.phases():
+            phases.bar((start, end), extent, phase, request.request)
     return memory.svg(), phases.svg()
 
 
-def timeline_figure(timeline: Timeline) -> Figure:
-    """Draw a timeline with matplotlib, as the page shows it."""
+def timeline_figure(timeline: RunTimeline) -> Figure:
+    """Return a matplotlib figure of the charts of :func:`timeline_charts`."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     figure = Figure(figsize=(7.2, 5.0), layout="constrained")
     memory, phases = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for name, values in timeline.memory.items():
-        number, dashed = LINES[name]
-        style = "--" if dashed else "-"
-        memory.plot(timeline.t_s, values, style, color=COLOURS[number], label=SERIES[name])
+    for name, values in timeline.memory_mib.items():
+        colour, dashed = SERIES_STYLES[name]
+        style, label = "--" if dashed else "-", SERIES_LABELS[name]
+        memory.plot(timeline.t_s, values, style, color=COLOURS[colour], label=label)
     memory.set_ylabel("memory (MiB)")
     memory.set_ylim(bottom=0)
     memory.set_title(f"{timeline.arm}, run {timeline.run}", fontsize=10)
     memory.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    count = len(timeline.bars)
+    count = len(timeline.requests)
     for phase in PHASES:
         spans = [
             (index, start, end - start)
-            for index, bar in enumerate(timeline.bars)
-            for name, start, end in bar.phases()
+            for index, request in enumerate(timeline.requests)
+            for name, start, end in request.phases()
             if name == phase
         ]
-        where, starts, widths = zip(*spans, strict=True) if spans else ((), (), ())
-        phases.barh(where, widths, 0.8, starts, color=PHASE_COLOURS[phase])
+        indices, starts, widths = zip(*spans, strict=True) if spans else ((), (), ())
+        phases.barh(indices, widths, 0.8, starts, color=PHASE_COLOURS[phase])
     phases.set_ylim(count - 0.5, -0.5)
     phases.set_yticks([])
     phases.set_ylabel("request")
     phases.set_xlabel(X_LABEL)
-    keys = [Patch(color=PHASE_COLOURS[name], label=name) for name in timeline.phases]
-    phases.legend(handles=keys, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    handles = [Patch(color=PHASE_COLOURS[name], label=name) for name in timeline.phases]
+    phases.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
 def timeline_stem(cell: Mapping[str, Any], arm: str) -> str:
-    """Name the files of an arm's timeline, without their endings."""
+    """Return the name of an arm's timeline picture without extension."""
     return f"{slug(cell['cell'])}--memory--{slug(arm)}"
+
+
+@section("Memory over time")
+def memory_timeline_section(report: CellReport) -> Iterator[Part]:
+    """Show one run's memory and request phases for each arm."""
+    for timeline in run_timelines(report.records, real_arms(report.cell)):
+        caption = timeline.caption()
+        lines = [(SERIES_LABELS[name], series_class(name)) for name in timeline.memory_mib]
+        yield TimelinePart(timeline_charts(timeline), lines, timeline.phases, caption)
+        yield PictureFile(timeline_stem(report.cell, timeline.arm), caption)
+        yield PictureCaption([f"{caption}."])

@@ -1,148 +1,178 @@
-"""What others published of a cell, and ours of the same rows below it."""
+"""Published numbers of a cell, with our own numbers of the same rows below them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.output_identity import OutputAgreement
-from labkit.analysis.rendering.tables import Column, Table, host_times
+from labkit.analysis.rendering.cell_tables import host_times
+from labkit.analysis.rendering.report_parts import Part, Prose, TablePart, section, table_parts
+from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 
+if TYPE_CHECKING:
+    from labkit.analysis.rendering.cell_report import CellReport
+
 Json = Mapping[str, Any]
+AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # published metrics of outputs
 
 
 def published_source(cell: Json) -> str | None:
-    """Say whose numbers stand in the published column."""
+    """Return the machine and source of the published numbers in one line; None without any."""
     published = cell["published"]
     if not isinstance(published, Mapping):
         return None
-    ours = f"; ours: scale={cell['scale']}" if cell.get("scale") else ""
+    scale = f"; ours: scale={cell['scale']}" if cell.get("scale") else ""
     return (
         f"published: {published.get('machine', 'machine not stated')}; "
-        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours{ours}."
+        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours{scale}."
     )
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A line of the published numbers: theirs, or below them ours of the same row.
+class PublishedLine:
+    """A line of published numbers, or the line below it with our numbers of the same row.
 
-    ``own``: our row of that case and metric; None where the line is theirs.
+    Parameters
+    ----------
+    published_row
+        The published row.
+    own_row
+        Our row of that case and metric; None if the line shows the published numbers.
     """
 
-    row: Json
-    own: Json | None = None
+    published_row: Json
+    own_row: Json | None = None
 
     def number(self, arm: str) -> str:
-        """Write an arm's number; nothing where there is none."""
-        if self.own is None:
-            numbers = self.row.get("arms") or {}
+        """Return an arm's number as text; empty without one."""
+        if self.own_row is None:
+            numbers = self.published_row.get("arms") or {}
             return f"{numbers[arm]:,}" if arm in numbers else ""
-        middle = (self.own["arms"].get(arm) or {}).get("median")
-        return "" if middle is None else value_text(middle, self.own["unit"])
+        own_median = (self.own_row["arms"].get(arm) or {}).get("median")
+        return "" if own_median is None else value_text(own_median, self.own_row["unit"])
 
     def delta(self, arm: str) -> str:
-        """Write an arm's difference from the baseline; nothing where there is none."""
-        if self.own is None:
-            numbers = self.row.get("delta_pct") or {}
-            return percent_text(numbers[arm]) if arm in numbers else ""
-        found = next((c for c in self.own["comparisons"] if c["arm"] == arm), None)
-        return "" if found is None else percent_text(found["effect_pct"])
+        """Return an arm's difference from the baseline as text; empty without one."""
+        if self.own_row is None:
+            deltas = self.published_row.get("delta_pct") or {}
+            return percent_text(deltas[arm]) if arm in deltas else ""
+        comparison = next((c for c in self.own_row["comparisons"] if c["arm"] == arm), None)
+        return "" if comparison is None else percent_text(comparison["effect_pct"])
 
 
-def published_table(cell: Json, more: Sequence[Json] = ()) -> Table[Beside] | None:
-    """Lay out the published numbers as they were published, and ours of the same row below them.
+def published_table(cell: Json, extra_rows: Sequence[Json] = ()) -> Table[PublishedLine] | None:
+    """Return the published numbers of this cell's cases, each with ours of the same row below it.
 
-    Of cases that this cell has; None where no arm's number was published. ``more``: what of ours
-    may stand beside published numbers besides the rows of the cell: rows of the same form.
+    ``extra_rows`` are rows of ours besides the cell's own, in the same form. None if no number of
+    an arm was published.
     """
     published, cases = cell["published"], {row["case"] for row in cell["rows"]}
-    given = published.get("rows") or [] if isinstance(published, Mapping) else []
-    rows = [row for row in given if row["case"] in cases]
-    theirs = dict.fromkeys(arm for row in rows for arm in row.get("arms") or {})
-    if not theirs:
+    all_rows = published.get("rows") or [] if isinstance(published, Mapping) else []
+    rows = [row for row in all_rows if row["case"] in cases]
+    published_arms = dict.fromkeys(arm for row in rows for arm in row.get("arms") or {})
+    if not published_arms:
         return None
-    every = [*counter_rows(cell), *more, *cell["rows"]]
-    ours = {(row["case"], row["metric"]): row for row in every if row["metric"] is not None}
+    candidates = [*counter_rows(cell), *extra_rows, *cell["rows"]]
+    own_rows = {
+        (row["case"], row["metric"]): row for row in candidates if row["metric"] is not None
+    }
     lines = []
     for row in rows:
-        own = ours.get((row["case"], row.get("metric", published.get("metric"))))
-        lines += [Beside(row)] if own is None else [Beside(row), Beside(row, own)]
-    several = {(row.get("metric"), row.get("unit")) for row in rows} != {(None, None)}
+        own_row = own_rows.get((row["case"], row.get("metric", published.get("metric"))))
+        lines.append(PublishedLine(row))
+        if own_row is not None:
+            lines.append(PublishedLine(row, own_row))
+    several_metrics = {(row.get("metric"), row.get("unit")) for row in rows} != {(None, None)}
 
-    def name(line: Beside) -> str:
-        metric, unit = (line.row.get(k, published.get(k)) for k in ("metric", "unit"))
-        if line.own is not None:
-            return f"here ({unit_name(line.own['unit'])})" if line.own["unit"] != unit else "here"
-        return f"{line.row['case']}: {metric} ({unit_name(unit)})" if several else line.row["case"]
+    def name(line: PublishedLine) -> str:
+        row, own_row = line.published_row, line.own_row
+        metric, unit = (row.get(key, published.get(key)) for key in ("metric", "unit"))
+        if own_row is not None:
+            return f"here ({unit_name(own_row['unit'])})" if own_row["unit"] != unit else "here"
+        return f"{row['case']}: {metric} ({unit_name(unit)})" if several_metrics else row["case"]
 
-    unit = "" if several else f" ({unit_name(published.get('unit'))})"
-    arms = dict.fromkeys([*theirs, *real_arms(cell)])
-    deltas = dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {})
-    columns = [Column[Beside]("published, and here", name, number=False)]
-    columns += [Column(f"{arm}{unit}", _asked(Beside.number, arm)) for arm in arms]
-    for arm in deltas:
-        heading = "delta" if len(deltas) == 1 else f"delta, {arm}"
-        columns.append(Column(heading, _asked(Beside.delta, arm)))
-    shown = [c for c in columns if any(map(c.text, lines))]
+    unit = "" if several_metrics else f" ({unit_name(published.get('unit'))})"
+    arms = dict.fromkeys([*published_arms, *real_arms(cell)])
+    delta_arms = dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {})
+    columns = [Column[PublishedLine]("published, and here", name, numeric=False)]
+    columns += [Column(f"{arm}{unit}", _for_arm(PublishedLine.number, arm)) for arm in arms]
+    for arm in delta_arms:
+        heading = "delta" if len(delta_arms) == 1 else f"delta, {arm}"
+        columns.append(Column(heading, _for_arm(PublishedLine.delta, arm)))
+    shown = [column for column in columns if any(map(column.text, lines))]
     return Table(tuple(shown), tuple(lines), (published_source(cell) or "",))
 
 
-def _asked(ask: Callable[[Beside, str], str], arm: str) -> Callable[[Beside], str]:
-    return lambda line: ask(line, arm)
+def _for_arm(
+    method: Callable[[PublishedLine, str], str], arm: str
+) -> Callable[[PublishedLine], str]:
+    return lambda line: method(line, arm)
 
 
 def published_tables(cell: Json) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
-    """Yield the tables that were published as tables, with their titles, word for word."""
+    """Yield title and content of each table that was published as a whole, word for word."""
     published = cell["published"]
-    given = published.get("tables") or [] if isinstance(published, Mapping) else []
-    for table in given:
+    tables = published.get("tables") or [] if isinstance(published, Mapping) else []
+    for table in tables:
         columns = tuple(
-            Column[Sequence[Any]](str(heading), _at(place), number=place > 0)
-            for place, heading in enumerate(table["columns"])
+            Column[Sequence[Any]](str(heading), _cell_at(index), numeric=index > 0)
+            for index, heading in enumerate(table["columns"])
         )
         notes = (*map(str, table.get("notes") or ()), published_source(cell) or "")
         yield str(table["title"]), Table(columns, tuple(table["rows"]), notes)
 
 
-def _at(place: int) -> Callable[[Sequence[Any]], str]:
-    return lambda row: str(row[place]) if place < len(row) else ""
+def _cell_at(index: int) -> Callable[[Sequence[Any]], str]:
+    return lambda row: str(row[index]) if index < len(row) else ""
 
 
-AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # what is published of outputs
-
-
-def agreement_rows(found: Sequence[OutputAgreement]) -> list[Json]:
-    """Return how far outputs agree as rows with the two :data:`AGREEMENT_METRICS`."""
-    shares = {a.arm: {"median": a.prefix} for a in found}
-    misses = {a.arm: {"median": float(a.total - a.agree)} for a in found}
+def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Json]:
+    """Return how far outputs agree as rows of a cell, one for each of ``AGREEMENT_METRICS``."""
+    prefixes = {a.arm: {"median": a.prefix} for a in agreements}
+    differing = {a.arm: {"median": float(a.total - a.agree)} for a in agreements}
     units = ("share", "requests")
     return [
         _row("all", metric, unit, arms)
-        for metric, unit, arms in zip(AGREEMENT_METRICS, units, (shares, misses), strict=True)
+        for metric, unit, arms in zip(AGREEMENT_METRICS, units, (prefixes, differing), strict=True)
     ]
 
 
 def counter_rows(cell: Json) -> Iterator[Json]:
-    """Yield what the engines counted, as rows of a cell: the counter's name is the metric."""
-    counted = {arm["name"]: arm["counters"] for arm in cell["arms"]}
-    for name in dict.fromkeys(name for found in counted.values() for name in found):
-        known = counter_registry.find_counter(name)
-        if known is not None:
-            arms = {arm: {"median": found[name]} for arm, found in counted.items() if name in found}
-            yield _row("all", name, known.unit, arms)
+    """Yield the engines' counters as rows of a cell: the counter's name is the metric."""
+    counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
+    for name in dict.fromkeys(name for by_name in counters.values() for name in by_name):
+        counter = counter_registry.find_counter(name)
+        if counter is not None:
+            arms = {
+                arm: {"median": by_name[name]}
+                for arm, by_name in counters.items()
+                if name in by_name
+            }
+            yield _row("all", name, counter.unit, arms)
 
 
-def host_rows(records: Sequence[Record]) -> Iterator[Json]:
-    """Yield the host's time of a step's maps and of its whole plan, as rows of a cell (us)."""
+def host_time_rows(records: Sequence[Record]) -> Iterator[Json]:
+    """Yield the host's time for a step's maps and whole plan as rows of a cell (us)."""
     for (case, name), arms in host_times(records).items():
         yield _row(case, name, "us", {arm: {"median": median(t)} for arm, t in arms.items()})
 
 
 def _row(case: str, metric: str, unit: str, arms: Json) -> Json:
     return {"case": case, "metric": metric, "unit": unit, "arms": arms, "comparisons": ()}
+
+
+@section("Published by others")
+def published_section(report: CellReport) -> Iterator[Part]:
+    """Show published numbers beside ours."""
+    agreement = agreement_rows(report.analysis.identity.agreement)
+    extra_rows = [*agreement, *host_time_rows(report.records)]
+    yield from table_parts(published_table(report.cell, extra_rows))
+    for title, table in published_tables(report.cell):
+        yield Prose([f"{title}:"])
+        yield TablePart(table)

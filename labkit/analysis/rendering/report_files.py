@@ -1,4 +1,4 @@
-"""What a study is written as: its files, and the formats that are printed."""
+"""Writes a study's report files, and renders a study in any format."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import figure_style, save_figure
+from labkit.analysis.rendering.cell_report import CellReport
 from labkit.analysis.rendering.csv_latex import csv_text, latex_text
 from labkit.analysis.rendering.html_report import study_html
 from labkit.analysis.rendering.markdown_report import markdown_table, study_markdown
-from labkit.analysis.rendering.report_sections import CellReport
 from labkit.analysis.rendering.request_outcome_tables import latency_throughput_figure
-from labkit.analysis.rendering.study_overview import overviews
+from labkit.analysis.rendering.study_overview import machine_overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.records import is_locked, read_cell, write_json
@@ -29,32 +29,32 @@ def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None
 
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
-    path, found = analysis.data.dir / "cell.json", dict(analysis.json)
-    if is_locked(path.parent):  # whoever works on the cell writes the file too
-        return found
-    kept = read_cell(path.parent)["design"] if path.is_file() else {}
-    if "looks_taken" in kept:  # the runner may have noted it after the runs were analysed
-        found["design"] = {**found["design"], "looks_taken": kept["looks_taken"]}
-    write_json(path, found)
-    return found
+    path, content = analysis.data.dir / "cell.json", dict(analysis.json)
+    if is_locked(path.parent):  # the process that works on the cell also writes the file
+        return content
+    old_design = read_cell(path.parent)["design"] if path.is_file() else {}
+    if "looks_taken" in old_design:  # the runner may have noted it after this analysis
+        content["design"] = {**content["design"], "looks_taken": old_design["looks_taken"]}
+    write_json(path, content)
+    return content
 
 
 def write_study(
     study_dir: str | Path, plots: bool = True, analysis_cache: AnalysisCache | None = None
 ) -> list[CellAnalysis]:
-    """Write everything that is derived: cell.json, study.json, reports, tables and plots.
+    """Write every derived file: ``cell.json``, ``study.json``, reports, tables and plots.
 
     Parameters
     ----------
     plots
-        Whether pictures are drawn (about 0.5 s each).
+        Whether to draw the pictures (about 0.5 s each).
     analysis_cache
-        Reused for cells that it has analysed already.
+        Reused for the cells that it has analysed already.
 
     Raises
     ------
     RecordError
-        A file of a cell is not valid; nothing has been written by then.
+        A file of a cell is not valid; nothing is written then.
     """
     folder = Path(study_dir)
     analyses = (analysis_cache or AnalysisCache()).study(folder)
@@ -85,14 +85,14 @@ def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], fol
     folder.mkdir(exist_ok=True)
     for analysis in analyses:
         write_figures(analysis.json, analysis.data.records, folder)
-    for overview in overviews(study, analyses):
+    for overview in machine_overviews(study, analyses):
         if overview.curves:
             with figure_style():
                 save_figure(latency_throughput_figure(overview.curves), folder / overview.stem)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole, by rename."""
+    """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -127,7 +127,7 @@ _RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
 FORMATS = tuple(_RENDERERS)
 
 
-def render(folder: Path, name: str) -> str:
+def render(folder: Path, format_name: str) -> str:
     """Return a study in one of :data:`FORMATS`.
 
     Raises
@@ -135,6 +135,6 @@ def render(folder: Path, name: str) -> str:
     RecordError
         The study cannot be read.
     FormatError
-        A study lacks what this format needs.
+        The study lacks what this format needs.
     """
-    return _RENDERERS[name](folder, AnalysisCache().study(folder))
+    return _RENDERERS[format_name](folder, AnalysisCache().study(folder))

@@ -1,4 +1,4 @@
-"""Tables of traffic: what became of requests and how they were sent, and a study under load."""
+"""Tables of request outcomes and arrival rates, and of throughput against latency under load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
-from labkit.analysis.rendering.svg_elements import SvgChart, padded
+from labkit.analysis.rendering.report_parts import Parts, section, table_parts
+from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -17,145 +18,150 @@ from labkit.records import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from labkit.analysis.rendering.cell_report import CellReport
+
 Json = Mapping[str, Any]
-Noted = Mapping[str, Sequence[Json]]
-KNEE = (
+NotesByArm = Mapping[str, Sequence[Json]]
+LoadLine = tuple[LoadCurve, LoadPoint]
+COUNTS = {
+    "requests": "requests",
+    "served": "served",
+    "refused": "refused",
+    "failed": "failed",
+}
+KNEE_NOTE = (
     "Knee: the load with the greatest power, requests per second over the median time to the last "
     "token (Kleinrock 1979); none is marked where that is the largest load."
 )
-
-
-def traffic(records: Sequence[Record]) -> dict[str, list[Json]]:
-    """Return what each arm's runs note of their requests."""
-    found: dict[str, list[Json]] = {}
-    for record in records:
-        for case in record.cases:
-            if "traffic" in case.notes:
-                found.setdefault(record.arm, []).append(case.notes["traffic"])
-    return found
-
-
-def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
-    """Lay out what became of every arm's requests; None where no run notes it."""
-    noted = traffic(records)
-    arms = [arm for arm in real_arms(cell) if arm in noted]
-    if not arms:
-        return None
-    open_loop = any("late_ms" in note for notes in noted.values() for note in notes)
-    columns = [Column[str]("arm", str, number=False), *map(_counted(noted), COUNTS)]
-    if any("good" in note for notes in noted.values() for note in notes):
-        columns.append(_counted(noted)(("good", "within the limits")))
-    if open_loop:
-        columns += [_middle(noted, heading, read) for heading, read in SENT.items()]
-    if any(_share(note) is not None for notes in noted.values() for note in notes):
-        columns.append(_middle(noted, "sender's share of a core", _share, "{:.2%}".format))
-    notes = ["Requests of all runs; what was refused or failed is in no other number."]
-    if open_loop:
-        notes.append(
-            "Rates as asked for, as drawn and as sent; waits where no more may be in flight, and "
-            "how late the sender was by itself (medians over runs)."
-        )
-    return Table(tuple(columns), tuple(arms), tuple(notes))
-
-
-COUNTS = (
-    ("requests", "requests"), ("served", "served"), ("refused", "refused"), ("failed", "failed"),
-)  # fmt: skip
-
-
-def _counted(noted: Noted) -> Callable[[tuple[str, str]], Column[str]]:
-    def column(named: tuple[str, str]) -> Column[str]:
-        key, heading = named
-        return Column(
-            heading, lambda arm: sum(note.get(key, 0) for note in noted[arm]), "{:,}".format
-        )
-
-    return column
-
-
-def _middle(
-    noted: Noted,
-    heading: str,
-    read: Callable[[Json], float | None],
-    form: Callable[[Any], str] = value_text,
-) -> Column[str]:
-    """Return a column of medians over runs; empty where no run knows the number."""
-
-    def value(arm: str) -> float | None:
-        known = [v for note in noted[arm] if (v := read(note)) is not None]
-        return median(known) if known else None
-
-    return Column(heading, value, lambda v: "" if v is None else form(v))
-
-
-def _share(note: Json) -> float | None:
-    return note.get("sender_cpu_share")
-
-
-def _of(*path: str) -> Callable[[Json], float | None]:
-    def read(note: Json) -> float | None:
-        found: Any = note
-        for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return None if found is None else float(found)
-
-    return read
-
-
-SENT: Mapping[str, Callable[[Json], float | None]] = {
-    "asked (1/s)": _of("asked_per_s"),
-    "due (1/s)": _of("due_per_s"),
-    "sent (1/s)": _of("sent_per_s"),
-    "wait at the client, p50 (ms)": _of("queue_ms", "p50"),
-    "p99": _of("queue_ms", "p99"),
-    "sender late, p99 (ms)": _of("late_ms", "p99"),
-}
-
-
-def latency_throughput_table(
-    curves: Sequence[LoadCurve],
-) -> Table[tuple[LoadCurve, LoadPoint]] | None:
-    """Lay out every arm under every load, the knees marked; None without curves."""
-    if not curves:
-        return None
-    lines = [(curve, load) for curve in curves for load in curve.loads]
-
-    def middle(metric: str) -> Callable[[tuple[LoadCurve, LoadPoint]], float]:
-        return lambda line: line[1].medians[metric]
-
-    columns: tuple[Column[tuple[LoadCurve, LoadPoint]], ...] = (
-        Column("arm", lambda line: line[0].arm, number=False),
-        Column("load", lambda line: f"{line[1].size:g} {line[0].by}"),
-        Column("served (1/s)", middle("request_s"), value_text),
-        Column("tok/s", middle("total_tok_s"), value_text),
-        Column("TTFT p50 (ms)", middle("ttft_p50_ms"), value_text),
-        Column("E2E p50 (ms)", middle("e2e_p50_ms"), value_text),
-        Column("E2E p99 (ms)", middle("e2e_p99_ms"), value_text),
-        Column("", lambda line: "knee" if line[1] is line[0].knee else "", number=False),
-    )
-    return Table(columns, tuple(lines), (KNEE,))
-
-
 X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
 LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
 
 
+def request_notes(records: Sequence[Record]) -> dict[str, list[Json]]:
+    """Return the request notes (``traffic``) of each arm's runs."""
+    notes: dict[str, list[Json]] = {}
+    for record in records:
+        for case in record.cases:
+            if "traffic" in case.notes:
+                notes.setdefault(record.arm, []).append(case.notes["traffic"])
+    return notes
+
+
+def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
+    """Return the outcomes of every arm's requests; None if no run notes them."""
+    notes = request_notes(records)
+    arms = [arm for arm in real_arms(cell) if arm in notes]
+    if not arms:
+        return None
+    all_notes = [note for arm_notes in notes.values() for note in arm_notes]
+    open_loop = any("late_ms" in note for note in all_notes)
+    columns = [Column[str]("arm", str, numeric=False)]
+    columns += [_total_column(notes, key, heading) for key, heading in COUNTS.items()]
+    if any("good" in note for note in all_notes):
+        columns.append(_total_column(notes, "good", "within the limits"))
+    if open_loop:
+        columns += [_median_column(notes, heading, read) for heading, read in SENDER_TIMES.items()]
+    if any(_sender_share(note) is not None for note in all_notes):
+        share = _median_column(notes, "sender's share of a core", _sender_share, "{:.2%}".format)
+        columns.append(share)
+    lines = ["Requests of all runs. No other number includes refused or failed requests."]
+    if open_loop:
+        lines.append(
+            "Rates as requested, as drawn and as sent; the wait at the client if no more requests "
+            "may be in flight; how late the sender itself was (medians over runs)."
+        )
+    return Table(tuple(columns), tuple(arms), tuple(lines))
+
+
+@section("Request outcomes")
+def request_outcomes_section(report: CellReport) -> Parts:
+    """Show how many requests were served, refused and failed."""
+    return table_parts(request_outcomes_table(report.cell, report.records))
+
+
+def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
+    return Column(heading, lambda arm: sum(note.get(key, 0) for note in notes[arm]), "{:,}".format)
+
+
+def _median_column(
+    notes: NotesByArm,
+    heading: str,
+    read: Callable[[Json], float | None],
+    formatter: Callable[[Any], str] = value_text,
+) -> Column[str]:
+    """Return a column of medians over runs; empty if no run has the number."""
+
+    def value(arm: str) -> float | None:
+        values = [v for note in notes[arm] if (v := read(note)) is not None]
+        return median(values) if values else None
+
+    return Column(heading, value, lambda v: "" if v is None else formatter(v))
+
+
+def _sender_share(note: Json) -> float | None:
+    return note.get("sender_cpu_share")
+
+
+def _nested(*path: str) -> Callable[[Json], float | None]:
+    """Return a function that reads a number at a path of keys; None if it is missing."""
+
+    def read(note: Json) -> float | None:
+        value: Any = note
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return None if value is None else float(value)
+
+    return read
+
+
+SENDER_TIMES: Mapping[str, Callable[[Json], float | None]] = {
+    "requested (1/s)": _nested("asked_per_s"),
+    "due (1/s)": _nested("due_per_s"),
+    "sent (1/s)": _nested("sent_per_s"),
+    "wait at the client, p50 (ms)": _nested("queue_ms", "p50"),
+    "p99": _nested("queue_ms", "p99"),
+    "sender late, p99 (ms)": _nested("late_ms", "p99"),
+}
+
+
+def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | None:
+    """Return every arm under every load, with the knees marked; None without curves."""
+    if not curves:
+        return None
+    lines = [(curve, load) for curve in curves for load in curve.loads]
+
+    def median_of(metric: str) -> Callable[[LoadLine], float]:
+        return lambda line: line[1].medians[metric]
+
+    columns: tuple[Column[LoadLine], ...] = (
+        Column("arm", lambda line: line[0].arm, numeric=False),
+        Column("load", lambda line: f"{line[1].size:g} {line[0].by}"),
+        Column("served (1/s)", median_of("request_s"), value_text),
+        Column("tok/s", median_of("total_tok_s"), value_text),
+        Column("TTFT p50 (ms)", median_of("ttft_p50_ms"), value_text),
+        Column("E2E p50 (ms)", median_of("e2e_p50_ms"), value_text),
+        Column("E2E p99 (ms)", median_of("e2e_p99_ms"), value_text),
+        Column("", lambda line: "knee" if line[1] is line[0].knee else "", numeric=False),
+    )
+    return Table(columns, tuple(lines), (KNEE_NOTE,))
+
+
 def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
-    """Draw the same as :func:`latency_throughput_chart`, as a picture."""
+    """Return a matplotlib figure of the curves of :func:`latency_throughput_chart`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for index, curve in enumerate(curves):
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-        points = [(load.medians["request_s"], load.medians["e2e_p50_ms"]) for load in curve.loads]
+        points = _points(curve)
         axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.arm)
         for load, point in zip(curve.loads, points, strict=True):
-            knee = load is curve.knee
-            said = f"{load.size:g}" + (", knee" if knee else "")
+            is_knee = load is curve.knee
+            label = f"{load.size:g}" + (", knee" if is_knee else "")
             axes.annotate(
-                said, point, (4, -11 if index % 2 else 5), textcoords="offset points", fontsize=7.5,
-                color=colour, weight="bold" if knee else "normal",
+                label, point, (4, -11 if index % 2 else 5), textcoords="offset points",
+                fontsize=7.5, color=colour, weight="bold" if is_knee else "normal",
             )  # fmt: skip
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -166,13 +172,12 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
 
 
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> str:
-    """Draw throughput against latency, a line per arm, its knee with a tip of its own."""
-    served = [load.medians["request_s"] for curve in curves for load in curve.loads]
-    waited = [load.medians["e2e_p50_ms"] for curve in curves for load in curve.loads]
+    """Return an ``<svg>`` of latency over throughput, a line per arm, with the knees marked."""
+    points = [point for curve in curves for point in _points(curve)]
     chart = SvgChart(
         title="throughput against latency",
-        x=padded([0.0, *served]),
-        y=padded([0.0, *waited]),
+        x=padded_range([0.0, *(x for x, _ in points)]),
+        y=padded_range([0.0, *(y for _, y in points)]),
         x_label=X_LABEL,
         y_label=Y_LABEL,
         height=300,
@@ -180,12 +185,20 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> str:
     chart.axes()
     for index, curve in enumerate(curves):
         style = f"arm{index % 6}"
-        points = [(load.medians["request_s"], load.medians["e2e_p50_ms"]) for load in curve.loads]
-        chart.line(points, f"line {style}")
-        for load, (x, y) in zip(curve.loads, points, strict=True):
+        chart.line(_points(curve), f"line {style}")
+        for load, (x, y) in zip(curve.loads, _points(curve), strict=True):
             knee = ", knee" if load is curve.knee else ""
             chart.dot(x, y, style, "circle", f"{curve.arm}, {load.size:g} {curve.by}{knee}")
         if curve.knee is not None:
-            x, y = curve.knee.medians["request_s"], curve.knee.medians["e2e_p50_ms"]
+            x, y = _point(curve.knee)
             chart.text(chart.px(x), chart.py(y) - 10, f"{curve.arm}: knee", "middle")
     return chart.svg()
+
+
+def _points(curve: LoadCurve) -> list[tuple[float, float]]:
+    return [_point(load) for load in curve.loads]
+
+
+def _point(load: LoadPoint) -> tuple[float, float]:
+    """Return requests per second and median latency (ms)."""
+    return load.medians["request_s"], load.medians["e2e_p50_ms"]

@@ -1,6 +1,9 @@
-"""The table of results in the article's layout: ``batch | kernel | baseline | arm | delta``.
+"""The table of results: one line per row and arm, with the baseline's value and the difference.
 
-Extended by interval, p, verdict and the published delta. Several arms: one line per arm.
+The layout follows the article's ``batch | kernel | baseline | arm | delta``, extended by the
+interval, the p-value, the verdict and the published difference. An arm's own median is not in it:
+the difference is estimated within blocks, so the quotient of two medians can contradict it. The
+medians are in :func:`labkit.analysis.rendering.cell_tables.medians_table`.
 """
 
 from __future__ import annotations
@@ -9,78 +12,98 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.number_format import interval_text, p_text, percent_text, unit_name, value_text
+from labkit.analysis.number_format import (
+    UNKNOWN,
+    interval_text,
+    p_text,
+    percent_text,
+    unit_name,
+    value_text,
+)
+from labkit.analysis.rendering.cell_tables import MEDIANS_TITLE
 from labkit.analysis.rendering.published_table import published_source
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.tables import Column, Table, broken_name
 from labkit.analysis.verdict_sentences import control_name, level_text, relabellings_text
 from labkit.records import Record, parse_run_name
 
 Json = Mapping[str, Any]
-KERNELS = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
-WIDE, WIDER = 92, 110  # characters of a terminal below which a column is left out
+KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
+MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # of terminals that show every column
+CACHE_STATES = {
+    "hot": "hot caches: every launch follows one of the same arm on the same input",
+    "cold": "cold caches: more memory than they hold is read before every launch",
+}
 
 
 @dataclass(frozen=True)
 class ResultLine:
-    """A line of a table of results: a row of the cell, an arm and its comparison.
+    """A line of the table: a row of the cell, an arm and its comparison with the baseline.
 
-    ``index``: the row's place in the cell. ``several``: whether the row has more lines.
+    Parameters
+    ----------
+    row_index
+        The row's index in the cell.
+    row
+        The row.
+    arm
+        The arm; None if the cell has no arm to compare.
+    comparison
+        The arm's comparison; None if there is none.
+    several_arms
+        Whether the row has more than one line.
     """
 
-    index: int
+    row_index: int
     row: Json
     arm: str | None
-    found: Json | None
-    several: bool
+    comparison: Json | None
+    several_arms: bool
+
+    @property
+    def skipped(self) -> str | None:
+        """The reason why the row was not measured, or None."""
+        reason: str | None = self.row["skipped"]
+        return reason
 
     @property
     def verdict(self) -> str | None:
-        """The verdict's word."""
-        return None if self.found is None else str(self.found["verdict"])
+        """The verdict's name in ``cell.json``, such as ``estimate_only``."""
+        return None if self.comparison is None else str(self.comparison["verdict"])
 
     @property
-    def brief(self) -> str:
-        """The verdict as it stands beside the row's name where there is no room for columns."""
+    def phone_text(self) -> str:
+        """The verdict as shown beside the row's name on a phone, where there are few columns."""
         if self.verdict is not None:
-            word = verdict_text(self.verdict)
+            text = verdict_text(self.verdict)
         else:
-            word = "skipped" if self.arm is not None and self.row["skipped"] is not None else ""
-        return f"{self.arm}: {word}" if word and self.several else word
+            text = "skipped" if self.arm is not None and self.skipped is not None else ""
+        return f"{self.arm}: {text}" if text and self.several_arms else text
 
-    @property
-    def comparison(self) -> Json | None:
-        """The arm against the baseline; None where nothing was compared."""
-        return self.found if self.row["skipped"] is None else None
-
-
-def _compared(form: Callable[..., str], *keys: str) -> Callable[[ResultLine], str]:
-    """Return a column's value: numbers of the comparison, written; nothing without one."""
-
-    def value(line: ResultLine) -> str:
-        found = line.comparison
-        return "" if found is None else form(*(found[key] for key in keys))
-
-    return value
+    def compared(self, formatter: Callable[..., str], *keys: str) -> str:
+        """Return fields of the comparison as text; empty without a comparison."""
+        if self.comparison is None or self.skipped is not None:
+            return ""
+        return formatter(*(self.comparison[key] for key in keys))
 
 
-def kernels(records: Sequence[Record]) -> dict[str, str]:
-    """Name the kernel that ran each case, where the records say it."""
-    found: dict[str, str] = {}
+def kernel_names(records: Sequence[Record]) -> dict[str, str]:
+    """Return the name of the kernel that ran each case, for the cases whose records note it."""
+    names: dict[str, str] = {}
     for record in records:
         for case in record.cases:
             kernel = case.notes.get("kernel")
             if kernel is not None:
-                found.setdefault(case.case, KERNELS.get(str(kernel), str(kernel)))
-    return found
+                names.setdefault(case.case, KERNEL_NAMES.get(str(kernel), str(kernel)))
+    return names
 
 
-def verdict_text(word: str) -> str:
-    """Write a verdict's word for people."""
-    return word.replace("_", "-")
+def verdict_text(verdict: str) -> str:
+    """Return a verdict as readers see it: ``estimate-only`` for ``estimate_only``."""
+    return verdict.replace("_", "-")
 
 
-def shown_arms(cell: Json) -> list[str]:
-    """Name the arms whose lines are shown: not the baseline; the control only if alone."""
+def compared_arms(cell: Json) -> list[str]:
+    """Return the arms that have lines: all but baseline and control, or the control if alone."""
     control = control_name(cell)
     arms = [a["name"] for a in cell["arms"] if a["role"] == "arm"]
     return arms or ([control] if control is not None else [])
@@ -89,182 +112,191 @@ def shown_arms(cell: Json) -> list[str]:
 def results_table(
     cell: Json, records: Sequence[Record], primary: bool = True, anchor: str = ""
 ) -> Table[ResultLine]:
-    """Lay out the primary rows of a cell (or, with ``primary=False``, all the others).
+    """Return the results of a cell's primary rows, or (``primary=False``) of all others.
 
-    ``anchor``: of the cell on the page; numbers lead to the runs that they are made of.
+    ``anchor`` is the cell's prefix on the HTML page: numbers link to the runs behind them.
     """
     rows = [(i, row) for i, row in enumerate(cell["rows"]) if row["primary"] is primary]
-    arms, ran = shown_arms(cell), kernels(records)
-    published = _published(cell, [row for _, row in rows], arms)
+    arms, kernels = compared_arms(cell), kernel_names(records)
+    published = _published_rows(cell, [row for _, row in rows], arms)
     units = {row["unit"] for _, row in rows if row["metric"] is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
-    columns = [_named([row for _, row in rows], unit)]
-    if ran:
-        columns.append(
-            Column(
-                "kernel",
-                lambda line: ran.get(line.row["case"], ""),
-                number=False,
-                least_width=WIDER if len(arms) > 1 else WIDE,
-                once=True,
-            )
-        )
 
-    def runs(line: ResultLine) -> str:
-        return f"#{anchor}r{line.index}"
+    def link(line: ResultLine) -> str:
+        return f"#{anchor}r{line.row_index}"
 
-    columns += _arm_columns(cell, arms, unit, runs) if arms else [_alone(cell, unit, runs)]
+    columns = [_row_column([row for _, row in rows], unit)]
+    if kernels:
+        columns.append(_kernel_column(kernels, len(arms) > 1))
+    if arms:
+        columns += _arm_columns(cell, arms, unit, link)
+    else:
+        columns.append(_baseline_only_column(cell, unit, link))
     if published and arms:
-        columns.append(
-            Column(
-                "published",
-                lambda line: _published_delta(published, line.row, line.arm),
-                short="publ.\n%",
-                least_width=WIDE,
-            )
-        )
+        columns.append(_published_column(published))
     shown: list[str | None] = [*arms] or [None]
     lines = [
         ResultLine(i, row, arm, {c["arm"]: c for c in row["comparisons"]}.get(arm), len(arms) > 1)
         for i, row in rows
         for arm in shown
     ]
-    notes = [*_notes(cell, published), *_states(records)]
-    return Table(tuple(columns), tuple(lines), tuple(notes), wide=True)
+    notes = [*_notes(cell, bool(published)), *_cache_notes(records)]
+    return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
 
 
-def _named(rows: Sequence[Json], unit: str) -> Column[ResultLine]:
-    """Name a row by its case, its metric, or both where there are several metrics."""
+def _row_column(rows: Sequence[Json], unit: str) -> Column[ResultLine]:
+    """Return the column that names rows: by case, by metric, or by both."""
     requests = all(row["case"] == "all" for row in rows)
-    mixed = not requests and len({row["metric"] for row in rows if row["metric"]}) > 1
+    several_metrics = len({row["metric"] for row in rows if row["metric"]}) > 1
 
     def name(line: ResultLine) -> str:
         row = line.row
         text = str(row["metric"] if requests and row["metric"] else row["case"])
-        if mixed and row["metric"]:
+        if not requests and several_metrics and row["metric"]:
             text += f": {row['metric']}"
         return f"{text} ({unit_name(row['unit'])})" if row["unit"] == "bytes" and not unit else text
 
-    return Column("metric" if requests else "batch", name, number=False, once=True)
+    return Column("metric" if requests else "batch", name, numeric=False, once_per_row=True)
 
 
-def _alone(cell: Json, unit: str, link: Callable[[ResultLine], str]) -> Column[ResultLine]:
-    """Show the baseline where nothing is compared with it."""
+def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[ResultLine]:
+    return Column(
+        "kernel",
+        lambda line: kernels.get(line.row["case"], ""),
+        numeric=False,
+        min_width=MIN_WIDTH_SEVERAL_ARMS if several_arms else MIN_WIDTH,
+        once_per_row=True,
+    )
+
+
+def _baseline_only_column(
+    cell: Json, unit: str, link: Callable[[ResultLine], str]
+) -> Column[ResultLine]:
+    """Return the baseline's column for a cell that compares nothing with it."""
     baseline = cell["arms"][0]["name"]
 
     def value(line: ResultLine) -> str:
         row = line.row
         return row["skipped"] or value_text(row["arms"][baseline]["median"], row["unit"])
 
-    return Column(f"{baseline}{unit}", value, once=True, link=link)
+    return Column(f"{baseline}{unit}", value, once_per_row=True, link=link)
 
 
 def _arm_columns(
     cell: Json, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
 ) -> Iterator[Column[ResultLine]]:
-    baseline, level, died = cell["arms"][0]["name"], level_text(cell), failure_outcomes(cell)
+    baseline, level, failures = cell["arms"][0]["name"], level_text(cell), failure_outcomes(cell)
 
-    def measured(line: ResultLine, arm: str | None) -> str:
-        if line.row["skipped"] is not None:
+    def baseline_median(line: ResultLine) -> str:
+        if line.skipped is not None:
             return ""
-        middle = line.row["arms"][arm]["median"]
-        return (
-            died[str(arm)]
-            if middle is None and arm in died
-            else value_text(middle, line.row["unit"])
-        )
+        median = line.row["arms"][baseline]["median"]
+        return failures.get(baseline, UNKNOWN) if median is None else _value(median, line.row)
 
-    def decided(line: ResultLine) -> str:
-        if line.row["skipped"] is not None:
-            return f"skipped: {line.row['skipped']}"
+    def delta(line: ResultLine) -> str:
+        if line.skipped is not None:
+            return ""
+        if line.row["arms"][line.arm]["median"] is None:
+            return failures.get(str(line.arm), UNKNOWN)
+        return line.compared(percent_text, "effect_pct") or UNKNOWN
+
+    def verdict(line: ResultLine) -> str:
+        if line.skipped is not None:
+            return f"skipped: {line.skipped}"
         return "" if line.verdict is None else verdict_text(line.verdict)
 
     if len(arms) > 1:
-        yield Column("arm", lambda line: line.arm, number=False)
-    yield Column(f"{baseline}{unit}", lambda line: measured(line, baseline), once=True, link=link)
-    own = arms[0] if len(arms) == 1 else "arm"
-    yield Column(f"{own}{unit}", lambda line: measured(line, line.arm), link=link)
-    yield Column("delta", _compared(percent_text, "effect_pct"), short="delta\n%", link=link)
+        yield Column("arm", lambda line: line.arm, numeric=False)
+    yield Column(f"{baseline}{unit}", baseline_median, once_per_row=True, link=link)
+    heading = "delta" if len(arms) > 1 else f"delta of {arms[0]}"
+    short = "delta\n%" if len(arms) > 1 else f"delta of\n{broken_name(arms[0])}\n%"
+    yield Column(heading, delta, short_heading=short, link=link)
     yield Column(
         f"adjusted {level} CI (%)",
-        _compared(interval_text, "ci_low_pct", "ci_high_pct"),
-        short=f"adjusted\n{level} CI, %",
+        lambda line: line.compared(interval_text, "ci_low_pct", "ci_high_pct"),
+        short_heading=f"adjusted\n{level} CI, %",
         link=link,
     )
     yield Column(
         "adjusted p",
-        _compared(p_text, "p_adjusted"),
-        short="adjusted\np",
-        least_width=WIDE,
+        lambda line: line.compared(p_text, "p_adjusted"),
+        short_heading="adjusted\np",
+        min_width=MIN_WIDTH,
         link=link,
     )
-    yield Column("verdict", decided, number=False, verdict=True)
+    yield Column("verdict", verdict, numeric=False, is_verdict=True)
 
 
-def _states(records: Sequence[Record]) -> list[str]:
-    """Say what the caches held when a launch was timed, where the records know it."""
-    found = {case.notes.get("state") for record in records for case in record.cases}
-    said_of = {
-        "hot": "hot caches: every launch follows one of the same arm on the same input",
-        "cold": "cold caches: more memory than they hold is read before every launch",
-    }
-    known = [text for state, text in said_of.items() if state in found]
-    return [f"Timed on {'; '.join(known)}."] if known else []
+def _value(median: float, row: Json) -> str:
+    return value_text(median, row["unit"])
 
 
 def failure_outcomes(cell: Json) -> dict[str, str]:
-    """Map every arm with failed runs to the names of their outcomes."""
-    found: dict[str, list[str]] = {}
+    """Return, for every arm with failed runs, the names of their outcomes: ``oom, timeout``."""
+    outcomes: dict[str, list[str]] = {}
     for failure in cell["failures"]:
         _, _, arm = parse_run_name(failure["run"])
-        found.setdefault(arm, []).append(str(failure["outcome"]))
-    return {arm: ", ".join(dict.fromkeys(outcomes)) for arm, outcomes in found.items()}
+        outcomes.setdefault(arm, []).append(str(failure["outcome"]))
+    return {arm: ", ".join(dict.fromkeys(names)) for arm, names in outcomes.items()}
 
 
-def _published(
-    cell: Json, shown: Sequence[Json], arms: Sequence[str]
+def _published_rows(
+    cell: Json, rows: Sequence[Json], arms: Sequence[str]
 ) -> dict[tuple[str, str], Json]:
-    """Index by case and metric what was published of the rows and arms that are shown."""
+    """Return the published rows by case and metric, if they are about these rows and arms."""
     published = cell["published"]
     if not isinstance(published, Mapping):
         return {}
-    rows = published.get("rows") or []
-    index = {(str(r["case"]), str(r.get("metric", published.get("metric")))): r for r in rows}
-    ours = {(row["case"], row["metric"]) for row in shown}
+    published_rows = published.get("rows") or []
+    index = {
+        (str(row["case"]), str(row.get("metric", published.get("metric")))): row
+        for row in published_rows
+    }
+    measured = {(row["case"], row["metric"]) for row in rows}
     return {
         key: row
         for key, row in index.items()
-        if key in ours
+        if key in measured
         and any(arm in (row.get(k) or {}) for k in ("delta_pct", "p") for arm in arms)
     }
 
 
-def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: str | None) -> str:
-    found = published.get((row["case"], row["metric"]))
-    if found is None:
-        return ""
-    delta = (found.get("delta_pct") or {}).get(arm)
-    p, wins = ((found.get(key) or {}).get(arm) for key in ("p", "wins"))
-    text = percent_text(float(delta)) if delta is not None else ""
-    more = [f"p = {p}"] * (p is not None) + [f"{wins} wins"] * (wins is not None)
-    return f"{text} ({', '.join(more)})" if more else text
+def _published_column(published: Mapping[tuple[str, str], Json]) -> Column[ResultLine]:
+    def value(line: ResultLine) -> str:
+        row = published.get((line.row["case"], line.row["metric"]))
+        if row is None:
+            return ""
+        delta, p, wins = ((row.get(key) or {}).get(line.arm) for key in ("delta_pct", "p", "wins"))
+        text = percent_text(float(delta)) if delta is not None else ""
+        evidence = [f"p = {p}"] * (p is not None) + [f"{wins} wins"] * (wins is not None)
+        return f"{text} ({', '.join(evidence)})" if evidence else text
+
+    return Column("published", value, short_heading="publ.\n%", min_width=MIN_WIDTH)
 
 
-def _notes(cell: Json, published: Any) -> list[str]:
-    line = published_source(cell) if published else None
-    notes, shown = [line] if line else [], shown_arms(cell)
-    floors = {
+def _notes(cell: Json, has_published: bool) -> list[str]:
+    source = published_source(cell) if has_published else None
+    notes, arms = [source] if source else [], compared_arms(cell)
+    min_p_values = {
         c["p_floor"]
         for row in cell["rows"]
         if row["primary"]
         for c in row["comparisons"]
-        if c["p_floor"] and c["arm"] in shown
+        if c["p_floor"] and c["arm"] in arms
     }
-    if floors:
+    if min_p_values:
         notes.append(
-            f"Interval and p: one permutation test within blocks "
-            f"({relabellings_text(cell)}), adjusted "
-            f"over all rows and arms; smallest reachable p {p_text(min(floors))}. "
-            "Delta: Hodges-Lehmann, above 0 where the metric is larger."
+            f"Interval and p: one permutation test within blocks ({relabellings_text(cell)}), "
+            "adjusted over all rows and arms; smallest reachable p "
+            f"{p_text(min(min_p_values))}. Delta: the difference from the baseline, estimated "
+            "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
+            f'median is in the report under "{MEDIANS_TITLE}".'
         )
     return notes
+
+
+def _cache_notes(records: Sequence[Record]) -> list[str]:
+    """Return what the caches held when a launch was timed, if records note it."""
+    states = {case.notes.get("state") for record in records for case in record.cases}
+    texts = [text for state, text in CACHE_STATES.items() if state in states]
+    return [f"Timed on {'; '.join(texts)}."] if texts else []

@@ -1,9 +1,10 @@
-"""How near kernels come to the machine's limits: bytes, FLOPs, intensity, share.
+"""The roofline: how close kernels come to the machine's bandwidth and peak FLOP rate.
 
-S. Williams, A. Waterman, D. Patterson, "Roofline" (2009): work of intensity I (FLOPs per
-byte) takes at least ``max(bytes / bandwidth, flops / peak)``. Bytes are the least that
-must move, so a share is never flattered by what a kernel reads twice. The limits are the
-best that any of the study's runs measured in itself; without them there are no shares.
+S. Williams, A. Waterman, D. Patterson, "Roofline" (2009): work takes at least
+``max(bytes / bandwidth, flops / peak)`` seconds; which limit binds depends on its intensity
+(FLOPs per byte). Bytes are the least that must move, so reading data twice does not raise a
+kernel's share of the limit. The limits are the best that any run of the study measured; without
+them there are no shares.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ Json = Mapping[str, Any]
 METRIC = "dispatch_us"
 X_LABEL = "intensity (FLOP per byte)"
 Y_LABEL = "GFLOP/s"
-ROOM = 0.1  # decades between the outermost points and the edges
-MARK_SHARE = 0.018  # of the panel's width: from one mark to the next beside it
-LABEL_WIDTH, LABEL_HEIGHT = 0.03, 0.045  # of the panel: what a case's number takes
-Range = tuple[float, float]  # exponents of ten
+PADDING_DECADES = 0.1  # between the outermost points and the edges
+MARK_SPACING = 0.018  # between marks of one case, as a share of the panel's width
+LABEL_WIDTH, LABEL_HEIGHT = 0.03, 0.045  # of a case's number, as shares of the panel
+ExponentRange = tuple[float, float]  # exponents of ten
 
 
 @dataclass(frozen=True)
 class RooflineLimits:
-    """GB/s (1e9 bytes) and GFLOP/s, and how they were measured."""
+    """Bandwidth (GB/s, 1e9 bytes) and peak (GFLOP/s), and how they were measured."""
 
     read_gb_s: float
     sgemm_gflop_s: float
@@ -42,7 +43,7 @@ class RooflineLimits:
     read_bytes: int
 
     def text(self) -> str:
-        """Say what the limits are and where they come from."""
+        """Return a sentence with the limits and how they were measured."""
         return (
             f"Limits: {self.read_gb_s:,.1f} GB/s reading {self.read_bytes >> 20} MiB, "
             f"{self.sgemm_gflop_s:,.1f} GFLOP/s in a float32 matrix product of NumPy's BLAS, "
@@ -52,7 +53,7 @@ class RooflineLimits:
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One case and arm: the work, the median time, and what follows from them."""
+    """One case and arm: its work and median time, and the rates that follow."""
 
     case: str
     arm: str
@@ -68,50 +69,50 @@ class RooflinePoint:
 
     @property
     def gb_s(self) -> float:
-        """Achieved GB/s, counting only the bytes that must move."""
+        """Attained GB/s, counting only the bytes that must move."""
         return self.bytes / self.seconds / 1e9
 
     @property
     def gflop_s(self) -> float:
-        """Achieved GFLOP/s."""
+        """Attained GFLOP/s."""
         return self.flops / self.seconds / 1e9
 
     @property
     def bound(self) -> str | None:
-        """Name the limit that binds: ``memory`` or ``compute``; None without limits."""
+        """The limit that binds, ``memory`` or ``compute``; None without limits."""
         if self.limits is None:
             return None
-        memory, compute = self._least_s(self.limits)
-        return "memory" if memory >= compute else "compute"
+        memory_s, compute_s = self._min_times_s(self.limits)
+        return "memory" if memory_s >= compute_s else "compute"
 
     @property
     def share(self) -> float | None:
-        """Least possible time over the time taken; above 1 only where a cache helped."""
-        return None if self.limits is None else max(self._least_s(self.limits)) / self.seconds
+        """The least possible time over the time taken; above 1 only if a cache helped."""
+        return None if self.limits is None else max(self._min_times_s(self.limits)) / self.seconds
 
-    def _least_s(self, limits: RooflineLimits) -> tuple[float, float]:
+    def _min_times_s(self, limits: RooflineLimits) -> tuple[float, float]:
         return (
             self.bytes / (limits.read_gb_s * 1e9),
             self.flops / (limits.sgemm_gflop_s * 1e9),
         )
 
 
-def find_limits(records: Iterable[Record]) -> RooflineLimits | None:
-    """Return the best limits that any run noted; None where no run did."""
-    noted = [r.notes["limits"] for r in records if r.ok and r.notes.get("limits")]
-    if not noted:
+def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
+    """Return the best limits that any run noted; None if none did."""
+    notes = [r.notes["limits"] for r in records if r.ok and r.notes.get("limits")]
+    if not notes:
         return None
     return RooflineLimits(
-        read_gb_s=max(float(n["read_gb_s"]) for n in noted),
-        sgemm_gflop_s=max(float(n["sgemm_gflop_s"]) for n in noted),
-        threads=max(int(n["threads"]) for n in noted),
-        read_bytes=max(int(n["read_bytes"]) for n in noted),
+        read_gb_s=max(float(n["read_gb_s"]) for n in notes),
+        sgemm_gflop_s=max(float(n["sgemm_gflop_s"]) for n in notes),
+        threads=max(int(n["threads"]) for n in notes),
+        read_bytes=max(int(n["read_bytes"]) for n in notes),
     )
 
 
 def roofline_points(cell: Json, records: Sequence[Record]) -> list[RooflinePoint]:
-    """Return every case and arm (but the control) whose work the records know."""
-    limits = find_limits(records)
+    """Return a point per case and arm (except the control) whose work the records note."""
+    limits = best_limits(records)
     work: dict[str, tuple[int, int]] = {}
     for record in records:
         for case in record.cases:
@@ -128,57 +129,60 @@ def roofline_points(cell: Json, records: Sequence[Record]) -> list[RooflinePoint
     ]
 
 
-def _ranges(found: Sequence[RooflinePoint]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the exponents of 10 between which all points and the roof's corner lie."""
-    x, y = [p.intensity for p in found], [p.gflop_s for p in found]
-    limits = found[0].limits
+def _axis_ranges(points: Sequence[RooflinePoint]) -> tuple[ExponentRange, ExponentRange]:
+    """Return the ranges of x and y that contain all points and the roof's corner."""
+    x, y = [p.intensity for p in points], [p.gflop_s for p in points]
+    limits = points[0].limits
     if limits is not None:
         x += [limits.sgemm_gflop_s / limits.read_gb_s]
         y += [limits.sgemm_gflop_s]
-    return _exponents(x), _exponents(y)
+    return _exponent_range(x), _exponent_range(y)
 
 
-def _exponents(values: Sequence[float]) -> tuple[float, float]:
+def _exponent_range(values: Sequence[float]) -> ExponentRange:
     low, high = log10(min(values)), log10(max(values))
-    return min(floor(low), low - ROOM), max(ceil(high), high + ROOM)
+    return min(floor(low), low - PADDING_DECADES), max(ceil(high), high + PADDING_DECADES)
 
 
-def _roof(found: Sequence[RooflinePoint], x: tuple[float, float]) -> list[tuple[float, float]]:
-    """Return the roof's points (intensity, GFLOP/s); empty without limits."""
-    limits = found[0].limits
+def _roof(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float, float]]:
+    """Return the roof's vertices (intensity, GFLOP/s); empty without limits."""
+    limits = points[0].limits
     if limits is None:
         return []
     corner = limits.sgemm_gflop_s / limits.read_gb_s
-    places = (10 ** x[0], corner, 10 ** x[1])
-    return [(p, min(p * limits.read_gb_s, limits.sgemm_gflop_s)) for p in places]
+    intensities = (10 ** x[0], corner, 10 ** x[1])
+    return [(i, min(i * limits.read_gb_s, limits.sgemm_gflop_s)) for i in intensities]
 
 
-def case_numbers(found: Sequence[RooflinePoint]) -> dict[str, int]:
-    """Number the cases from 1: a number fits beside a mark where a name does not."""
-    return {case: n for n, case in enumerate(dict.fromkeys(p.case for p in found), 1)}
+def case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
+    """Return every case's number, from 1; a mark has room for a number but not for a name."""
+    return {case: n for n, case in enumerate(dict.fromkeys(p.case for p in points), 1)}
 
 
-def cases_line(found: Sequence[RooflinePoint]) -> str:
-    """Name the cases by their numbers, and say why marks stand beside each other."""
-    text = "; ".join(f"{n} {case}" for case, n in case_numbers(found).items())
-    arms = len({p.arm for p in found})
-    beside = "; arms of a case have one intensity and are drawn beside each other"
-    return f"Cases: {text}{beside if arms > 1 else ''}"
+def cases_line(points: Sequence[RooflinePoint]) -> str:
+    """Return the names of the numbered cases, and why marks of a case lie side by side."""
+    text = "; ".join(f"{n} {case}" for case, n in case_numbers(points).items())
+    arms = len({p.arm for p in points})
+    side_by_side = "; arms of a case have the same intensity and are drawn side by side"
+    return f"Cases: {text}{side_by_side if arms > 1 else ''}"
 
 
-def _places(found: Sequence[RooflinePoint], x: Range) -> list[tuple[float, float]]:
-    """Place every point (exponents of 10): a case's arms side by side, around its intensity."""
-    arms = list(dict.fromkeys(p.arm for p in found))
-    step = MARK_SHARE * (x[1] - x[0])
+def _mark_positions(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float, float]]:
+    """Return every point's position (exponents of ten): a case's arms lie side by side."""
+    arms = list(dict.fromkeys(p.arm for p in points))
+    step = MARK_SPACING * (x[1] - x[0])
     middle = (len(arms) - 1) / 2
     return [
-        (log10(p.intensity) + (arms.index(p.arm) - middle) * step, log10(p.gflop_s)) for p in found
+        (log10(p.intensity) + (arms.index(p.arm) - middle) * step, log10(p.gflop_s)) for p in points
     ]
 
 
 @dataclass(frozen=True)
-class Label:
-    """A case's number beside its marks (shares of the panel); ``right``: behind them."""
+class CaseLabel:
+    """A case's number beside its marks; ``x`` and ``y`` are shares of the panel.
+
+    ``right``: whether it lies to the right of the marks.
+    """
 
     text: str
     x: float
@@ -187,28 +191,30 @@ class Label:
 
     @property
     def middle(self) -> float:
-        """Where the middle of its text is."""
+        """The horizontal middle of the text."""
         return self.x + (LABEL_WIDTH if self.right else -LABEL_WIDTH) / 2
 
 
-def case_labels(found: Sequence[RooflinePoint], x: Range, y: Range) -> list[Label]:
-    """Put every case's number right of its marks, or left, or lower: where there is room."""
+def case_labels(
+    points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
+) -> list[CaseLabel]:
+    """Return a label per case, placed right or left of its marks, or lower if both are taken."""
     marks: dict[str, list[tuple[float, float]]] = {}
-    for p, (a, b) in zip(found, _places(found, x), strict=True):
-        share = (a - x[0]) / (x[1] - x[0]), (b - y[0]) / (y[1] - y[0])
-        marks.setdefault(p.case, []).append(share)
-    drawn = [share for shares in marks.values() for share in shares]
-    labels: list[Label] = []
-    for case, n in case_numbers(found).items():
+    for p, (a, b) in zip(points, _mark_positions(points, x), strict=True):
+        position = (a - x[0]) / (x[1] - x[0]), (b - y[0]) / (y[1] - y[0])
+        marks.setdefault(p.case, []).append(position)
+    all_marks = [position for positions in marks.values() for position in positions]
+    labels: list[CaseLabel] = []
+    for case, n in case_numbers(points).items():
         left, right = (end(a for a, _ in marks[case]) for end in (min, max))
         height = sum(b for _, b in marks[case]) / len(marks[case])
         while True:
             sides = [
-                Label(str(n), right + MARK_SHARE, height, True),
-                Label(str(n), left - MARK_SHARE, height, False),
+                CaseLabel(str(n), right + MARK_SPACING, height, True),
+                CaseLabel(str(n), left - MARK_SPACING, height, False),
             ]
-            others = [*drawn, *((label.middle, label.y) for label in labels)]
-            free = [label for label in sides if _free(label, others)]
+            taken = [*all_marks, *((label.middle, label.y) for label in labels)]
+            free = [label for label in sides if _is_free(label, taken)]
             if free:
                 labels.append(free[0])
                 break
@@ -216,51 +222,51 @@ def case_labels(found: Sequence[RooflinePoint], x: Range, y: Range) -> list[Labe
     return labels
 
 
-def _free(label: Label, others: Iterable[tuple[float, float]]) -> bool:
-    """Tell whether a label covers no mark and no label before it."""
+def _is_free(label: CaseLabel, taken: Iterable[tuple[float, float]]) -> bool:
+    """Return whether a label covers none of the positions."""
     return not any(
-        abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in others
+        abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in taken
     )
 
 
-def roofline_chart(cell: Json, found: Sequence[RooflinePoint]) -> str:
-    """Draw the roofline for the page; ``found``: one point at least."""
-    x, y = _ranges(found)
-    chart = SvgChart("roofline", x, y, X_LABEL, Y_LABEL, height=340, powers=True)
+def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> str:
+    """Return an ``<svg>`` of the roofline; ``points`` has at least one element."""
+    x, y = _axis_ranges(points)
+    chart = SvgChart("roofline", x, y, X_LABEL, Y_LABEL, height=340, log_scale=True)
     chart.axes()
     styles = arm_classes(cell)
-    roof = [(log10(a), log10(b)) for a, b in _roof(found, x)]
+    roof = [(log10(a), log10(b)) for a, b in _roof(points, x)]
     if roof:
         chart.line(roof, "zero")
-    for p, place in zip(found, _places(found, x), strict=True):
+    for p, position in zip(points, _mark_positions(points, x), strict=True):
         style, mark = styles[p.arm]
         share = "" if p.share is None else f", {p.share:.0%} of the limit"
         tip = f"{p.case}, {p.arm}: {p.gflop_s:,.1f} GFLOP/s, {p.gb_s:,.1f} GB/s{share}"
-        chart.dot(*place, style, mark, tip)
-    for label in case_labels(found, x, y):
+        chart.dot(*position, style, mark, tip)
+    for label in case_labels(points, x, y):
         at = x[0] + label.x * (x[1] - x[0]), y[0] + label.y * (y[1] - y[0])
         anchor = "start" if label.right else "end"
         chart.text(chart.px(at[0]), chart.py(at[1]), label.text, anchor)
     return chart.svg()
 
 
-def roofline_figure(cell: Json, found: Sequence[RooflinePoint]) -> Figure:
-    """Draw the roofline with matplotlib."""
+def roofline_figure(cell: Json, points: Sequence[RooflinePoint]) -> Figure:
+    """Return a matplotlib figure of the chart of :func:`roofline_chart`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.6, 4.2), layout="constrained")
     panel = figure.subplots()
-    x, y = _ranges(found)
-    roof = _roof(found, x)
+    x, y = _axis_ranges(points)
+    roof = _roof(points, x)
     if roof:
         panel.plot(*zip(*roof, strict=True), color="black", linewidth=1.2, label="limit")
-    places = _places(found, x)
+    positions = _mark_positions(points, x)
     for arm, (colour, mark) in arm_styles(cell).items():
-        mine = [place for p, place in zip(found, places, strict=True) if p.arm == arm]
-        if mine:
-            powers = [10**a for a, _ in mine], [10**b for _, b in mine]
-            panel.plot(*powers, mark, color=colour, markersize=5, label=arm)
-    for label in case_labels(found, x, y):
+        own = [at for p, at in zip(points, positions, strict=True) if p.arm == arm]
+        if own:
+            coordinates = [10**a for a, _ in own], [10**b for _, b in own]
+            panel.plot(*coordinates, mark, color=colour, markersize=5, label=arm)
+    for label in case_labels(points, x, y):
         side = "left" if label.right else "right"
         panel.text(
             label.x, label.y, label.text, transform=panel.transAxes, fontsize=8, ha=side,
@@ -273,11 +279,11 @@ def roofline_figure(cell: Json, found: Sequence[RooflinePoint]) -> Figure:
     panel.set_xlabel(X_LABEL)
     panel.set_ylabel(Y_LABEL)
     panel.legend(loc="lower right")
-    named = "\n".join(f"{n}  {case}" for case, n in case_numbers(found).items())
-    panel.text(1.02, 1.0, named, transform=panel.transAxes, fontsize=8, va="top")
+    case_names = "\n".join(f"{n}  {case}" for case, n in case_numbers(points).items())
+    panel.text(1.02, 1.0, case_names, transform=panel.transAxes, fontsize=8, va="top")
     return figure
 
 
 def roofline_stem(cell: Json) -> str:
-    """Name the files of a cell's roofline, without their endings."""
+    """Return the name of the roofline's picture without extension."""
     return f"{slug(cell['cell'])}--roofline"

@@ -1,81 +1,66 @@
-"""Tables of arms that are servers: their streams, and what the client itself cost."""
+"""Tables of arms that are HTTP servers: their streams, and the client's own cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.client_lateness import ServerArm, server_arms
 from labkit.analysis.number_format import value_text
+from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
+if TYPE_CHECKING:
+    from labkit.analysis.rendering.cell_report import CellReport
+
 Json = Mapping[str, Any]
-STREAMS = (
-    "Medians over runs. Tokens by the server's own usage, by the model's tokenizer from the text, "
-    "and by the stream (its token ids, else its events with text). A chunk is what was read at "
-    "once: bundled where it brought more than one event or token. Chunks are never counted as "
-    "tokens.",
+TOKEN_COUNTERS = ("usage", "tokenizer", "stream")
+STREAMS_NOTE = (
+    "Medians over runs. Tokens are counted by the server's usage field, by the model's tokenizer "
+    "from the text, and by the stream (its token ids, else its events with text). A chunk is what "
+    "one read returned; it is bundled if it held more than one event or token. Chunks never count "
+    "as tokens."
 )
-CLIENT = (
+CLIENT_NOTE = (
     "Medians over runs (ms; CPU in us). Floor: the same client on a null server, beside every run, "
-    "with as many streams at once: what it adds to TTFT, how late it sees a chunk, how wrong its "
-    "gaps between chunks are, and its CPU time per chunk. Connecting is the server's to answer.",
+    "with as many streams at once: its share of TTFT, its delay in seeing a chunk, the error of "
+    "its gaps between chunks, and its CPU time per chunk. Connecting depends on the server."
 )
 
 
 def streams_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
-    """Lay out what was counted of every server's streams; None where no arm is a server."""
-    lines = server_arms(records, real_arms(cell))
-    if not lines:
+    """Return the counts of every server's streams; None if no arm is a server."""
+    arms = server_arms(records, real_arms(cell))
+    if not arms:
         return None
     columns: tuple[Column[ServerArm], ...] = (
-        Column("arm", lambda one: one.arm, number=False),
-        Column("server", _server, number=False),
-        Column("identity by", lambda one: one.server["identity"], number=False),
-        *(_counted(f"tokens.{name}", f"tokens by {name}") for name in COUNTED),
-        *(_counted(f"stream.{name}", name) for name in ("chunks", "bundled", "empty")),
-        Column("ended by", ServerArm.finishes, number=False),
-        _counted("tokens.cached", "prompt tokens cached"),
+        Column("arm", lambda arm: arm.arm, numeric=False),
+        Column("server", _server_name, numeric=False),
+        Column("identity by", lambda arm: arm.server["identity"], numeric=False),
+        *(_counter_column(f"tokens.{name}", f"tokens by {name}") for name in TOKEN_COUNTERS),
+        *(_counter_column(f"stream.{name}", name) for name in ("chunks", "bundled", "empty")),
+        Column("finish reasons", ServerArm.finishes, numeric=False),
+        _counter_column("tokens.cached", "prompt tokens cached"),
     )
-    return Table(columns, tuple(lines), STREAMS)
+    return Table(columns, tuple(arms), (STREAMS_NOTE,))
 
 
-COUNTED = ("usage", "tokenizer", "stream")
+def _server_name(arm: ServerArm) -> str:
+    kept = arm.server["kept"]
+    return f"kept: {kept}" if kept is not None else str(arm.server["preset"])
 
 
-def _server(one: ServerArm) -> str:
-    kept = one.server["kept"]
-    return f"kept: {kept}" if kept is not None else str(one.server["preset"])
+def _counter_column(name: str, heading: str) -> Column[ServerArm]:
+    return Column(heading, lambda arm: arm.counter(name), _count_text)
 
 
-def _counted(name: str, heading: str) -> Column[ServerArm]:
-    return Column(heading, lambda one: one.counter(name), _count)
-
-
-def _count(value: float | None) -> str:
+def _count_text(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def client_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
-    """Lay out what the client itself cost beside every server; None where no arm is one."""
-    lines = server_arms(records, real_arms(cell))
-    if not lines:
-        return None
-    columns = [Column[ServerArm]("arm", lambda one: one.arm, number=False)]
-    columns += [
-        Column(heading, _read(*path), lambda value: "" if value is None else value_text(value))
-        for heading, path in TIMES.items()
-    ]
-    return Table(tuple(columns), tuple(lines), CLIENT)
-
-
-def _read(path: str, key: str) -> Callable[[ServerArm], float | None]:
-    return lambda one: one.client(path, key)
-
-
-TIMES = {
+CLIENT_TIMES = {
     "loop late, p99": ("lag_ms", "p99"),
     "sends late, p99": ("late_ms", "p99"),
     "connecting, p99": ("connect_ms", "p99"),
@@ -86,3 +71,30 @@ TIMES = {
     "gap wrong by, p99": ("floor.itl_ms", "p99"),
     "CPU per chunk": ("floor", "chunk_us"),
 }
+
+
+def client_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
+    """Return the client's own cost beside every server; None if no arm is a server."""
+    arms = server_arms(records, real_arms(cell))
+    if not arms:
+        return None
+    columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
+    columns += [
+        Column(
+            heading, _client_time(*path), lambda value: "" if value is None else value_text(value)
+        )
+        for heading, path in CLIENT_TIMES.items()
+    ]
+    return Table(tuple(columns), tuple(arms), (CLIENT_NOTE,))
+
+
+def _client_time(path: str, key: str) -> Callable[[ServerArm], float | None]:
+    return lambda arm: arm.client(path, key)
+
+
+@section("Over HTTP")
+def http_section(report: CellReport) -> Parts:
+    """Show the servers' streams and the client's own cost."""
+    return table_parts(
+        streams_table(report.cell, report.records), client_table(report.cell, report.records)
+    )

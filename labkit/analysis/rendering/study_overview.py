@@ -1,4 +1,4 @@
-"""What a report says of all cells together, machine by machine."""
+"""The top of a study's report: for each machine, a table of its cells and its load curves."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from typing import Any
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.host_groups import host_groups
 from labkit.analysis.latency_throughput import LoadCurve, load_curves
+from labkit.analysis.rendering.cell_tables import cells_table
 from labkit.analysis.rendering.request_outcome_tables import (
     LATENCY_THROUGHPUT_STEM,
     latency_throughput_chart,
     latency_throughput_table,
 )
-from labkit.analysis.rendering.tables import Table, cells_table
+from labkit.analysis.rendering.tables import Table
 
 
 @dataclass(frozen=True)
-class Overview:
-    """One machine's cells: their table (None: there is one cell), and curves over them.
+class MachineOverview:
+    """The cells that one machine ran.
 
-    ``machine``: None where the study has one only. ``stem``: of the curves' picture.
+    Parameters
+    ----------
+    machine
+        The machine's name; None if the study has only one.
+    cells
+        The table of its cells; None if the study has only one.
+    curves
+        Load curves over its cells.
+    stem
+        Name of the curves' picture without extension.
     """
 
     machine: str | None
@@ -40,15 +50,18 @@ class Overview:
         return latency_throughput_chart(self.curves) if self.curves else ""
 
 
-def overviews(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> list[Overview]:
-    """Return what stands above the cells."""
-    found = host_groups(analyses)
+def machine_overviews(
+    study: Mapping[str, Any], analyses: Sequence[CellAnalysis]
+) -> list[MachineOverview]:
+    """Return one overview per machine, in the order of their first cells."""
+    groups = host_groups(analyses)
+    stem = LATENCY_THROUGHPUT_STEM
     return [
-        Overview(
-            machine.name if len(found) > 1 else None,
-            cells_table(study, machine.cells) if len(analyses) > 1 else None,
-            load_curves([analyses[index] for index in machine.cells]),
-            LATENCY_THROUGHPUT_STEM if number == 0 else f"{LATENCY_THROUGHPUT_STEM}-{number + 1}",
+        MachineOverview(
+            group.name if len(groups) > 1 else None,
+            cells_table(study, group.cells) if len(analyses) > 1 else None,
+            load_curves([analyses[index] for index in group.cells]),
+            stem if number == 1 else f"{stem}-{number}",
         )
-        for number, machine in enumerate(found)
+        for number, group in enumerate(groups, start=1)
     ]

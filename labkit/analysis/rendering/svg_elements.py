@@ -1,6 +1,6 @@
-"""A little SVG: axes, dots, lines and bars as text, coloured by the page's style sheet.
+"""SVG charts written as text: axes, dots, lines and bars, coloured by the page's style sheet.
 
-Written out so that a report is one small file that follows light and dark.
+This keeps a report one small file that follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from html import escape
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers between ``low`` and ``high``: steps of 1, 2 or 5 times 10^k."""
+def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
+    """Return multiples of 1, 2 or 5 times a power of ten between ``low`` and ``high``."""
     span = high - low
     if span <= 0:
         return [low]
-    rough = span / most
+    rough = span / max_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
@@ -25,20 +25,23 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def power_of_ten_ticks(low: float, high: float) -> list[float]:
-    """Return exponents of ten between ``low`` and ``high``, with 2 and 5 where there is room."""
-    steps = (1, 2, 5) if high - low <= 2 else (1,)
+    """Return base-10 logarithms of ticks between the exponents ``low`` and ``high``.
+
+    Up to two decades have ticks at 1, 2 and 5, longer ranges at powers of ten only.
+    """
+    multiples = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(math.floor(low), math.ceil(high) + 1)
-    marks = [e + math.log10(m) for e in exponents for m in steps]
+    marks = [e + math.log10(m) for e in exponents for m in multiples]
     return [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
 
 
 def power_of_ten_text(exponent: float) -> str:
-    """Write a power of ten."""
+    """Return ten to a power as a tick's label: ``0.5`` for -0.301."""
     return tick_text(10.0**exponent)
 
 
 def tick_text(value: float) -> str:
-    """Write a tick's number."""
+    """Return a tick's label."""
     if value == 0:
         return "0"
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -49,8 +52,20 @@ def tick_text(value: float) -> str:
 class SvgChart:
     """A chart of fixed size in view-box units; the page scales it to its width.
 
-    ``x`` and ``y`` are (low, high) in data units. ``left``: room for the labels of y.
-    ``powers``: data units are exponents of ten, and the axes show the powers.
+    Parameters
+    ----------
+    title
+        Name for screen readers.
+    x, y
+        Range of each axis: (low, high) in data units.
+    x_label, y_label
+        Labels of the axes.
+    width, height
+        Size in view-box units.
+    left, bottom
+        Space for the labels of the y and x axes.
+    log_scale
+        Whether data units are exponents of ten; the axes then show the powers.
     """
 
     title: str
@@ -62,16 +77,16 @@ class SvgChart:
     height: int = 280
     left: int = 70
     bottom: int = 44
-    powers: bool = False
+    log_scale: bool = False
     parts: list[str] = field(default_factory=list)
 
     def px(self, x: float) -> float:
-        """Return the place of ``x`` from the left."""
+        """Return the horizontal position of ``x`` in view-box units."""
         low, high = self.x
         return self.left + (x - low) / ((high - low) or 1.0) * (self.width - self.left - 14)
 
     def py(self, y: float) -> float:
-        """Return the place of ``y`` from the top."""
+        """Return the vertical position of ``y`` in view-box units."""
         low, high = self.y
         return (
             self.height
@@ -80,22 +95,23 @@ class SvgChart:
         )
 
     def axes(self, y_ticks: bool = True) -> None:
-        """Draw the grid, the numbers and the labels."""
+        """Draw grid, ticks and labels."""
         top, floor = 12, self.height - self.bottom
-        find, show = (power_of_ten_ticks, power_of_ten_text) if self.powers else (ticks, tick_text)
-        for value in find(*self.x):
+        ticks = power_of_ten_ticks if self.log_scale else linear_ticks
+        label = power_of_ten_text if self.log_scale else tick_text
+        for value in ticks(*self.x):
             at = f"{self.px(value):.1f}"
             anchor = "end" if self.px(value) > self.width - 24 else "middle"
             self.parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{top}" y2="{floor}"/>')
             self.parts.append(
-                f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{show(value)}</text>'
+                f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{label(value)}</text>'
             )
-        for value in find(*self.y) if y_ticks else ():
+        for value in ticks(*self.y) if y_ticks else ():
             at = f"{self.py(value):.1f}"
             self.parts.append(
                 f'<line class="grid" x1="{self.left}" x2="{self.width - 14}" y1="{at}" y2="{at}"/>'
             )
-            self.text(self.left - 6, self.py(value), show(value))
+            self.text(self.left - 6, self.py(value), label(value))
         middle = (self.left + self.width - 14) / 2
         self.parts.append(
             f'<text x="{middle:.0f}" y="{self.height - 6}" text-anchor="middle">'
@@ -124,7 +140,7 @@ class SvgChart:
     def bar(
         self, x: tuple[float, float], y: tuple[float, float], style: str, tip: str = ""
     ) -> None:
-        """Fill the rectangle between two places of x and two of y."""
+        """Draw a filled rectangle that spans ``x`` and ``y``, with an optional tooltip."""
         left, right = sorted(map(self.px, x))
         top, floor = sorted(map(self.py, y))
         title = f"<title>{escape(tip)}</title>" if tip else ""
@@ -136,14 +152,14 @@ class SvgChart:
     def dot(
         self, x: float, y: float, style: str, mark: str = "circle", tip: str = "", link: str = ""
     ) -> None:
-        """Draw a dot (circle, square, triangle or cross) with a tip and a link."""
-        drawn = _mark(mark, self.px(x), self.py(y), style, escape(tip))
-        self.parts.append(f'<a href="{escape(link)}">{drawn}</a>' if link else drawn)
+        """Draw a mark, with an optional tooltip and link; ``mark`` is one of MARKS or ``cross``."""
+        svg = _mark(mark, self.px(x), self.py(y), style, escape(tip))
+        self.parts.append(f'<a href="{escape(link)}">{svg}</a>' if link else svg)
 
-    def text(self, x: float, y: float, words: str, anchor: str = "end") -> None:
-        """Write words at a place in pixels."""
+    def text(self, x: float, y: float, text: str, anchor: str = "end") -> None:
+        """Draw text at a position in view-box units."""
         self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" dy="4" text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text x="{x:.1f}" y="{y:.1f}" dy="4" text-anchor="{anchor}">{escape(text)}</text>'
         )
 
     def svg(self) -> str:
@@ -173,12 +189,12 @@ def _mark(mark: str, x: float, y: float, style: str, tip: str) -> str:
 
 
 def mark_svg(mark: str, style: str) -> str:
-    """Return a mark alone, at the middle of a 14 by 14 view box, for a key."""
+    """Return a mark centred in a 14 by 14 view box, for a legend."""
     return _mark(mark, 7.0, 7.0, style, "")
 
 
-def padded(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
-    """Return the range of values with some room on both sides."""
+def padded_range(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
+    """Return the range of values, widened on both sides by ``share`` of its size."""
     low, high = min(values), max(values)
-    room = (high - low) * share or abs(high) * share or 1.0
-    return low - room, high + room
+    padding = (high - low) * share or abs(high) * share or 1.0
+    return low - padding, high + padding

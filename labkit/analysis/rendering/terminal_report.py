@@ -1,8 +1,7 @@
-"""A cell in the terminal: the answer, the table, what weakens it, where the report is."""
+"""The report of a cell, and the comparison of two studies, as printed in the terminal."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,9 @@ from labkit.analysis.number_format import (
     percent_text,
     value_text,
 )
-from labkit.analysis.rendering.report_sections import CellReport
+from labkit.analysis.rendering.cell_report import CellReport
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.tables import Column, Table, broken_name
 from labkit.analysis.study_analysis import AnalysisCache
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from labkit.analysis.study_diff import RowChange, StudyComparison
 
-STYLES = {
+VERDICT_STYLES = {
     "faster": "bold green",
     "slower": "bold red",
     "equivalent": "cyan",
@@ -34,15 +33,27 @@ STYLES = {
     "invalid": "bold white on red",
     "not_comparable": "dim",
 }
-PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
+PIPED_WIDTH = 100  # of lines in a log or pipe, which has no width of its own
 
 
 def print_cell(
     cell_dir: Path, console: Console | None = None, analysis_cache: AnalysisCache | None = None
 ) -> None:
-    """Print one cell from its records: the answer, the table, what weakens it, the design.
+    """Print one cell: its question, answer, results, notes, caveats and design.
 
-    ``analysis_cache``: who may have analysed it already. Raises ``RecordError``.
+    Parameters
+    ----------
+    cell_dir
+        The cell's folder.
+    console
+        Where to print; None: standard output.
+    analysis_cache
+        Reused if it has analysed the cell already.
+
+    Raises
+    ------
+    RecordError
+        A file of the cell is not valid.
     """
     from rich.console import Console
     from rich.text import Text
@@ -54,19 +65,19 @@ def print_cell(
     out.print()
     out.print(Text(report.title))
     out.print(Text(report.answer, style="bold"))
-    for table in (report.results, report.secondary):
+    for table in (report.results, report.secondary_results):
         if table.lines or table is report.results:
-            out.print(_rich(table, out.width))
+            out.print(_rich_table(table, out.width))
     for note in report.notes:
         out.print(Text(note, style="dim"))
     for line in report.caveats:
         out.print(Text(f"! {line}", style="yellow"))
-    out.print(Text(_subtitle(report), style="dim"))
-    where = report.analysis.data.dir.parent / "report.md"
-    out.print(Text(f"report: {where}", style="dim"), soft_wrap=True)  # whole, to be copied
+    out.print(Text(_design_line(report), style="dim"))
+    path = report.analysis.data.dir.parent / "report.md"
+    out.print(Text(f"report: {path}", style="dim"), soft_wrap=True)  # one line, to be copied
 
 
-def _subtitle(report: CellReport) -> str:
+def _design_line(report: CellReport) -> str:
     design = report.cell["design"]
     return (
         f"{report.cell['cell']}: {count_text(design['blocks'], 'block')} of "
@@ -75,99 +86,100 @@ def _subtitle(report: CellReport) -> str:
     )
 
 
-def _rich(table: Table[ResultLine], width: int) -> Any:
-    """Build the table; on narrow terminals what can be done without is left out."""
+def _rich_table(table: Table[ResultLine], width: int) -> Any:
+    """Return the results for a terminal of ``width`` characters."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    kept = [column for column in table.columns if width >= column.least_width]
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in kept:
-        shown.add_column(
-            Text(_heading(column)),
-            justify="right" if column.number else "left",
-            no_wrap=column.number,
+    columns = [column for column in table.columns if width >= column.min_width]
+    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        rich_table.add_column(
+            Text(_short_heading(column)),
+            justify="right" if column.numeric else "left",
+            no_wrap=column.numeric,
             overflow="fold",
         )
-    last = None
+    previous_row = None
     for line in table.lines:
         cells = [
-            Text("" if line.index == last and column.once else _compact(column, line))
-            for column in kept
+            Text("" if line.row_index == previous_row and c.once_per_row else _short_text(c, line))
+            for c in columns
         ]
-        for column, cell in zip(kept, cells, strict=True):
-            if column.verdict:
-                cell.stylize(STYLES.get(line.verdict or "", "dim"))
-        shown.add_row(*cells)
-        last = line.index
-    return shown
+        for column, cell in zip(columns, cells, strict=True):
+            if column.is_verdict:
+                cell.stylize(VERDICT_STYLES.get(line.verdict or "", "dim"))
+        rich_table.add_row(*cells)
+        previous_row = line.row_index
+    return rich_table
 
 
-def _heading(column: Column[ResultLine]) -> str:
-    """Break a heading where a name has joints, so that it is no wider than its numbers."""
-    name = column.heading
-    if column.short is not None:
-        return column.short
-    return re.sub(r"([_-])(?=\w)", r"\1\n", name.replace(" (", "\n(")) if len(name) > 10 else name
+def _short_heading(column: Column[ResultLine]) -> str:
+    """Return a heading with line breaks, about as wide as the column's numbers."""
+    if column.short_heading is not None:
+        return column.short_heading
+    name, parenthesis, unit = column.heading.partition(" (")
+    return broken_name(name) + (f"\n({unit}" if parenthesis else "")
 
 
-def _compact(column: Column[ResultLine], line: ResultLine) -> str:
-    """Shorten a cell: the heading has the unit, what weakens the table the reason."""
+def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
+    """Return a cell without its unit, which the heading has, or a verdict without its reason."""
     text = column.text(line)
-    if column.verdict:
+    if column.is_verdict:
         return text.partition(":")[0]
-    return text.replace("%", "").replace(" to ", ", ") if column.number else text
+    return text.replace("%", "").replace(" to ", ", ") if column.numeric else text
 
 
-def print_changes(found: StudyComparison, out: Console) -> None:
-    """Print what changed between two studies: weaknesses, then a line per row and arm."""
+def print_changes(comparison: StudyComparison, out: Console) -> None:
+    """Print the changes between two studies: caveats, then one line per row and arm."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    for line in found.caveats:
+    for line in comparison.caveats:
         out.print(Text(f"! {line}", style="yellow"))
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in CHANGES:
-        shown.add_column(
+    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in CHANGE_COLUMNS:
+        rich_table.add_column(
             column.heading,
-            justify="right" if column.number else "left",
-            no_wrap=column.number or column.verdict,
+            justify="right" if column.numeric else "left",
+            no_wrap=column.numeric or column.is_verdict,
             overflow="fold",
         )
-    for change in found.changes:
-        style = STYLES[change.verdict.word]
-        shown.add_row(*(Text(c.text(change), style=style if c.verdict else "") for c in CHANGES))
-    out.print(shown)
-    for line in found.notes:
+    for change in comparison.changes:
+        style = VERDICT_STYLES[change.verdict.word]
+        cells = (Text(c.text(change), style=style if c.is_verdict else "") for c in CHANGE_COLUMNS)
+        rich_table.add_row(*cells)
+    out.print(rich_table)
+    for line in comparison.notes:
         out.print(Text(line, style="dim"))
-    for words, rows in _reasons(found.changes).items():
-        where = rows[0] if len(rows) == 1 else count_text(len(rows), "row")
-        out.print(Text(f"{where}: {words}"))
+    for reason, rows in _rows_by_reason(comparison.changes).items():
+        subject = rows[0] if len(rows) == 1 else count_text(len(rows), "row")
+        out.print(Text(f"{subject}: {reason}"))
 
 
-def _reasons(changes: Sequence[RowChange]) -> dict[str, list[str]]:
-    """Gather the rows under each reason, in the order in which reasons first appear."""
-    found: dict[str, list[str]] = {}
+def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
+    """Return the names of rows by verdict and reason, in order of first appearance."""
+    rows: dict[str, list[str]] = {}
     for change in changes:
         if change.verdict.reason is not None:
-            words = f"{_change_word(change)}: {change.verdict.reason}"
-            found.setdefault(words, []).append(f"{_change_name(change)}, {change.arm}")
-    return found
+            reason = f"{_change_verdict(change)}: {change.verdict.reason}"
+            rows.setdefault(reason, []).append(f"{_row_name(change)}, {change.arm}")
+    return rows
 
 
-def _change_word(change: RowChange) -> str:
+def _change_verdict(change: RowChange) -> str:
     word = change.verdict.word
     return "not comparable in time" if word == "not_comparable" else verdict_text(word)
 
 
-def _change_name(change: RowChange) -> str:
+def _row_name(change: RowChange) -> str:
     return str(change.row.metric) if change.row.case == "all" else change.row.case
 
 
 def _compared(key: str) -> Callable[[RowChange], Any]:
-    """Return a column's value: a field of the comparison; None where there is none."""
+    """Return a function that reads a field of the comparison; None without one."""
     return lambda change: None if change.comparison is None else getattr(change.comparison, key)
 
 
@@ -175,9 +187,9 @@ def _measured(key: str) -> Callable[[RowChange], str]:
     return lambda change: value_text(getattr(change, key), change.row.unit)
 
 
-CHANGES: tuple[Column[RowChange], ...] = (
-    Column("row", _change_name, number=False),
-    Column("arm", lambda change: change.arm, number=False),
+CHANGE_COLUMNS: tuple[Column[RowChange], ...] = (
+    Column("row", _row_name, numeric=False),
+    Column("arm", lambda change: change.arm, numeric=False),
     Column("old", _measured("old")),
     Column("new", _measured("new")),
     Column("change\n%", _compared("effect_pct"), lambda pct: percent_text(pct).rstrip("%")),
@@ -187,5 +199,5 @@ CHANGES: tuple[Column[RowChange], ...] = (
         lambda ci: interval_text(*(ci or (None, None))).replace(" to ", ", "),
     ),
     Column("adjusted\np", _compared("p_adjusted"), p_text),
-    Column("verdict", _change_word, number=False, verdict=True),
+    Column("verdict", _change_verdict, numeric=False, is_verdict=True),
 )

@@ -1,4 +1,4 @@
-"""Tables and the picture of video cells: decode times, the work, what the picks show, the picks."""
+"""Tables and charts of video cells: decode times, decoder work, picked frames, visible events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.number_format import slug, value_text
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.published_table import published_source
+from labkit.analysis.rendering.report_parts import (
+    ChartPart,
+    Parts,
+    PictureFile,
+    section,
+    table_parts,
+)
 from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
@@ -19,9 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from labkit.analysis.rendering.cell_report import CellReport
+
 Json = Mapping[str, Any]
-MOST_DRAWN = 8  # clips in the picture
-COUNTS = {
+ClipAndArm = tuple[str, str]
+ClipAndEvent = tuple[str, str]
+MAX_DRAWN_CLIPS = 8
+WORK_COUNTS = {
     "frames_decoded": "frames decoded",
     "delta_frames": "delta frames",
     "packets_read": "packets read",
@@ -29,71 +40,74 @@ COUNTS = {
     "seeks": "seeks",
     "repeated": "picks that repeat",
 }
-NOT_RUN = "No model answered questions about these frames: not run here (workload.questions)."
-MEANING = (
-    "Of the planted events those of which the picked frames show both what was before and what "
-    "came after. Evidence in the pictures, never accuracy: no model has looked at them."
+NO_MODEL_NOTE = "No model answered questions about these frames: not run here (workload.questions)."
+EVENTS_NOTE = (
+    "A planted event is visible if the picked frames show both the state before and the state "
+    "after it. This is evidence in the frames, not accuracy: no model has looked at them."
 )
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An arm at a clip: its picks, what is noted of them, and which planted events they show."""
+class ArmPicks:
+    """An arm's picked frames of a clip, the record's notes, and the planted events they show."""
 
     picks: Sequence[int]
-    noted: Json
+    notes: Json
     evidence: Json
 
 
 @dataclass(frozen=True)
-class Videos:
-    """What the records of a cell say of its clips: by clip and arm, in the records' order."""
+class ClipRecords:
+    """The picks of every arm by clip and arm, in the records' order."""
 
-    clips: Mapping[str, Mapping[str, Seen]]
+    clips: Mapping[str, Mapping[str, ArmPicks]]
 
     def facts(self, clip: str) -> Json:
-        """Return what is the clip's own: frames, keyframes, seconds."""
-        return next(iter(self.clips[clip].values())).noted
+        """Return the clip's own facts, which all arms note: frames, keyframes, seconds."""
+        return next(iter(self.clips[clip].values())).notes
 
 
-def videos(cell: Json, records: Sequence[Record]) -> Videos | None:
-    """Read the first good run of every arm but the control; None where no run is of clips."""
-    found: dict[str, dict[str, Seen]] = {}
+def clip_records(cell: Json, records: Sequence[Record]) -> ClipRecords | None:
+    """Return the picks of the first good run of every arm except the control; None without any."""
+    by_clip: dict[str, dict[str, ArmPicks]] = {}
     arms = real_arms(cell)
     for record in records:
         for case in record.cases if record.ok and record.arm in arms else ():
             if "video" in case.notes and case.outputs is not None:
-                seen = Seen(
+                picks = ArmPicks(
                     case.outputs["picks"], case.notes["video"], case.notes.get("evidence", {})
                 )
-                found.setdefault(case.case, {}).setdefault(record.arm, seen)
-    return Videos(found) if found else None
+                by_clip.setdefault(case.case, {}).setdefault(record.arm, picks)
+    return ClipRecords(by_clip) if by_clip else None
 
 
-def decode_table(cell: Json, found: Videos | None) -> Table[Json] | None:
-    """Lay out every arm's decode time by clip, and what was published of it beside it."""
-    if found is None:
+def decode_times_table(cell: Json, clips: ClipRecords | None) -> Table[Json] | None:
+    """Return every arm's decode time by clip, with the published time beside it."""
+    if clips is None:
         return None
-    rows = [r for r in cell["rows"] if r["metric"] == "decode_ms" and r["case"] in found.clips]
-    published = _published(cell)
+    rows = [r for r in cell["rows"] if r["metric"] == "decode_ms" and r["case"] in clips.clips]
+    published = _published_times(cell)
     columns = [
-        Column[Json]("clip", lambda row: row["case"], number=False),
-        Column("frames", lambda row: found.facts(row["case"])["frames"], "{:,}".format),
-        Column("keyframes", lambda row: found.facts(row["case"])["keyframes"], "{:,}".format),
+        Column[Json]("clip", lambda row: row["case"], numeric=False),
+        Column("frames", lambda row: clips.facts(row["case"])["frames"], "{:,}".format),
+        Column("keyframes", lambda row: clips.facts(row["case"])["keyframes"], "{:,}".format),
     ]
     for arm in real_arms(cell):
         columns.append(Column(f"{arm} (ms)", _median(arm), value_text))
-        theirs = {case: arms[arm] for case, arms in published.items() if arm in arms}
-        if theirs:
-            columns.append(Column(f"published: {arm} (ms)", _theirs(theirs)))
-    notes = ["One request: open, pick, decode, convert. Medians over runs.", *_job(cell)]
+        times = {case: arms[arm] for case, arms in published.items() if arm in arms}
+        if times:
+            columns.append(Column(f"published: {arm} (ms)", _published_time(times)))
+    notes = [
+        "One request: open, pick, decode, convert. Medians over runs.",
+        *_throughput_notes(cell),
+    ]
     return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
 
 
-def _published(cell: Json) -> dict[str, Json]:
+def _published_times(cell: Json) -> dict[str, Json]:
     published = cell["published"]
-    given = published.get("rows") or [] if isinstance(published, Mapping) else []
-    return {row["case"]: row.get("arms") or {} for row in given}
+    rows = published.get("rows") or [] if isinstance(published, Mapping) else []
+    return {row["case"]: row.get("arms") or {} for row in rows}
 
 
 def _median(arm: str) -> Callable[[Json], float | None]:
@@ -104,137 +118,145 @@ def _median(arm: str) -> Callable[[Json], float | None]:
     return value
 
 
-def _theirs(given: Mapping[str, float]) -> Callable[[Json], str]:
-    return lambda row: f"{given[row['case']]:,}" if row["case"] in given else ""
+def _published_time(times: Mapping[str, float]) -> Callable[[Json], str]:
+    return lambda row: f"{times[row['case']]:,}" if row["case"] in times else ""
 
 
-def _job(cell: Json) -> Iterator[str]:
-    """Say every arm's requests per second."""
+def _throughput_notes(cell: Json) -> Iterator[str]:
+    """Yield a sentence with every arm's requests per second."""
     row = next((r for r in cell["rows"] if r["metric"] == "request_s"), None)
     if row is not None:
-        each = ((arm, row["arms"][arm]["median"]) for arm in real_arms(cell))
-        said = ", ".join(f"{arm} {value_text(median)}" for arm, median in each)
-        yield f"Requests per second of a job of several clips at a time: {said}."
+        medians = ((arm, row["arms"][arm]["median"]) for arm in real_arms(cell))
+        rates = ", ".join(f"{arm} {value_text(median)}" for arm, median in medians)
+        yield f"Requests per second of a job that decodes several clips at a time: {rates}."
 
 
-def work_table(cell: Json, found: Videos | None) -> Table[tuple[str, str]] | None:
-    """Lay out what a request of every arm read and decoded, and how far off its picks lie."""
-    if found is None:
+def clip_work_table(cell: Json, clips: ClipRecords | None) -> Table[ClipAndArm] | None:
+    """Return what a request of every arm read and decoded, and the distances of its picks."""
+    if clips is None:
         return None
     columns = [
-        Column[tuple[str, str]]("clip", lambda place: place[0], number=False),
-        Column("arm", lambda place: place[1], number=False),
-        *(_noted(found, key, heading) for key, heading in COUNTS.items()),
-        _noted(found, "distance_frames", "distance, mean (frames)", value_text),
-        _noted(found, "most_frames", "at most (frames)"),
-        _noted(found, "distance_ms", "mean (ms)", value_text),
-        _noted(found, "most_ms", "at most (ms)", value_text),
+        Column[ClipAndArm]("clip", lambda key: key[0], numeric=False),
+        Column("arm", lambda key: key[1], numeric=False),
+        *(_notes_column(clips, key, heading) for key, heading in WORK_COUNTS.items()),
+        _notes_column(clips, "distance_frames", "distance, mean (frames)", value_text),
+        _notes_column(clips, "most_frames", "at most (frames)"),
+        _notes_column(clips, "distance_ms", "mean (ms)", value_text),
+        _notes_column(clips, "most_ms", "at most (ms)", value_text),
     ]
-    places = [
-        (clip, arm) for clip, arms in found.clips.items() for arm in real_arms(cell) if arm in arms
+    lines = [
+        (clip, arm) for clip, arms in clips.clips.items() for arm in real_arms(cell) if arm in arms
     ]
     note = (
-        "Per request, counted where the demuxer and the decoder answer; OpenCV does not tell its "
-        "packets. Distance: of a pick from the frame that was wished for."
+        "Per request, counted at the demuxer and the decoder; OpenCV does not report its packets. "
+        "Distance: from a picked frame to the requested one."
     )
-    return Table(tuple(columns), tuple(places), (note,))
+    return Table(tuple(columns), tuple(lines), (note,))
 
 
-def _noted(
-    found: Videos, key: str, heading: str, form: Callable[[Any], str] = "{:,}".format
-) -> Column[tuple[str, str]]:
+def _notes_column(
+    clips: ClipRecords, key: str, heading: str, formatter: Callable[[Any], str] = "{:,}".format
+) -> Column[ClipAndArm]:
     return Column(
         heading,
-        lambda place: found.clips[place[0]][place[1]].noted[key],
-        lambda value: "–" if value is None else form(value),
+        lambda line: clips.clips[line[0]][line[1]].notes[key],
+        lambda value: "–" if value is None else formatter(value),
     )
 
 
-def evidence_table(
-    cell: Json, found: Videos | None, records: Sequence[Record]
-) -> Table[tuple[str, str]] | None:
-    """Lay out which share of the planted events every arm's picks show, by kind and by clip."""
-    if found is None or not any(s.evidence for arms in found.clips.values() for s in arms.values()):
+def visible_events_table(
+    cell: Json, clips: ClipRecords | None, records: Sequence[Record]
+) -> Table[ClipAndEvent] | None:
+    """Return the share of planted events that every arm's picks show, by kind and clip."""
+    if clips is None or not any(s.evidence for arms in clips.clips.values() for s in arms.values()):
         return None
     kinds = dict.fromkeys(
-        k for arms in found.clips.values() for s in arms.values() for k in s.evidence
+        k for arms in clips.clips.values() for s in arms.values() for k in s.evidence
     )
     lines = [("all rows", kind) for kind in kinds]
-    lines += [(clip, kind) for clip in found.clips for kind in kinds]
+    lines += [(clip, kind) for clip in clips.clips for kind in kinds]
     columns = [
-        Column[tuple[str, str]]("clip", lambda line: line[0], number=False),
-        Column("event", lambda line: line[1], number=False),
-        *(Column(arm, _visible(found, arm)) for arm in real_arms(cell)),
+        Column[ClipAndEvent]("clip", lambda line: line[0], numeric=False),
+        Column("event", lambda line: line[1], numeric=False),
+        *(Column(arm, _visible_share(clips, arm)) for arm in real_arms(cell)),
     ]
     answered = any("answers" in record.notes for record in records)
-    return Table(tuple(columns), tuple(lines), (MEANING, *([] if answered else [NOT_RUN])))
+    return Table(
+        tuple(columns), tuple(lines), (EVENTS_NOTE, *([] if answered else [NO_MODEL_NOTE]))
+    )
 
 
-def _visible(found: Videos, arm: str) -> Callable[[tuple[str, str]], str]:
-    def value(line: tuple[str, str]) -> str:
+def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str]:
+    def value(line: ClipAndEvent) -> str:
         clip, kind = line
-        clips = [clip] if clip in found.clips else list(found.clips)
-        counted = [
-            seen.evidence[kind]
-            for name in clips
-            if (seen := found.clips[name].get(arm)) is not None and kind in seen.evidence
+        names = [clip] if clip in clips.clips else list(clips.clips)
+        counts = [
+            picks.evidence[kind]
+            for name in names
+            if (picks := clips.clips[name].get(arm)) is not None and kind in picks.evidence
         ]
-        planted = sum(c["planted"] for c in counted)
+        planted = sum(c["planted"] for c in counts)
         if not planted:
             return ""
-        visible = sum(c["visible"] for c in counted)
+        visible = sum(c["visible"] for c in counts)
         return f"{visible} of {planted} ({visible / planted:.0%})"
 
     return value
 
 
 def answers_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
-    """Lay out how many questions a model answered rightly from every arm's frames."""
-    found: dict[str, Json] = {}
+    """Return how many questions a model answered correctly from every arm's frames."""
+    answers: dict[str, Json] = {}
     for record in records:
         if record.ok and "answers" in record.notes:
-            found.setdefault(record.arm, record.notes["answers"])
-    if not found:
+            answers.setdefault(record.arm, record.notes["answers"])
+    if not answers:
         return None
+
+    def share(arm: str) -> float:
+        return float(answers[arm]["right"] / max(1, answers[arm]["asked"]))
+
     columns: tuple[Column[str], ...] = (
-        Column("arm", str, number=False),
-        Column("asked", lambda arm: found[arm]["asked"], "{:,}".format),
-        Column("right", lambda arm: found[arm]["right"], "{:,}".format),
+        Column("arm", str, numeric=False),
+        Column("asked", lambda arm: answers[arm]["asked"], "{:,}".format),
+        Column("correct", lambda arm: answers[arm]["right"], "{:,}".format),
         Column(
-            "share", lambda arm: found[arm]["right"] / max(1, found[arm]["asked"]), "{:.1%}".format
+            "share",
+            lambda arm: answers[arm]["right"] / max(1, answers[arm]["asked"]),
+            "{:.1%}".format,
         ),
     )
-    return Table(columns, tuple(arm for arm in real_arms(cell) if arm in found))
+    return Table(columns, tuple(arm for arm in real_arms(cell) if arm in answers))
 
 
-# ------------------------------------------------------------------ which frames are picked
+# ------------------------------------------------------------------ charts of picked frames
 
 
-def drawn(found: Videos | None) -> list[str]:
-    """Name the clips in the picture: those whose keyframes are known, the first few."""
-    if found is None:
+def drawn_clips(clips: ClipRecords | None) -> list[str]:
+    """Return the clips in the picture: the first few whose keyframes are known."""
+    if clips is None:
         return []
-    known = [clip for clip in found.clips if found.facts(clip)["keyframe_places"] is not None]
-    return known[:MOST_DRAWN]
+    known = [clip for clip in clips.clips if clips.facts(clip)["keyframe_places"] is not None]
+    return known[:MAX_DRAWN_CLIPS]
 
 
-def _second(facts: Json, place: int) -> float:
-    """Return when a frame is shown, on a clip of even frames."""
+def _frame_time_s(facts: Json, frame: int) -> float:
+    """Return when a frame is shown (seconds), for a constant frame rate."""
     seconds, last = float(facts["seconds"]), max(1, int(facts["frames"]) - 1)
-    return seconds * place / last
+    return seconds * frame / last
 
 
-def keyframe_places(facts: Json) -> Iterator[int]:
-    """Yield a clip's keyframes, which are noted as stretches: [first, step, how many]."""
+def keyframe_indices(facts: Json) -> Iterator[int]:
+    """Yield a clip's keyframes, which records note as runs: [first, step, count]."""
     for first, step, count in facts["keyframe_places"]:
         yield from (first + step * i for i in range(count))
 
 
-def picks_charts(cell: Json, found: Videos | None) -> Iterator[tuple[str, str]]:
-    """Draw which frames every arm picks of a clip, above its keyframes: (caption, chart)."""
-    for clip in drawn(found):
-        assert found is not None, "there is a clip"
-        facts, arms = found.facts(clip), found.clips[clip]
+def picks_charts(cell: Json, clips: ClipRecords | None) -> Iterator[tuple[str, str]]:
+    """Yield each clip's name and ``<svg>`` of its keyframes and every arm's picked frames."""
+    for clip in drawn_clips(clips):
+        assert clips is not None, "there is a clip"
+        facts, arms = clips.facts(clip), clips.clips[clip]
         rows = [arm for arm in real_arms(cell) if arm in arms]
         end = float(facts["seconds"]) or 1.0
         chart = SvgChart(
@@ -247,47 +269,47 @@ def picks_charts(cell: Json, found: Videos | None) -> Iterator[tuple[str, str]]:
         )
         chart.axes(y_ticks=False)
         chart.text(chart.left - 8, chart.py(-0.5), "the clip's keyframes")
-        for place in keyframe_places(facts):
-            at = _second(facts, place)
+        for frame in keyframe_indices(facts):
+            at = _frame_time_s(facts, frame)
             chart.line([(at, -0.85), (at, -0.15)], "line control")
         styles = arm_classes(cell)
         for index, arm in enumerate(rows):
             y = len(rows) - index - 0.5
             style, mark = styles[arm]
             chart.text(chart.left - 8, chart.py(y), arm)
-            for place, copies in sorted(Counter(arms[arm].picks).items()):
-                at = _second(facts, place)
+            for frame, copies in sorted(Counter(arms[arm].picks).items()):
+                at = _frame_time_s(facts, frame)
                 times = f", {copies} times" if copies > 1 else ""
-                chart.dot(at, y, style, mark, f"frame {place}{times}")
+                chart.dot(at, y, style, mark, f"frame {frame}{times}")
                 if copies > 1:
                     chart.text(chart.px(at) + 7, chart.py(y) - 5, f"×{copies}", "start")
         yield clip, chart.svg()
 
 
-def picks_figure(cell: Json, found: Videos) -> Figure:
-    """Draw the same with matplotlib, a panel for every clip."""
+def picks_figure(cell: Json, clips: ClipRecords) -> Figure:
+    """Return a matplotlib figure of the charts of :func:`picks_charts`, a panel per clip."""
     from matplotlib.figure import Figure
 
-    clips = drawn(found)
-    rows = max(len(found.clips[clip]) for clip in clips)
-    figure = Figure(figsize=(8.4, (0.22 * rows + 0.75) * len(clips) + 0.3), layout="constrained")
-    panels = figure.subplots(len(clips), 1, squeeze=False).ravel()
-    for panel, clip in zip(panels, clips, strict=True):
-        _draw_picks(panel, cell, found, clip)
+    names = drawn_clips(clips)
+    rows = max(len(clips.clips[name]) for name in names)
+    figure = Figure(figsize=(8.4, (0.22 * rows + 0.75) * len(names) + 0.3), layout="constrained")
+    panels = figure.subplots(len(names), 1, squeeze=False).ravel()
+    for panel, name in zip(panels, names, strict=True):
+        _draw_picks(panel, cell, clips, name)
     panels[-1].set_xlabel("seconds from the first frame")
     return figure
 
 
-def _draw_picks(panel: Axes, cell: Json, found: Videos, clip: str) -> None:
-    facts, arms = found.facts(clip), found.clips[clip]
+def _draw_picks(panel: Axes, cell: Json, clips: ClipRecords, clip: str) -> None:
+    facts, arms = clips.facts(clip), clips.clips[clip]
     styles = arm_styles(cell)
     rows = [arm for arm in real_arms(cell) if arm in arms]
-    keys = [_second(facts, place) for place in keyframe_places(facts)]
-    panel.vlines(keys, -0.4 + len(rows), 0.4 + len(rows), color="#888888", linewidth=0.8)
+    keyframes_s = [_frame_time_s(facts, frame) for frame in keyframe_indices(facts)]
+    panel.vlines(keyframes_s, -0.4 + len(rows), 0.4 + len(rows), color="#888888", linewidth=0.8)
     for index, arm in enumerate(rows):
         colour, mark = styles[arm]
         copies = Counter(arms[arm].picks)
-        at = [_second(facts, place) for place in copies]
+        at = [_frame_time_s(facts, frame) for frame in copies]
         panel.plot(at, [index] * len(at), mark, color=colour, markersize=4, linestyle="none")
         for when, times in zip(at, copies.values(), strict=True):
             if times > 1:
@@ -300,5 +322,39 @@ def _draw_picks(panel: Axes, cell: Json, found: Videos, clip: str) -> None:
 
 
 def picks_stem(cell: Json) -> str:
-    """Name the picture's files, without their endings."""
+    """Return the name of the picture without extension."""
     return f"{slug(cell['cell'])}--picks"
+
+
+@section("Decoding, clip by clip")
+def decode_times_section(report: CellReport) -> Parts:
+    """Show decode times by clip."""
+    return table_parts(decode_times_table(report.cell, report.clips))
+
+
+@section("What was read and decoded")
+def clip_work_section(report: CellReport) -> Parts:
+    """Show what a request read and decoded."""
+    return table_parts(clip_work_table(report.cell, report.clips))
+
+
+@section("Which frames are picked")
+def picked_frames_section(report: CellReport) -> Parts:
+    """Show which frames every arm picks."""
+    charts = [
+        ChartPart(svg, f"{clip}; the number of copies of frames that are picked more than once")
+        for clip, svg in picks_charts(report.cell, report.clips)
+    ]
+    if not charts:
+        return []
+    picture = PictureFile(picks_stem(report.cell), "Which frames are picked")
+    return [report.legend, *charts, picture]
+
+
+@section("Visible events")
+def visible_events_section(report: CellReport) -> Parts:
+    """Show which planted events the picked frames show, and a model's answers."""
+    return table_parts(
+        visible_events_table(report.cell, report.clips, report.records),
+        answers_table(report.cell, report.records),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from labkit.analysis.rendering.counter_tables import engine_table
+from labkit.analysis.rendering.counter_tables import engine_counters_table
 from labkit.analysis.rendering.results_table import failure_outcomes, results_table
 
 SLOW = {
@@ -33,12 +33,12 @@ CELL = {
 
 
 def rows(cell):
-    table = engine_table(cell)
+    table = engine_counters_table(cell)
     return [tuple(table.cells(line)) for line in table.lines]
 
 
 def test_only_what_differs_is_shown_and_the_control_is_left_out():
-    table = engine_table(CELL)
+    table = engine_counters_table(CELL)
     assert [column.heading for column in table.columns] == ["counter", "padded", "paged"]
     assert rows(CELL) == [
         ("padding.waste_pct", "59.4", ""),
@@ -53,8 +53,8 @@ def test_kernel_workloads_and_single_arms_have_no_such_table():
     kernel = copy.deepcopy(CELL)
     for arm in kernel["arms"]:
         arm["counters"] = {"kernel.decode": 3.0}
-    assert engine_table(kernel) is None
-    assert engine_table({"arms": CELL["arms"][:1]}) is None
+    assert engine_counters_table(kernel) is None
+    assert engine_counters_table({"arms": CELL["arms"][:1]}) is None
 
 
 def test_an_arm_that_died_in_every_run_shows_what_of():

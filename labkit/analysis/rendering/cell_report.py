@@ -1,0 +1,181 @@
+"""The report of one cell, independent of its format: headline, results, caveats, machine, noise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from labkit.analysis.caveats import caveats
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.disturbed_runs import RULES, disturbed_blocks
+from labkit.analysis.headline import headline
+from labkit.analysis.isolation_agreement import isolation_sentence
+from labkit.analysis.number_format import count_text
+from labkit.analysis.rendering import svg_elements, video_tables
+from labkit.analysis.rendering.arm_styles import arm_classes
+from labkit.analysis.rendering.cell_tables import gates_text
+from labkit.analysis.rendering.report_parts import ArmLegend
+from labkit.analysis.rendering.results_table import ResultLine, results_table
+from labkit.analysis.rendering.tables import Table
+from labkit.analysis.sensitivity_analysis import (
+    MIN_CORRELATION,
+    SensitivityResult,
+    probe_correlations,
+    sensitivity_results,
+)
+from labkit.analysis.verdict_sentences import control_sentence, title
+from labkit.records import Record
+
+Json = Mapping[str, Any]
+MAX_SHOWN_DISTURBANCES = 2  # of one block
+
+
+@dataclass(frozen=True)
+class CellReport:
+    """The content of a cell's report.
+
+    Parameters
+    ----------
+    analysis
+        The analysed cell.
+    record_folder
+        Prefix of links to records: the cell's folder relative to the report, or empty.
+    anchor
+        Prefix of the cell's anchors on the HTML page.
+    """
+
+    analysis: CellAnalysis
+    record_folder: str = ""
+    anchor: str = ""
+
+    @property
+    def cell(self) -> Json:
+        """The cell's ``cell.json``."""
+        return self.analysis.json
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """The cell's records."""
+        return self.analysis.data.records
+
+    @property
+    def title(self) -> str:
+        """The cell's question (or its name, if it has none) and its scale."""
+        return title(self.cell)
+
+    @cached_property
+    def answer(self) -> str:
+        """The answer to the question, in one sentence."""
+        return headline(self.analysis)
+
+    @cached_property
+    def results(self) -> Table[ResultLine]:
+        """The results of the primary rows."""
+        return results_table(self.cell, self.records, anchor=self.anchor)
+
+    @cached_property
+    def secondary_results(self) -> Table[ResultLine]:
+        """The results of all other rows; without lines if there are none."""
+        results = results_table(self.cell, self.records, primary=False, anchor=self.anchor)
+        return replace(results, notes=())
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """The lines below the results: notes, the A/A control, agreement of isolations."""
+        sentences = control_sentence(self.cell), isolation_sentence(self.analysis)
+        return [*self.results.notes, *filter(None, sentences)]
+
+    @cached_property
+    def caveats(self) -> list[str]:
+        """Everything that weakens the result, the gravest first."""
+        return caveats(self.analysis)
+
+    @property
+    def gates(self) -> str:
+        """All gates on one line."""
+        return gates_text({name: gate["status"] for name, gate in self.cell["gates"].items()})
+
+    @cached_property
+    def machine(self) -> list[str]:
+        """The machine that ran the cell, and the cost of a run beyond its measurement."""
+        return [environment_line(self.cell["environment"]), *cost_lines(self.records)]
+
+    @cached_property
+    def legend(self) -> ArmLegend:
+        """Every arm's mark."""
+        styles = arm_classes(self.cell).items()
+        return ArmLegend(
+            tuple((arm, svg_elements.mark_svg(mark, style)) for arm, (style, mark) in styles)
+        )
+
+    @cached_property
+    def sensitivity(self) -> list[SensitivityResult]:
+        """The sensitivity analyses."""
+        return sensitivity_results(self.analysis)
+
+    @cached_property
+    def clips(self) -> video_tables.ClipRecords | None:
+        """The records' facts about video clips; None if there are none."""
+        return video_tables.clip_records(self.cell, self.records)
+
+    @cached_property
+    def noise(self) -> list[str]:
+        """What the probe and the observer say about the machine's noise."""
+        return noise_lines(self.analysis)
+
+
+def environment_line(environment: Json) -> str:
+    """Return one line that names the machine and the versions of the libraries."""
+    memory = environment.get("memory_bytes")
+    parts = [
+        environment.get("cpu_model"),
+        f"{environment['cores']} cores" if environment.get("cores") else None,
+        f"{memory / 2**30:.0f} GiB" if memory else None,
+        " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k)) or None,
+        environment.get("accelerator"),
+        *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
+    ]
+    return "Machine: " + ", ".join(str(part) for part in parts if part) + "."
+
+
+def cost_lines(records: Iterable[Record]) -> list[str]:
+    """Return what a run and its observer cost beyond the measurement, if that was recorded."""
+    records = list(records)
+    start_ups = [s for record in records if record.ok and (s := record.start_up_s) is not None]
+    if not start_ups:
+        return []
+    lines = [
+        f"A run cost {statistics.median(start_ups):.1f} s beyond its measurement "
+        f"(median of {count_text(len(start_ups), 'run')})."
+    ]
+    shares = [float(o["share"]) for r in records if (o := r.notes.get("observer") or {}) and r.ok]
+    if shares:
+        percent = 100 * statistics.median(shares)
+        lines.append(f"Observing took {percent:.2f} % of one core beside it.")
+    return lines
+
+
+def noise_lines(analysis: CellAnalysis) -> list[str]:
+    """Return how far the metric correlates with the probe, and which blocks were disturbed."""
+    lines = []
+    correlations = [value for _, value in probe_correlations(analysis)]
+    if correlations:
+        low, high = min(correlations), max(correlations)
+        several = f"{low:.2f} to {high:.2f} over {len(correlations)} rows"
+        lines.append(
+            "The metric's noise correlates with the arm-blind probe by "
+            f"{several if len(correlations) > 1 else f'{low:.2f}'}; "
+            f"from {MIN_CORRELATION} on, results adjusted by the probe are shown as well."
+        )
+    for block, reasons in sorted(disturbed_blocks(analysis.data.records).items()):
+        shown = "; ".join(map(str, reasons[:MAX_SHOWN_DISTURBANCES]))
+        hidden = len(reasons) - MAX_SHOWN_DISTURBANCES
+        lines.append(
+            f"Block {block} was disturbed ({shown}{f' and {hidden} more' if hidden > 0 else ''})."
+        )
+    if len(lines) > 1:
+        lines.append(f"A block is disturbed if in one of its runs {RULES}.")
+    return lines

@@ -1,0 +1,142 @@
+"""The building blocks of a cell's report: sections, and the parts that a section consists of.
+
+A section has a title and parts. The Markdown report and the HTML report each show a list of
+sections (:mod:`labkit.analysis.rendering.report_sections`). A renderer writes the parts that its
+format can show and leaves out a section without parts.
+
+Declare a section beside the table or chart that it shows::
+
+    @section("Failed runs")
+    def failures_section(report: CellReport) -> Parts:
+        return table_parts(failures_table(report.cell, report.record_folder))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from labkit.analysis.rendering.tables import Table
+
+if TYPE_CHECKING:
+    from labkit.analysis.rendering.cell_report import CellReport
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Lines of text."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "prose"
+
+
+@dataclass(frozen=True)
+class BulletList:
+    """A list of sentences; Markdown only."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "bullets"
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A table with its notes."""
+
+    table: Table[Any]
+    kind: ClassVar[str] = "table"
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture under ``plots/``, named by its file's stem; Markdown only."""
+
+    stem: str
+    caption: str
+    kind: ClassVar[str] = "picture"
+
+
+@dataclass(frozen=True)
+class PictureCaption:
+    """Text below a picture; Markdown only (a chart on the HTML page has a caption of its own)."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "caption"
+
+
+@dataclass(frozen=True)
+class ArmLegend:
+    """Every arm's name and its mark (an ``<svg>`` element); HTML only."""
+
+    marks: tuple[tuple[str, str], ...]
+    kind: ClassVar[str] = "legend"
+
+
+@dataclass(frozen=True)
+class ChartPart:
+    """A chart (an ``<svg>`` element); HTML only."""
+
+    svg: str
+    caption: str = ""
+    kind: ClassVar[str] = "chart"
+
+
+@dataclass(frozen=True)
+class TimelinePart:
+    """Charts of memory and of request phases on one time axis; HTML only.
+
+    ``lines`` holds every memory series' name and style class, ``phases`` the names of the phases.
+    """
+
+    charts: Sequence[str]
+    lines: Sequence[tuple[str, str]]
+    phases: Sequence[str]
+    caption: str
+    kind: ClassVar[str] = "timeline"
+
+
+@dataclass(frozen=True)
+class RunList:
+    """For every row of a cell, its verdicts as sentences and links to its runs; HTML only."""
+
+    rows: Sequence[Json]
+    sentences: Sequence[Sequence[str]]
+    kind: ClassVar[str] = "runs"
+
+
+Part = (
+    Prose
+    | BulletList
+    | TablePart
+    | PictureFile
+    | PictureCaption
+    | ArmLegend
+    | ChartPart
+    | TimelinePart
+    | RunList
+)
+Parts = Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title and a function that returns the section's parts (empty: nothing to show)."""
+
+    title: str
+    parts: Callable[[CellReport], Parts]
+
+
+def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Section]:
+    """Return a decorator that turns a function from a report to parts into a :class:`Section`."""
+
+    def declare(parts: Callable[[CellReport], Iterable[Part]]) -> Section:
+        return Section(title, lambda report: list(parts(report)))
+
+    return declare
+
+
+def table_parts(*tables: Table[Any] | None) -> Parts:
+    """Return the tables that have lines as parts."""
+    return [TablePart(table) for table in tables if table is not None and table.lines]
