@@ -1,4 +1,4 @@
-"""SiLU, GELU and their gated forms with a polynomial exp, float32."""
+"""SiLU, GELU, sigmoid and SwiGLU in float32, with a polynomial exponential function."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from labkit.cpu.traced_array import TracedArray
 Array = NDArray[np.float32]
 
 SILU, SWIGLU, GELU_TANH, GELU_ERF, SIGMOID = range(5)
-CHUNK = 4096
-# Below this many numbers a thread hand-off costs more than the work.
+CHUNK = 4096  # numbers per task
+# With fewer numbers, handing work to other threads takes longer than the work.
 MIN_PARALLEL_NUMBERS = 8192
 
 LOG2_E = np.float32(simd_emitter.LOG2E)
-# ln 2 in two parts: the first has few digits, so that n * LN2_HIGH is exact.
+# ln 2 in two parts: the first has few bits, so that n * LN2_HIGH is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
-# Adding 1.5 * 2**23 rounds a float32 to an integer, kept in its low bits.
+# Adding 1.5 * 2**23 rounds a float32 to an integer, which is then in its low bits.
 ROUND = np.float32(12582912.0)
 SQRT_2_OVER_PI = np.float32(0.7978845608028654)
 
@@ -40,10 +40,10 @@ def _bits_to_float(_typing, bits):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _exp(x):  # type: ignore[no-untyped-def]
-    """exp(x) within 2 units in the last place for |x| <= 87, clamped outside.
+    """Return exp(x), within 2 units in the last place for |x| <= 87; beyond, x is clamped.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2; a Taylor polynomial of degree 6 for exp(r), and
-    n goes into the exponent's bits.
+    x = n ln 2 + r with |r| <= ln 2 / 2: exp(r) is a Taylor polynomial of degree 6, and n goes into
+    the exponent's bits.
     """
     x = min(max(x, np.float32(-87.0)), np.float32(87.0))
     n = (x * LOG2_E + ROUND) - ROUND
@@ -65,7 +65,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy", fastmath={"contract", "nsz"})
 def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
-    """Write the activation of each number, times ``gated``'s where there is a gate."""
+    """Write the activation of each number of x to ``out``; SWIGLU multiplies it by ``gated``."""
     if kind == SWIGLU:
         for i in range(x.size):
             out[i] = x[i] * _sigmoid(x[i]) * gated[i]
@@ -119,7 +119,7 @@ def _capture(kind: int, x: TracedArray, gated: Any) -> Any:
 def swiglu(gate: Array, x: Array) -> Array:
     """Return ``silu(gate) * x``; float32, equal shapes."""
     if gate.shape != x.shape:
-        raise ValueError(f"swiglu of shapes {gate.shape} and {x.shape}: expected equal ones")
+        raise ValueError(f"swiglu: gate has shape {gate.shape}, x {x.shape}; they must be equal")
     return _apply(SWIGLU, gate, x)
 
 

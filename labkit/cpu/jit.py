@@ -1,4 +1,4 @@
-"""numba's decorators with types: what the kernels are compiled with, said once."""
+"""numba's decorators as the kernels use them, with types for mypy."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def inner(function: F) -> F:
-    """Compile a part of a kernel."""
+    """Compile a function that kernels call."""
     return cast(F, numba.njit(error_model="numpy")(function))
 
 
 def inlined(function: F) -> F:
-    """Compile a part of a kernel that is too short for the cost of a call."""
+    """Compile a function that kernels call, and force it inline: a call would cost too much."""
     return cast(F, numba.njit(error_model="numpy", forceinline=True)(function))
 
 
 def kernel(function: F) -> F:
-    """Compile a launch on the pool of threads."""
+    """Compile a launch: a function whose ``prange`` loops run on the thread pool."""
     return cast(F, thread_pool.kernel(error_model="numpy")(function))
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that writes LLVM instructions where a kernel calls it.
+    """Make an intrinsic: a function that emits LLVM instructions at its call in a kernel.
 
-    Kernels call it without the typing context that ``function`` takes first.
+    Kernels call it without the typing context, the first parameter of ``function``.
     """
     return cast(Callable[..., Any], extending.intrinsic(function))
 
 
 def variants_of(function: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorate what returns the variant of ``function`` for the types of a call."""
+    """Decorate a function that returns the implementation of ``function`` for given types."""
     return cast(Callable[[F], F], extending.overload(function, strict=False))

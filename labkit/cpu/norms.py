@@ -1,7 +1,7 @@
-"""RMSNorm and LayerNorm of rows, float32; a row's result depends on that row alone.
+"""RMSNorm and LayerNorm of rows in float32; a row's result depends on that row alone.
 
-And on the CPU's registers: the compiler orders a row's sum by their width, so that a norm's last
-bits with AVX2 are others than with AVX-512, unlike those of all other kernels.
+It also depends on the CPU: the compiler orders the sum over a row by the width of the registers, so
+the last bits with AVX2 differ from those with AVX-512, unlike in all other kernels.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from labkit.cpu.traced_array import Operand, TracedArray
 
 Array = NDArray[np.float32]
 
-# Below this many numbers a thread hand-off costs more than the work.
+# With fewer numbers, handing work to other threads takes longer than the work.
 MIN_PARALLEL_NUMBERS = 16384
 
 
-# Reassociation lets the sums over a row run in vector lanes; the order is fixed by the
-# row's length alone.
+# Reassociation lets the sums over a row run in vector lanes; their order depends on the row's
+# length alone.
 @njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
-    """Normalise a row."""
+    """Write the RMSNorm of a row to ``out``."""
     total = np.float32(0.0)
     for i in range(x.size):
         total += x[i] * x[i]

@@ -1,8 +1,8 @@
-"""What this machine can do at best: the limits that a roofline divides by.
+"""The peak rates of this machine, which a roofline divides by.
 
-Measured in the first processes of a kernel workload on the CPU, after everything that counts:
-reads of memory larger than the cache by numba, and a float32 matrix product by NumPy's BLAS, each
-on all of the arm's threads at once. The best of a few repeats, for a limit is what was reached.
+They are measured in the first processes of a kernel workload on the CPU, after everything that
+counts: numba reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices, each
+on all of the arm's threads. The best of a few repeats counts, for a peak is a rate once reached.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from numpy.typing import NDArray
 from labkit.cpu import thread_pool
 
 STREAM_BYTES = 128 << 20
-SIZE = 768  # rows and columns of each thread's product: 0.9 GFLOP
+MATMUL_SIZE = 768  # rows and columns of each thread's matrices: 0.9 GFLOP
 REPEATS = 4
 
 
 def measure_peaks(threads: int) -> dict[str, float]:
-    """Measure with so many threads.
+    """Measure the peak rates with so many threads.
 
-    BLAS has one thread in a numba arm's worker, so each thread here is one of its own
-    that calls it; NumPy lets go of the interpreter's lock meanwhile.
+    In a numba arm's worker BLAS has one thread, so each thread here makes BLAS calls of its own;
+    NumPy releases the interpreter lock meanwhile.
 
     Returns
     -------
     dict
-        ``read_gb_s`` (1e9 bytes), ``sgemm_gflop_s``, and how they were measured:
-        ``threads``, ``read_bytes``, ``sgemm_size``.
+        ``read_gb_s`` (1e9 bytes/s) and ``sgemm_gflop_s``, and how they were measured: ``threads``,
+        ``read_bytes``, ``sgemm_size``.
     """
     stream = np.ones(STREAM_BYTES // 4, np.float32)
     read_gb_s = read_gb_per_s(stream, threads)
-    a = np.ones((threads, SIZE, SIZE), np.float32)
+    a = np.ones((threads, MATMUL_SIZE, MATMUL_SIZE), np.float32)
     out, a_rows = np.empty_like(a), range(threads)
     with ThreadPoolExecutor(threads) as pool:
         sgemm_s = _best_s(lambda: list(pool.map(lambda i: np.matmul(a[i], a[i], out[i]), a_rows)))
     return {
         "read_gb_s": round(read_gb_s, 3),
-        "sgemm_gflop_s": round(threads * 2 * SIZE**3 / sgemm_s / 1e9, 3),
+        "sgemm_gflop_s": round(threads * 2 * MATMUL_SIZE**3 / sgemm_s / 1e9, 3),
         "threads": threads,
         "read_bytes": stream.nbytes,
-        "sgemm_size": SIZE,
+        "sgemm_size": MATMUL_SIZE,
     }
 
 
 def read_gb_per_s(stream: NDArray[np.float32], threads: int) -> float:
-    """Return the rate (GB/s) at which numba's ``threads`` read all of ``stream``."""
+    """Return the rate (GB/s) at which ``threads`` numba threads read all of ``stream``."""
     return stream.nbytes / _best_s(lambda: read_memory(stream, 8 * threads)) / 1e9
 
 
 def _best_s(work: Callable[[], object]) -> float:
-    """Return the shortest time of the work."""
+    """Return the shortest time (s) of ``REPEATS`` runs."""
     times = []
     for _ in range(1 + REPEATS):  # the first wakes the threads and touches the memory
         start = time.perf_counter()
@@ -66,7 +66,7 @@ def _best_s(work: Callable[[], object]) -> float:
 
 @numba.njit(cache=True, fastmath=True)  # type: ignore[untyped-decorator]
 def _total(part: NDArray[np.float32]) -> np.float32:
-    """Sum a part in four streams at once: one core asks for more memory in four than in one."""
+    """Sum a part in four streams: a core reads memory faster in four streams than in one."""
     quarter = len(part) // 4
     a = b = c = d = np.float32(0)
     for i in range(quarter):
@@ -79,7 +79,10 @@ def _total(part: NDArray[np.float32]) -> np.float32:
 
 @thread_pool.kernel()
 def read_memory(stream: NDArray[np.float32], parts: int) -> float:
-    """Read ``stream``, split between the threads in so many parts, whole but for a few bytes."""
+    """Read ``stream`` in so many parts of equal size; the numbers left over are not read.
+
+    Returns the sum of the numbers.
+    """
     length = len(stream) // parts
     totals = np.zeros(parts)
     for part in numba.prange(parts):

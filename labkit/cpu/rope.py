@@ -1,4 +1,4 @@
-"""Rotary position embedding with a position per token, float32."""
+"""Rotary position embedding (RoPE) in float32, with a position for each token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from labkit.cpu.traced_array import NotCapturable, TracedArray, TracedPositions
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
+# With fewer numbers, handing work to other threads takes longer than the work.
 MIN_PARALLEL_NUMBERS = 16384
 
 
 @njit(inline="always")
 def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
-    """Rotate a row to position ``at``."""
+    """Write a row of x, rotated to position ``at``, to ``out``."""
     half = cos.shape[1]
     if traditional:
         for i in range(half):
@@ -44,7 +45,8 @@ def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[n
 def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
     """Rotate rows [batch * heads * length, head_dim].
 
-    Returns 0, or -1 for a negative position, or how many positions the tables must hold.
+    Returns 0; or, if nothing was rotated, -1 for a negative position or the number of positions
+    that the tables need.
     """
     needed = np.int64(0)
     for b in range(offsets.size):
@@ -68,14 +70,14 @@ def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type
 
 
 class RotaryTable:
-    """Cosines and sines by position; grows to the largest position asked for.
+    """Tables of cosines and sines by position, which grow to the largest position used.
 
     Parameters
     ----------
     inverse_frequencies
         float32 [dims / 2]: radians per position.
     position_scale
-        What positions are multiplied with first (linear scaling).
+        Factor of the positions (linear scaling).
     """
 
     __slots__ = ("_cos", "_inverse", "_places", "_scale", "_sin")
@@ -97,7 +99,9 @@ class RotaryTable:
         if not isinstance(offsets, TracedPositions) or length != 1:
             raise NotCapturable("it rotates by positions that are not the tokens'")
         if width < 2 * self._inverse.size:
-            raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
+            raise ValueError(
+                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
+            )
         out = x.capture.new_array(x.shape)
         node = x.capture.add_node(
             graph_ops.ROPE,
@@ -137,30 +141,34 @@ class RotaryTable:
         offsets
             Position of the first of the L tokens: int32 [B] or one number.
         traditional
-            Pairs are neighbours (2i, 2i + 1) and not (i, i + dims / 2).
+            Whether the pairs are neighbours (2i, 2i + 1), else (i, i + dims / 2).
         input_scale
-            What the rotated dimensions are multiplied with (YaRN, LongRoPE).
+            Factor of the rotated dimensions (YaRN, LongRoPE).
 
         Raises
         ------
         ValueError
-            A negative position, a number of offsets that is not B, or heads too small.
+            A position is negative, there are not B offsets, or a head has too few dimensions.
         """
         if isinstance(x, TracedArray):
             return self._capture(x, offsets, traditional, input_scale)
         batch, heads, length, width = x.shape
-        where = np.asarray(offsets, np.int32)
-        if where.ndim == 0:
-            where = np.full(batch, where, np.int32)
-        if where.shape != (batch,):
-            raise ValueError(f"{where.shape} offsets for a batch of {batch}")
+        starts = np.asarray(offsets, np.int32)
+        if starts.ndim == 0:
+            starts = np.full(batch, starts, np.int32)
+        if starts.shape != (batch,):
+            raise ValueError(
+                f"offsets have shape {starts.shape}: expected ({batch},), one per batch row"
+            )
         if width < 2 * self._inverse.size:
-            raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
+            raise ValueError(
+                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
+            )
         rows = np.ascontiguousarray(x).reshape(-1, width)
         out = np.empty_like(rows)
         scale = np.float32(input_scale)
         while needed := _rope(
-            rows, where, heads, length, self._cos, self._sin, scale, traditional, out
+            rows, starts, heads, length, self._cos, self._sin, scale, traditional, out
         ):
             if needed < 0:
                 raise ValueError("a token has a negative position")

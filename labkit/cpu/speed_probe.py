@@ -1,8 +1,8 @@
-"""The arm-blind reference: how fast is this machine right now?
+"""The speed probe: how fast is this machine right now, whatever the arm?
 
-Two fixed numba kernels, a matrix product and a read of memory, timed in every run
-before anything of the arm is loaded and again after the measurement. Same code, same
-sizes, same threads in every arm, so what they see is the machine's and not the arm's.
+Two fixed numba kernels, a matrix product and a read of memory, are timed in every run before
+anything of the arm is loaded, and again after the measurement. Code, sizes and threads are the same
+in every arm, so a difference is the machine's and not the arm's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
 
-SIZE = 256  # rows and columns of the product, float32: 33.6 MFLOP
+MATMUL_SIZE = 256  # rows and columns of the float32 matrices: 33.6 MFLOP
 STREAM_BYTES = 32 << 20
 REPEATS = 7
 
@@ -58,7 +58,9 @@ def _read(stream: NDArray[Any], parts: NDArray[Any]) -> None:
 
 
 def _inputs() -> tuple[NDArray[Any], ...]:
-    grid = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE) % 7
+    grid = (
+        np.arange(MATMUL_SIZE * MATMUL_SIZE, dtype=np.float32).reshape(MATMUL_SIZE, MATMUL_SIZE) % 7
+    )
     return grid, np.ascontiguousarray(grid.T), np.empty_like(grid)
 
 
@@ -66,7 +68,7 @@ def _inputs() -> tuple[NDArray[Any], ...]:
 class SpeedProbe:
     """The kernels and their memory, made once per process and used before and after.
 
-    ``threads``: how many numba threads they use, the same in every arm.
+    ``threads``: the numba threads that they use, the same in every arm.
     """
 
     threads: int
@@ -76,20 +78,20 @@ class SpeedProbe:
     inputs: tuple[NDArray[Any], ...] = field(default_factory=_inputs)
 
     def load(self) -> None:
-        """Load both kernels, or compile them, so that ``time`` does nothing but time."""
+        """Load both kernels, or compile them, so that ``time`` only times."""
         a, b, out = self.inputs
         _matmul(a, b, out)
         _read(self.stream, np.empty(64, dtype=np.float32))
 
     def pulse(self) -> None:
-        """Multiply once, by all threads: about half a millisecond of the same work."""
+        """Run the matrix product once on all threads: about half a millisecond of fixed work."""
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)
         _matmul(*self.inputs)
         numba.set_num_threads(before)
 
     def flush(self) -> None:
-        """Read more memory than the caches hold, by all threads."""
+        """Read more memory than the caches hold, on all threads."""
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)
         _read(self.large, np.empty(64, dtype=np.float32))
@@ -97,17 +99,22 @@ class SpeedProbe:
 
     @cached_property
     def large(self) -> NDArray[Any]:
-        """Twice the largest cache (64 MiB where the system does not tell, 512 at most)."""
+        """Twice the largest cache: 64 MiB if its size is unknown, 512 MiB at most."""
         size = min(max(2 * largest_cache(), 64 << 20), 512 << 20)
         return np.ones(size // 4, dtype=np.float32)
 
     def time(self) -> dict[str, float]:
-        """Time both kernels: the median of a few repeats of each, in microseconds.
+        """Time both kernels.
+
+        Returns
+        -------
+        dict
+            ``matmul_us`` and ``bandwidth_us``: the median of ``REPEATS`` runs (us).
 
         Raises
         ------
         RuntimeError
-            A kernel computed something wrong.
+            A kernel computed a wrong result.
         """
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)
@@ -121,12 +128,12 @@ class SpeedProbe:
         finally:
             numba.set_num_threads(before)
         if out[1, 2] != np.dot(a[1], b[2]) or parts.sum() != len(self.stream):
-            raise RuntimeError("the probe's kernels computed something wrong")
+            raise RuntimeError("a kernel of the speed probe computed a wrong result")
         return result
 
 
 def largest_cache() -> int:
-    """Return the bytes of the largest CPU cache, 0 where the system does not tell."""
+    """Return the bytes of the largest CPU cache, or 0 if the system does not say."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with suppress(OSError, ValueError):
@@ -135,7 +142,7 @@ def largest_cache() -> int:
 
 
 def _median_us(kernel: Any, *arguments: Any) -> float:
-    kernel(*arguments)  # wakes the threads
+    kernel(*arguments)  # the first run wakes the threads
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter_ns()

@@ -60,7 +60,7 @@ def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]
         pool = thread_pool.install()
         probe = SpeedProbe(threads=core_count())
         probe.load()
-    return probe, pool.facts
+    return probe, pool.settings
 
 
 @contextmanager

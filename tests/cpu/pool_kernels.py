@@ -32,11 +32,11 @@ def who(seen):
 def meet(arrived, met):
     """Two units that wait for each other, but not for ever."""
     for i in numba.prange(2):
-        code._add(arrived, 1)
+        code._fetch_add(arrived, 1)
         looks = 0
-        while code._look(arrived) < 2 and looks < 300_000_000:
+        while code._load_atomic(arrived) < 2 and looks < 300_000_000:
             looks += 1
-        met[i] = code._look(arrived) >= 2 and looks < 300_000_000
+        met[i] = code._load_atomic(arrived) >= 2 and looks < 300_000_000
 
 
 def meeting():

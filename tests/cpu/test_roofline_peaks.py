@@ -7,7 +7,7 @@ from labkit.cpu import roofline_peaks
 
 def test_limits_are_measured_with_every_thread(monkeypatch):
     monkeypatch.setattr(roofline_peaks, "STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr(roofline_peaks, "SIZE", 16)
+    monkeypatch.setattr(roofline_peaks, "MATMUL_SIZE", 16)
     for threads in (1, 3):
         found = roofline_peaks.measure_peaks(threads)
         assert found["threads"] == threads and found["sgemm_size"] == 16

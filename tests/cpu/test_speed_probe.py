@@ -57,7 +57,7 @@ def test_every_work_of_the_probe_takes_its_own_threads_and_puts_back_the_arm_s(m
     monkeypatch.setattr(speed_probe, "largest_cache", lambda: 40 << 20)
     machine = speed_probe.SpeedProbe(threads=cores)
     numba.set_num_threads(1)
-    product = ("_matmul", cores, 4 * speed_probe.SIZE**2)
+    product = ("_matmul", cores, 4 * speed_probe.MATMUL_SIZE**2)
     machine.pulse()
     assert done == [product] and numba.get_num_threads() == 1
     machine.flush()
@@ -93,5 +93,5 @@ def test_a_probe_that_computes_nothing_is_an_error(monkeypatch):
     monkeypatch.setattr(speed_probe, "_matmul", lambda a, b, out: None)
     broken = speed_probe.SpeedProbe(threads=1)
     broken.inputs[2][:] = -1
-    with pytest.raises(RuntimeError, match="something wrong"):
+    with pytest.raises(RuntimeError, match="a wrong result"):
         broken.time()

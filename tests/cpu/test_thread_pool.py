@@ -91,8 +91,8 @@ GONE, BACK = gone.ctypes.data, come_back.ctypes.data
 
 @numba.cfunc("void(int32)")
 def hold(_number):
-    code._add(GONE, 1)
-    while code._look(BACK) == 0:
+    code._fetch_add(GONE, 1)
+    while code._load_atomic(BACK) == 0:
         pass
 
 libc, x, seen = ctypes.CDLL(None), np.zeros(1000), np.zeros(64)
@@ -256,7 +256,7 @@ def test_the_pool_is_made_once_and_says_what_it_is():
     rule = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 100_000}
     rule["crowded_spin_us"] = 50
     expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **rule}
-    assert made.facts == expected
+    assert made.settings == expected
 
 
 def test_a_pool_of_no_threads_or_too_many_is_refused():

@@ -70,7 +70,7 @@ def test_the_thread_budget_goes_to_the_pool_that_does_the_work(engine, blas_thre
 def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
     _, pool = run_stages.start_probe(lambda: None)
     assert (pool["name"], pool["threads"]) == ("labkit", numba.config.NUMBA_NUM_THREADS)
-    assert pool == thread_pool.install().facts
+    assert pool == thread_pool.install().settings
 
 
 @pytest.mark.parametrize(
