@@ -131,7 +131,7 @@ class Launcher(MetalBackend):
         self.kernel, self.maps = kernel, maps
         self.dispatch = None
 
-    def _choose(self, plan, layer):
+    def _choose_kernel(self, plan, layer):
         self.dispatch = kernel_dispatch.choose_kernel(
             plan, layer, self._switches, kernel_dispatch.METAL_LIMITS, self.kernel
         )

@@ -44,11 +44,11 @@ class GatherBackend(MlxBackend):
         results = []
         for request in requests:
             k, v = (
-                pool[request.blocks].reshape(1, -1, *pool.shape[2:])[:, request.first : request.end]
+                pool[request.blocks].reshape(1, -1, *pool.shape[2:])[:, request.keys]
                 for pool in pools
             )
             result = mx.fast.scaled_dot_product_attention(
-                q[None, request.start : request.stop].transpose(0, 2, 1, 3),
+                q[None, request.queries].transpose(0, 2, 1, 3),
                 k.transpose(0, 2, 1, 3),
                 v.transpose(0, 2, 1, 3),
                 scale=layer.scale,
@@ -56,7 +56,7 @@ class GatherBackend(MlxBackend):
                 sinks=layer.sinks,
             )
             results.append(result[0].transpose(1, 0, 2).astype(q.dtype))
-        keys = sum(request.end - request.first for request in requests)
+        keys = sum(request.keys.stop - request.keys.start for request in requests)
         return mx.concatenate(results) if results else mx.zeros_like(q), LaunchReport(
             kernel="gather",
             grid=(len(requests),),
@@ -71,13 +71,11 @@ class GatherBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One request: its packed queries, its blocks, and the range of their tokens that it sees."""
+    """A request of a step: its packed queries, its blocks, and the tokens of them that it sees."""
 
-    start: int  # queries [start, stop)
-    stop: int
+    queries: slice
     blocks: mx.array
-    first: int  # keys [first, end) of the gathered blocks
-    end: int
+    keys: slice
     mask: mx.array | str | None
 
 
@@ -101,6 +99,6 @@ def _requests(metadata: AttentionMetadata, window: int | None) -> tuple[_Request
         blocks = metadata.block_tables[s, begin : -(-context // metadata.block_size)]
         skipped = begin * metadata.block_size
         mask = sdpa.causal_mask(length, context - first, window)
-        keys = first - skipped, context - skipped
-        requests.append(_Request(start, stop, mx.array(blocks), *keys, mask))
+        keys = slice(first - skipped, context - skipped)
+        requests.append(_Request(slice(start, stop), mx.array(blocks), keys, mask))
     return tuple(requests)

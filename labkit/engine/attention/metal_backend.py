@@ -69,37 +69,37 @@ class MetalBackend(MlxBackend):
         """Write and attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
         prepared: _MetalPrepared = metadata.prepared
-        ready = prepared.launches.get(bound.kind) or self.prepare(metadata, bound)
-        fits = q.shape == ready.q_shape
+        params = prepared.params.get(bound.kind) or self.prepare(metadata, bound)
+        fits = q.shape == params.q_shape
         if k is not None:
-            fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype
+            fits = fits and k.shape == v.shape == params.k_shape and k.dtype == v.dtype
         if not fits:
             input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         if k is not None:
             self.write(layer, k, v, metadata)
         nonce = secrets.randbits(32)
         nonce_array = mx.array(nonce, mx.uint32)
-        sinks = ready.no_sinks if bound.sinks is None else bound.sinks
-        operands = (
-            q.astype(ready.dtype),
+        sinks = params.no_sinks if bound.sinks is None else bound.sinks
+        arrays = (
+            q.astype(params.dtype),
             self.keys[layer],
             self.values[layer],
             sinks,
             nonce_array,
-            *ready.inputs,
+            *params.inputs,
         )
-        inputs = tuple(zip(_INPUTS, operands, strict=False))  # tiled: without partitions
-        result, rows = self._executor(ready.main.with_inputs(inputs))
+        inputs = tuple(zip(_INPUTS, arrays, strict=False))  # tiled: without partitions
+        result, rows = self._executor(params.main.with_inputs(inputs))
         reduce_rows = None
-        if ready.reduce is not None:
+        if params.reduce is not None:
             partials = (
                 ("partials", result),
                 ("sinks", sinks),
-                ready.partitions,
+                params.partitions,
                 ("nonce", nonce_array),
             )
-            result, reduce_rows = self._executor(ready.reduce.with_inputs(partials))
-        metadata.launches.append(Launch(bound, ready.dispatch, nonce, rows, reduce_rows))
+            result, reduce_rows = self._executor(params.reduce.with_inputs(partials))
+        metadata.launches.append(Launch(bound, params.dispatch, nonce, rows, reduce_rows))
         return result.astype(q.dtype)
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
@@ -107,16 +107,16 @@ class MetalBackend(MlxBackend):
         rows = [array for one in metadata.launches for array in (one.rows, one.reduce_rows)]
         return [*super().pending(metadata), *(array for array in rows if array is not None)]
 
-    def _choose(self, metadata: AttentionMetadata, layer: AttentionLayer) -> Dispatch:
+    def _choose_kernel(self, metadata: AttentionMetadata, layer: AttentionLayer) -> Dispatch:
         return kernel_dispatch.choose_kernel(
             metadata, layer, self._switches, kernel_dispatch.METAL_LIMITS
         )
 
-    def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _PreparedLaunch:
+    def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _LaunchParams:
         """Build the parameters that launches of one kind of layers share in this step."""
         if not metadata.total_q:
             raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
-        dispatch = self._choose(metadata, layer)
+        dispatch = self._choose_kernel(metadata, layer)
         prepared: _MetalPrepared = metadata.prepared
         if not prepared.batch:
             arrays = (metadata.block_tables, metadata.seq_lens, metadata.cu_seqlens_q)
@@ -131,7 +131,7 @@ class MetalBackend(MlxBackend):
             *((mx.array(dispatch.partitions, mx.int32),) if dispatch.kernel == "decode" else ()),
         )
         split = dispatch.partitions > 1
-        ready = _PreparedLaunch(
+        params = _LaunchParams(
             dispatch=dispatch,
             q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
             k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
@@ -142,8 +142,8 @@ class MetalBackend(MlxBackend):
             main=main_kernel(metadata, layer, dispatch, self._switches.window_skip),
             reduce=reduce_kernel(metadata, layer) if split else None,
         )
-        prepared.launches[layer.kind] = ready
-        return ready
+        prepared.params[layer.kind] = params
+        return params
 
     def report(self, metadata: AttentionMetadata) -> Reports:
         """Read the stamps and counters of the kernels; see ``Attention.report``."""
@@ -151,8 +151,8 @@ class MetalBackend(MlxBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class _PreparedLaunch:
-    """The parameters that launches of one kind of layers share in a step; see ``_INPUTS``."""
+class _LaunchParams:
+    """The parameters of launches of one kind of layers in a step; see ``_INPUTS``."""
 
     dispatch: Dispatch
     q_shape: tuple[int, ...]
@@ -170,13 +170,13 @@ class _MetalPrepared(MlxPrepared):
     """A step on the device: its batch, and the parameters of launches by kind of layers."""
 
     batch: tuple[mx.array, ...] = ()  # block_tables, seq_lens, cu_seqlens_q
-    launches: dict[int, _PreparedLaunch] = field(default_factory=dict)
+    params: dict[int, _LaunchParams] = field(default_factory=dict)
 
 
 def main_kernel(
     metadata: AttentionMetadata, layer: AttentionLayer, dispatch: Dispatch, window_skip: bool
 ) -> KernelCall:
-    """Return the decode or the tiled kernel for a batch and a kind of layer, without operands."""
+    """Return the decode or the tiled kernel for a batch and a kind of layer, without inputs."""
     split = dispatch.partitions > 1
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     template: dict[str, Any] = {
@@ -200,7 +200,7 @@ def main_kernel(
 
 
 def reduce_kernel(metadata: AttentionMetadata, layer: AttentionLayer) -> KernelCall:
-    """Return the kernel that merges the partitions, without operands."""
+    """Return the kernel that merges the partitions, without inputs."""
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     groups = (layer.num_q_heads, metadata.total_q, 1)
     template = (
@@ -215,10 +215,11 @@ def reduce_kernel(metadata: AttentionMetadata, layer: AttentionLayer) -> KernelC
 
 
 def _kernel(name: str, *rest: Any) -> KernelCall:
-    """Return a call of ``NAME.metal`` that has no operands yet."""
+    """Return a call of ``NAME.metal`` without inputs."""
     return KernelCall(f"labkit_paged_attention_{name}", header(), source(name), (), *rest)
 
 
 def _rows(groups: tuple[int, int, int]) -> tuple[str, tuple[int, ...], mx.Dtype]:
+    """Return the output that stamps and counters go to: a row per threadgroup."""
     x, y, z = groups
     return "report", (x * y * z, 4), mx.uint32
