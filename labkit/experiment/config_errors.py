@@ -14,6 +14,10 @@ from labkit.config import ConfigError, Experiment, option_index
 from labkit.config.option_index import did_you_mean
 from labkit.experiment.job_launcher import not_installed
 
+HELP = "python -m labkit --help lists them"
+# Plugins' launchers on which files in conf/ build, with the extra that installs them.
+LAUNCHERS = {"submitit_slurm": "slurm"}
+
 
 def explain_config_error(
     error: BaseException, overrides: Sequence[str] = (), root: Any = Experiment
@@ -61,23 +65,27 @@ def _flat(text: str) -> str:
 
 
 def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain a key that YAML reads as a boolean: ``on: {}``."""
     match = re.search(r"Key (\w+) \((\w+)\) is incompatible with \(str\)", text)
     if not match:
         return None
-    words = {"True": "on, yes, true or y", "False": "off, no, false or n"}
+    spellings = {"True": "on, yes, true or y", "False": "off, no, false or n"}
     where = re.search(r"In '([^']+)'", text)
     return _flat(
         f"{where.group(1) + ': ' if where else ''}YAML reads a name as the {match.group(2)} "
-        f"{match.group(1)} ({words.get(match.group(1), 'not a text')}); "
+        f"{match.group(1)} ({spellings.get(match.group(1), 'not a text')}); "
         "quote it or choose another name"
     )
 
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain a file or group that does not exist: ``ablation=nope``."""
     match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
-        plain = re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text)
-        return f"{plain.group(1)}: no such option or group; " + HELP if plain else None
+        group_only = re.search(
+            r"Could not override '([^']+)'\.\s*No match in the defaults list", text
+        )
+        return f"{group_only.group(1)}: no such option or group; " + HELP if group_only else None
     group, option = match.groups()
     listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
     options = listed.group(1).split() if listed else []
@@ -91,12 +99,8 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     )
 
 
-HELP = "python -m labkit --help lists them"
-# Launchers on which files of ours build, and the extra that installs them.
-LAUNCHERS = {"submitit_slurm": "slurm"}
-
-
 def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
+    """Explain an option that does not exist: ``engine.kv.block_sise=16``."""
     match = re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)
     if not match:
         return None
@@ -112,6 +116,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
 
 
 def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain a value that is not one of the choices: ``engine.attention.device=tpu``."""
     match = re.search(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]", text)
     if not match:
         return None
@@ -121,6 +126,7 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain a value of the wrong type: ``engine.kv.block_size=abc``."""
     match = re.search(r"field '([^']+)' is not Optional", text)
     if match:
         return f"{match.group(1)}=null: must have a value"
@@ -140,17 +146,20 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _range(key: str) -> str:
-    option = option_index.find_option(key)
-    allowed = option.option.allowed if option is not None else ""
+    """Return ``; allowed are ...`` for an option with a range, else an empty string."""
+    entry = option_index.find_option(key)
+    allowed = entry.option.allowed if entry is not None else ""
     return f"; allowed are {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
+    """Return the options of a group in parentheses."""
     names = option_index.child_names(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 
 
 def _key(text: str, value: str, overrides: Sequence[str]) -> str:
+    """Return the key at fault as the override names it."""
     full = re.search(r"full_key: (\S+)", text)
     if full:
         path = full.group(1)
@@ -164,6 +173,7 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
 
 
 def _yaml(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain a file that is not YAML."""
     match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
     if not match:
         return None
@@ -173,6 +183,7 @@ def _yaml(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _grammar(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain an override that Hydra cannot parse: ``a=[b``."""
     match = re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text)
     if match:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
