@@ -55,10 +55,10 @@ from labkit.config.option import ConfigError, is_class_path, require
 from labkit.config.request_mix import (
     ArrivalKind,
     Arrivals,
-    Asked,
     LengthKind,
     Lengths,
     Limits,
+    ListedRequest,
     Message,
     Prompts,
 )
@@ -98,7 +98,6 @@ __all__ = [
     "Api",
     "ArrivalKind",
     "Arrivals",
-    "Asked",
     "Attention",
     "Blas",
     "Budget",
@@ -125,6 +124,7 @@ __all__ = [
     "LengthKind",
     "Lengths",
     "Limits",
+    "ListedRequest",
     "Look",
     "Message",
     "Mlx",

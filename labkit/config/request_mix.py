@@ -84,7 +84,7 @@ class Message(Group):
 
 
 @dataclass
-class Asked(Group):
+class ListedRequest(Group):
     """One request as a user writes it, in YAML or as a line of a file."""
 
     prompt: str | None = option(
@@ -138,7 +138,7 @@ class Prompts(Group, place="workload.prompts"):
         words=SOURCES,
     )
     path: str | None = option(None, "The file.", null="no file", read_by=FROM_FILE)
-    listed: list[Asked] = option(
+    listed: list[ListedRequest] = option(
         factory=list, meaning="The requests.", read_by=ReadBy(SOURCE, ("listed",))
     )
     requests: int = option(

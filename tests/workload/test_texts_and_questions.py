@@ -6,7 +6,7 @@ import pytest
 
 from labkit.workload.sources import chat
 
-TEXTS = sorted((chat.HERE / "texts").glob("*.md"))
+TEXTS = sorted((chat.PACKAGE_DIR / "texts").glob("*.md"))
 
 
 def paragraphs(text):
@@ -38,7 +38,7 @@ def test_the_64_questions_are_distinct_and_of_all_three_sorts():
     assert len(asked) == 64
     assert len({q.question for q in asked}) == 64
     assert len({q.prompt for q in asked}) == 64
-    entries = json.loads((chat.HERE / "questions.json").read_text("utf-8"))
+    entries = json.loads((chat.PACKAGE_DIR / "questions.json").read_text("utf-8"))
     general = sum("text" not in e for e in entries)
     part = sum("paragraphs" in e for e in entries)
     assert min(general, part, 64 - general - part) >= 10
@@ -46,11 +46,11 @@ def test_the_64_questions_are_distinct_and_of_all_three_sorts():
 
 
 def test_a_part_of_a_text_is_whole_paragraphs_of_it():
-    entries = json.loads((chat.HERE / "questions.json").read_text("utf-8"))
+    entries = json.loads((chat.PACKAGE_DIR / "questions.json").read_text("utf-8"))
     for entry, question in zip(entries, chat.questions(), strict=True):
         if "paragraphs" not in entry:
             continue
-        whole = (chat.HERE / "texts" / f"{entry['text']}.md").read_text("utf-8")
+        whole = (chat.PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text("utf-8")
         first, last = entry["paragraphs"]
         assert 0 <= first <= last < len(whole.strip().split("\n\n"))
         assert question.text in whole and len(question.text) > 100

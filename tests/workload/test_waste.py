@@ -6,7 +6,7 @@ from labkit.config import ConfigError, Workload
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.sources import source_of
-from labkit.workload.sources.text_requests import Text
+from labkit.workload.sources.text_requests import TextRequest
 from labkit.workload.tokenized_prompts import Prompt
 
 
@@ -103,15 +103,15 @@ def test_the_questions_name_their_requests_in_the_articles_order(asked, monkeypa
 
 
 def test_a_conversation_of_one_question_is_named_by_it():
-    one = Text(("\n\nWhy?\n\nAssistant:",), 3, ({"role": "user", "content": "Why?"},))
+    one = TextRequest(("\n\nWhy?\n\nAssistant:",), 3, ({"role": "user", "content": "Why?"},))
     assert one.name == "Why?"
-    assert Text(("a", "b"), 3, ({"role": "user", "content": "a"},) * 2).name == "ab"
-    assert Text(("Why",), 3).name == "Why"
+    assert TextRequest(("a", "b"), 3, ({"role": "user", "content": "a"},) * 2).name == "ab"
+    assert TextRequest(("Why",), 3).name == "Why"
 
 
 def test_two_requests_of_one_text_cannot_both_be_cases(asked):
     twice = "workload.prompts.listed=[{prompt:Hello},{prompt:Hello,max_tokens:3}]"
     words = ["workload.prompts.source=listed", twice]
     assert len(source_of(asked(*words)).lengths(asked(*words))) == 2
-    with pytest.raises(ConfigError, match=r"per_request=true: two requests are the same text"):
+    with pytest.raises(ConfigError, match="per_request=true: .* two have the same text"):
         asked(*words, "workload.per_request=true")

@@ -1,4 +1,4 @@
-"""Where prompts come from: packaged texts, a list, a file, a trace, or chance."""
+"""Sources of prompts: packaged texts, a list, a file, a trace, or random token ids."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from labkit.workload.tokenized_prompts import Prompt
 
 
 class PromptSource(Protocol):
-    """Where a workload's prompts come from."""
+    """A source of a workload's prompts."""
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Everything besides the model that decides the prompts, as JSON types."""
+        """Return everything but the model that decides the prompts, as JSON types."""
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise the prompts, in the order of submission."""
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Guess every request's prompt and output tokens without a tokenizer.
+        """Return every request's prompt and output tokens, estimated without a tokenizer.
 
         Raises
         ------
         ConfigError
-            What the workload names cannot be asked: one line with the file and the key.
+            The workload's prompts are invalid; one line names the file and the key.
         """
 
 

@@ -1,9 +1,9 @@
-"""Agent sessions: one long instruction that all share, and turns that repeat their past.
+"""Agent sessions: a long shared system prompt, and turns that repeat the conversation so far.
 
-Six sessions read a packaged text each, part by part. A turn's prompt is the instruction
-(``agent_system.md``), all earlier turns of the session with scripted replies, the next
-part and a question, so it begins with the whole prompt before it, and waits for its answer.
-Turn by turn, every session asks once. Texts, their order and the output lengths are drawn
+Each of six sessions reads one packaged text, part by part. A turn's prompt is the system prompt
+(``agent_system.md``), all earlier turns of the session with scripted replies, the next part and a
+question. So it begins with the previous turn's prompt, and it waits for that turn's answer. Every
+session asks once per turn. Texts, their order and the output lengths are drawn
 from the seed. A model with a chat template gets the conversation as its template writes it.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.workload.sources.text_requests import Text, Texts, plain
+from labkit.workload.sources.text_requests import TextRequest, TextSource, plain
 
-HERE = Path(__file__).parents[1]
+PACKAGE_DIR = Path(__file__).parents[1]
 SESSIONS = 6
 QUESTIONS = (
     "What is this document, and who wrote it?",
@@ -32,20 +32,20 @@ OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 24, 0.4, (8, 48)
 
 @cache
 def system() -> str:
-    """Read the instruction that every session begins with."""
-    return (HERE / "agent_system.md").read_text("utf-8").strip()
+    """Return the system prompt that every session begins with."""
+    return (PACKAGE_DIR / "agent_system.md").read_text("utf-8").strip()
 
 
 def conversations(seed: int) -> list[tuple[list[dict[str, str]], int, int]]:
-    """Write every request's conversation, which the session's later ones begin with.
+    """Return every request's conversation.
 
     Returns
     -------
     list of tuple
-        ``(messages, output tokens, session)``, turn by turn. The messages of a turn are those
-        of the session's turn before, a scripted reply and a question.
+        ``(messages, output tokens, session)``, turn by turn. A turn's messages are those of the
+        session's previous turn, a scripted reply and a question.
     """
-    texts = sorted((HERE / "texts").glob("*.md"))
+    texts = sorted((PACKAGE_DIR / "texts").glob("*.md"))
     rng = np.random.default_rng([seed, 3])
     chosen = [texts[i] for i in rng.permutation(len(texts))[:SESSIONS]]
     parts = [_parts(path.read_text("utf-8")) for path in chosen]
@@ -56,15 +56,15 @@ def conversations(seed: int) -> list[tuple[list[dict[str, str]], int, int]]:
         output = np.clip(drawn, *OUTPUT_RANGE)
         for session in rng.permutation(SESSIONS).tolist():
             part, history = parts[session][turn], histories[session]
-            asked = f"Document: {part}\n\nPerson: {question}"
-            history.append({"role": "user", "content": asked})
+            message = f"Document: {part}\n\nPerson: {question}"
+            history.append({"role": "user", "content": message})
             requests.append((list(history), int(output[session]), session))
             history.append({"role": "assistant", "content": f"It says: {part.split('. ')[0]}."})
     return requests
 
 
 def _parts(text: str) -> list[str]:
-    """Cut the beginning of a text into one part per turn, of whole paragraphs."""
+    """Return the beginning of a text as one part per turn, each of whole paragraphs."""
     paragraphs = [p for p in text.strip().split("\n\n") if not p.startswith("#")]
     parts: list[str] = []
     for paragraph in paragraphs:
@@ -75,11 +75,11 @@ def _parts(text: str) -> list[str]:
     return parts[: len(QUESTIONS)]
 
 
-def _texts(experiment: Experiment) -> Sequence[Text]:
+def _texts(experiment: Experiment) -> Sequence[TextRequest]:
     return [
-        Text(tuple(map(plain, messages)), output, tuple(messages), f"s{session}")
+        TextRequest(tuple(map(plain, messages)), output, tuple(messages), f"s{session}")
         for messages, output, session in conversations(experiment.seed)
     ]
 
 
-SOURCE = Texts(_texts, "requests")
+SOURCE = TextSource(_texts, "requests")

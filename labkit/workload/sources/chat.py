@@ -1,7 +1,7 @@
-"""Questions in plain English: short ones, and long ones that follow a text or a part of one.
+"""Questions in plain English: short ones, and long ones that follow a text or part of one.
 
-The prompt is the text, an empty line and the question: one message of a person where the
-model has a chat template, else as it is. The order and the output lengths are drawn once
+The prompt is the text, an empty line and the question. If the model has a chat template, the prompt
+is one user message; otherwise it is plain text. The order and the output lengths are drawn once
 from the seed.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.workload.sources.text_requests import Text, Texts
+from labkit.workload.sources.text_requests import TextRequest, TextSource
 
-HERE = Path(__file__).parents[1]
+PACKAGE_DIR = Path(__file__).parents[1]
 OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 40, 0.6, (8, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question; ``text`` is what it is about, empty for a general one."""
+    """A question; ``text`` is the text that it is about, empty for a general question."""
 
     text: str
     question: str
@@ -39,10 +39,10 @@ class Question:
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """Read the packaged questions and what they are attached to."""
+    """Return the packaged questions with their texts."""
     return tuple(
         Question(_text(entry), entry["question"])
-        for entry in json.loads((HERE / "questions.json").read_text("utf-8"))
+        for entry in json.loads((PACKAGE_DIR / "questions.json").read_text("utf-8"))
     )
 
 
@@ -50,7 +50,7 @@ def _text(entry: dict[str, Any]) -> str:
     """Return the text an entry names; ``paragraphs`` [first, last] picks a part of it."""
     if "text" not in entry:
         return ""
-    text = (HERE / "texts" / f"{entry['text']}.md").read_text("utf-8").strip()
+    text = (PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text("utf-8").strip()
     if "paragraphs" not in entry:
         return text
     first, last = entry["paragraphs"]
@@ -58,12 +58,12 @@ def _text(entry: dict[str, Any]) -> str:
 
 
 def plan(seed: int, count: int) -> list[tuple[int, int]]:
-    """Draw which questions are asked, in order, and how many tokens each is given.
+    """Draw the order of the questions and the output tokens of each.
 
     Returns
     -------
     list of tuple
-        ``(question, output tokens)``; a smaller ``count`` is the beginning of a larger.
+        ``(question index, output tokens)``; a smaller ``count`` returns the first of a larger.
     """
     rng = np.random.default_rng([seed, 1])
     total = len(questions())
@@ -73,13 +73,13 @@ def plan(seed: int, count: int) -> list[tuple[int, int]]:
     return [(int(order[i]), int(output[i])) for i in range(count)]
 
 
-def _texts(experiment: Experiment) -> Sequence[Text]:
-    asked = questions()
+def _texts(experiment: Experiment) -> Sequence[TextRequest]:
+    packaged = questions()
     return [
-        Text((prompt,), output, ({"role": "user", "content": prompt},))
-        for question, output in plan(experiment.seed, len(asked))
-        for prompt in [asked[question].prompt]
+        TextRequest((prompt,), output, ({"role": "user", "content": prompt},))
+        for question, output in plan(experiment.seed, len(packaged))
+        for prompt in [packaged[question].prompt]
     ]
 
 
-SOURCE = Texts(_texts, "questions")
+SOURCE = TextSource(_texts, "questions")

@@ -1,17 +1,17 @@
-"""Requests from a file: a line is ``{"prompt": ...}`` or ``{"messages": [...]}``, see ``Asked``."""
+"""Requests from a file, one :class:`ListedRequest` per line: ``{"prompt": ...}`` and the like."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.config import Asked, Experiment
+from labkit.config import Experiment, ListedRequest
 from labkit.workload.sources import json_lines
 from labkit.workload.sources.listed import texts
-from labkit.workload.sources.text_requests import Text, Texts
+from labkit.workload.sources.text_requests import TextRequest, TextSource
 
 
-def _read(experiment: Experiment) -> Sequence[Text]:
-    return texts(experiment, json_lines.read(experiment.workload.prompts.path or "", Asked))
+def _read(experiment: Experiment) -> Sequence[TextRequest]:
+    return texts(experiment, json_lines.read(experiment.workload.prompts.path or "", ListedRequest))
 
 
-SOURCE = Texts(_read, "requests")
+SOURCE = TextSource(_read, "requests")

@@ -1,4 +1,4 @@
-"""Files of requests: a JSON object a line, read as data that may be wrong."""
+"""JSON-lines files of requests: one object per line, validated as untrusted data."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from labkit.config.request_mix import MOST_REQUESTS
 from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
-MOST_BYTES = 256 << 20
-LONGEST = 200  # characters of a mistake
+MAX_FILE_BYTES = 256 << 20
+MAX_QUOTE_LENGTH = 200  # characters of a line that an error message quotes
 
 
 def read(path: str, kind: type[T]) -> tuple[T, ...]:
-    """Read a file whose every line holds a ``kind``, a dataclass that checks itself.
+    """Read a file whose lines each hold a ``kind``, a dataclass that validates itself.
 
     Raises
     ------
     ConfigError
-        One line: the file, the number of the line, the key and what is allowed.
+        A line is wrong; the message names the file, the line, the key and the allowed values.
     """
     file = Path(path)
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     require(file.is_file(), f"workload.prompts.path={path}: not a file")
     require(
-        found.st_size <= MOST_BYTES,
-        f"{path}: {found.st_size:,} bytes; allowed are {MOST_BYTES:,}",
+        status.st_size <= MAX_FILE_BYTES,
+        f"{path}: {status.st_size:,} bytes; allowed are {MAX_FILE_BYTES:,}",
     )
-    return _read(path, kind, found.st_mtime_ns, found.st_size)  # type: ignore[arg-type]
+    return _read(path, kind, status.st_mtime_ns, status.st_size)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=4)
@@ -47,9 +47,9 @@ def _read(path: str, kind: type[T], modified: int, size: int) -> tuple[T, ...]:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    found = tuple(_items(path, text, kind))
-    require(bool(found), f"{path}: no request in it")
-    return found
+    items = tuple(_items(path, text, kind))
+    require(bool(items), f"{path}: no request in it")
+    return items
 
 
 def _items(path: str, text: str, kind: type[T]) -> Iterator[T]:
@@ -79,10 +79,10 @@ def _object(where: str, line: str) -> dict[str, Any]:
     return dict(data)
 
 
-def _short(said: object) -> str:
-    """Cut what quotes a line that may be megabytes long."""
-    text = str(said)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+def _short(quote: object) -> str:
+    """Return a quote of a line, which may be megabytes long, cut to ``MAX_QUOTE_LENGTH``."""
+    text = str(quote)
+    return text if len(text) <= MAX_QUOTE_LENGTH else f"{text[:MAX_QUOTE_LENGTH]}..."
 
 
 def _refuse(constant: str) -> NoReturn:

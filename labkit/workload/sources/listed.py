@@ -1,4 +1,4 @@
-"""Requests that a user writes: in the workload's own file, or as lines of another."""
+"""Requests written by the user, listed in the workload's file or in a JSON-lines file."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.config import Asked, Experiment, to_plain
+from labkit.config import Experiment, ListedRequest, to_plain
 from labkit.workload import request_lengths
-from labkit.workload.sources.text_requests import Text, Texts, plain
+from labkit.workload.sources.text_requests import TextRequest, TextSource, plain
 
-STREAM = 6  # of the seed
+SEED_STREAM = 6  # random stream of the seed
 
 
-def texts(experiment: Experiment, asked: Sequence[Asked]) -> list[Text]:
-    """Turn requests into texts; what does not say how long its answer is gets a drawn length."""
+def texts(experiment: Experiment, listed: Sequence[ListedRequest]) -> list[TextRequest]:
+    """Return the listed requests; draw the output length of those without ``max_tokens``."""
     prompts = experiment.workload.prompts
     seed = experiment.seed if prompts.seed is None else prompts.seed
-    drawn = request_lengths.draw(prompts.output, np.random.default_rng([seed, STREAM]), len(asked))
-    return [_text(one, output) for one, output in zip(asked, drawn, strict=True)]
+    drawn = request_lengths.draw(
+        prompts.output, np.random.default_rng([seed, SEED_STREAM]), len(listed)
+    )
+    return [_text(one, output) for one, output in zip(listed, drawn, strict=True)]
 
 
-def _text(asked: Asked, output: int) -> Text:
-    messages = None if asked.messages is None else tuple(to_plain(asked.messages))
-    pieces = (asked.prompt or "",) if messages is None else tuple(map(plain, messages))
-    return Text(
-        pieces,
-        output if asked.max_tokens is None else asked.max_tokens,
+def _text(listed: ListedRequest, output: int) -> TextRequest:
+    messages = None if listed.messages is None else tuple(to_plain(listed.messages))
+    parts = (listed.prompt or "",) if messages is None else tuple(map(plain, messages))
+    return TextRequest(
+        parts,
+        output if listed.max_tokens is None else listed.max_tokens,
         messages,
-        asked.session,
-        asked.timestamp,
+        listed.session,
+        listed.timestamp,
     )
 
 
-SOURCE = Texts(lambda e: texts(e, e.workload.prompts.listed), "requests")
+SOURCE = TextSource(lambda e: texts(e, e.workload.prompts.listed), "requests")

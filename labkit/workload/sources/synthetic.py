@@ -1,4 +1,4 @@
-"""Random token ids: prompts and answers of drawn lengths, shared beginnings, sessions."""
+"""Random token ids: prompts and outputs of drawn lengths, shared prefixes, sessions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from labkit.models import ModelDir
 from labkit.workload import request_lengths
 from labkit.workload.tokenized_prompts import Prompt, take_first
 
-GROUP, ANSWER = 4, 5  # streams of the seed
+GROUP, ANSWER = 4, 5  # random streams of the seed
 
 
-class Synthetic:
-    """The first ``workload.num_requests`` of ``workload.prompts.requests``.
+class SyntheticSource:
+    """The first ``workload.num_requests`` of ``workload.prompts.requests`` random prompts.
 
-    Lengths of prompts, lengths of answers and then token ids are drawn, in this order, from one
-    stream; so a smaller number is the beginning of a larger. Sessions stand one after the other,
-    group by group in turn. A turn begins with the whole turn before and stand-ins for its answer:
-    random ids, not what the model says, so that all arms are asked the same.
+    Prompt lengths, output lengths and token ids are drawn in this order from one stream, so fewer
+    requests are the first of more. Sessions follow one another and alternate between the prefix
+    groups. A turn's prompt begins with the previous turn and random ids in place of its answer
+    (not the model's tokens), so that all arms get the same prompts.
     """
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Name what decides the prompts."""
+        """Return the options, seed and count that decide the prompts."""
         prompts = experiment.workload.prompts
-        asked = {**to_plain(prompts), "seed": _seed(experiment)}
-        return {**asked, "count": len(take_first(experiment, range(prompts.requests)))}
+        options = {**to_plain(prompts), "seed": _seed(experiment)}
+        return {**options, "count": len(take_first(experiment, range(prompts.requests)))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Draw them below the model's vocabulary size."""
+        """Draw token ids below the model's vocabulary size."""
         seed, prompts = _seed(experiment), experiment.workload.prompts
         rng = np.random.default_rng(seed)
         drawn = _drawn(prompts, rng)
@@ -50,12 +50,12 @@ class Synthetic:
         """Return the exact lengths."""
         prompts = experiment.workload.prompts
         drawn = _drawn(prompts, np.random.default_rng(_seed(experiment)))
-        found, past = [], 0
+        lengths, past = [], 0
         for index, (prompt, output) in enumerate(drawn):
             past = (past if index % prompts.turns else prompts.prefix_tokens) + prompt
-            found.append((past, output))
+            lengths.append((past, output))
             past += output
-        return take_first(experiment, found)
+        return take_first(experiment, lengths)
 
 
 def _seed(experiment: Experiment) -> int:
@@ -64,7 +64,7 @@ def _seed(experiment: Experiment) -> int:
 
 
 def _drawn(prompts: Prompts, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw every request's own prompt tokens, then every answer's."""
+    """Draw the prompt length of every request, then the output lengths."""
     own = request_lengths.draw(prompts.input, rng, prompts.requests)
     return list(zip(own, request_lengths.draw(prompts.output, rng, prompts.requests), strict=True))
 
@@ -76,7 +76,7 @@ def _turns(
     seed: int,
     vocab_size: int,
 ) -> Iterator[tuple[int, ...]]:
-    """Yield every request's token ids, drawn when they are asked for."""
+    """Yield every request's token ids, drawn on demand."""
     answers = np.random.default_rng([seed, ANSWER])
     past: list[int] = []
     for index, (prompt, output) in enumerate(drawn):
@@ -90,4 +90,4 @@ def _turns(
             past += answers.integers(0, vocab_size, output).tolist()
 
 
-SOURCE = Synthetic()
+SOURCE = SyntheticSource()

@@ -1,4 +1,4 @@
-"""Requests as text, and how they become token ids."""
+"""Text requests, and their conversion to token ids."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BYTES_PER_TOKEN = 4  # of a tokenizer trained on the packaged texts; for estimat
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """One request before it is tokenised.
+class TextRequest:
+    """One request before tokenisation.
 
-    ``messages``: the conversation, which a model's chat template writes. ``pieces``: what stands
-    for it where there is no conversation, or no template; each is tokenised by itself, so that a
-    repeated past has the same token ids.
+    ``messages``: the conversation, for the model's chat template. ``parts``: the text without a
+    conversation or template. Each part is tokenised separately, so that a repeated part has the
+    same token ids.
     """
 
-    pieces: tuple[str, ...]
+    parts: tuple[str, ...]
     max_tokens: int
     messages: tuple[Mapping[str, str], ...] | None = None
     session: str | None = None
@@ -35,34 +35,34 @@ class Text:
 
     @property
     def name(self) -> str:
-        """What the request is called where every request is a case."""
+        """Name of the request's case, if every request is a case."""
         if self.messages is not None and len(self.messages) == 1:
             return self.messages[0]["content"]
-        return "".join(self.pieces)
+        return "".join(self.parts)
 
 
-class Texts:
-    """The first ``workload.num_requests`` of the texts that a reader returns.
+class TextSource:
+    """The first ``workload.num_requests`` text requests that a reader returns.
 
-    ``what``: what they are, in the plural.
+    ``plural``: the noun for them in error messages.
     """
 
-    def __init__(self, read: Callable[[Experiment], Sequence[Text]], what: str) -> None:
+    def __init__(self, read: Callable[[Experiment], Sequence[TextRequest]], plural: str) -> None:
         self._read = read
-        self._what = what
+        self._plural = plural
 
-    def _asked(self, experiment: Experiment) -> Sequence[Text]:
-        found = take_first(experiment, self._read(experiment), self._what)
-        names = {text.name for text in found}
+    def _requests(self, experiment: Experiment) -> Sequence[TextRequest]:
+        requests = take_first(experiment, self._read(experiment), self._plural)
+        names = {text.name for text in requests}
         require(
-            not experiment.workload.per_request or len(names) == len(found),
-            "workload.per_request=true: two requests are the same text, and each is to be a case",
+            not experiment.workload.per_request or len(names) == len(requests),
+            "workload.per_request=true: every request is a case, but two have the same text",
         )
-        return found
+        return requests
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Name what decides the prompts; the texts by their digest."""
-        texts = hashlib.sha256(repr(self._asked(experiment)).encode()).hexdigest()
+        """Return the source and the digest of the texts that decide the prompts."""
+        texts = hashlib.sha256(repr(self._requests(experiment)).encode()).hexdigest()
         named = experiment.workload.per_request
         return {"source": experiment.workload.prompts.source, "texts": texts, "named": named}
 
@@ -81,30 +81,30 @@ class Texts:
                 text.timestamp_ms,
                 text.messages,
             )
-            for index, text in enumerate(self._asked(experiment))
+            for index, text in enumerate(self._requests(experiment))
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Guess prompt tokens from the bytes."""
+        """Estimate prompt tokens from the number of bytes."""
         return [
-            (1 + sum(len(piece.encode()) for piece in text.pieces) // BYTES_PER_TOKEN, output)
-            for text in self._asked(experiment)
+            (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)
+            for text in self._requests(experiment)
             for output in [text.max_tokens]
         ]
 
 
-def _ids(reader: Tokenizer) -> Callable[[Text], tuple[int, ...]]:
+def _ids(reader: Tokenizer) -> Callable[[TextRequest], tuple[int, ...]]:
     encode = cache(reader.encode)
 
-    def ids(text: Text) -> tuple[int, ...]:
+    def ids(text: TextRequest) -> tuple[int, ...]:
         if reader.template is not None and text.messages is not None:
             return tuple(reader.encode_chat(text.messages))
-        return tuple(token for piece in text.pieces for token in encode(piece))
+        return tuple(token for piece in text.parts for token in encode(piece))
 
     return ids
 
 
 def plain(message: Mapping[str, str]) -> str:
-    """Write a message for a model without a chat template: a question asks for its answer."""
-    forms = {"system": "{}", "user": "\n\n{}\n\nAssistant:", "assistant": " {}"}
-    return forms[message["role"]].format(message["content"])
+    """Return a message as plain text, for a model without a chat template."""
+    formats = {"system": "{}", "user": "\n\n{}\n\nAssistant:", "assistant": " {}"}
+    return formats[message["role"]].format(message["content"])

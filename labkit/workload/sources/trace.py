@@ -1,8 +1,8 @@
-"""Requests of a recorded trace: lengths, arrivals and which 512-token blocks are shared.
+"""Requests of a recorded trace: lengths, arrivals and shared 512-token blocks.
 
-Source of the format: Mooncake's published traces (Qin et al., FAST 2025). A trace has no
-texts. A block's tokens are drawn from the seed and its hash, so that prompts share exactly the
-beginnings that they shared when they were recorded.
+The format is that of Mooncake's published traces (Qin et al., FAST 2025). A trace has no texts. A
+block's tokens are drawn from the seed and the block's hash, so that prompts share exactly the
+prefixes that they shared when recorded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first
 
-BLOCK = 512  # tokens of a hash
-STREAM = 8  # of the seed
+HASH_BLOCK_TOKENS = 512  # covered by one hash
+SEED_STREAM = 8  # random stream of the seed
 
 
 @dataclass
-class Line(Group):
-    """One line; ``hash_ids``: one per 512 prompt tokens, or none."""
+class TraceLine(Group):
+    """One line of a trace; ``hash_ids``: one per 512 prompt tokens, or empty."""
 
     timestamp: float | None = option(None, least=0, most=MOST_MS, unit="milliseconds")
     input_length: int | None = option(None, least=1, most=MOST_TOKENS, unit="tokens")
@@ -35,15 +35,15 @@ class Line(Group):
     hash_ids: list[int] = option(factory=list)
 
     def __post_init__(self) -> None:
-        """Check that all is there and fits together."""
+        """Check that no field is missing and that they are consistent."""
         super().__post_init__()
         for name in ("timestamp", "input_length", "output_length"):
             require(getattr(self, name) is not None, f"{name} is missing")
-        blocks = -(-(self.input_length or 0) // BLOCK)
+        blocks = -(-(self.input_length or 0) // HASH_BLOCK_TOKENS)
         require(
             len(self.hash_ids) in (0, blocks),
             f"hash_ids: {len(self.hash_ids)} for input_length={self.input_length}; allowed are "
-            f"{blocks} (one per {BLOCK} tokens) or none",
+            f"{blocks} (one per {HASH_BLOCK_TOKENS} tokens) or none",
         )
         require(
             all(0 <= hash_id < 1 << 63 for hash_id in self.hash_ids),
@@ -51,35 +51,35 @@ class Line(Group):
         )
 
 
-class Trace:
-    """The first ``workload.num_requests`` lines, their lengths scaled."""
+class TraceSource:
+    """The first ``workload.num_requests`` lines of a trace, with scaled lengths."""
 
-    def _lines(self, experiment: Experiment) -> Sequence[Line]:
+    def _lines(self, experiment: Experiment) -> Sequence[TraceLine]:
         prompts = experiment.workload.prompts
-        return take_first(experiment, json_lines.read(prompts.path or "", Line))
+        return take_first(experiment, json_lines.read(prompts.path or "", TraceLine))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Name what decides the prompts; the lines by their digest."""
+        """Return the scale, seed and digest of the lines that decide the prompts."""
         lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
         scale = experiment.workload.prompts.length_scale
         return {"source": "trace", "lines": lines, "scale": scale, "seed": _seed(experiment)}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Draw every block's tokens below the model's vocabulary size."""
+        """Draw the tokens of every block below the model's vocabulary size."""
         lines, lengths = self._lines(experiment), self.lengths(experiment)
         scale = experiment.workload.prompts.length_scale
-        made = []
+        requests = []
         for index, (line, (prompt, output)) in enumerate(zip(lines, lengths, strict=True)):
-            # A line without hashes shares nothing: its blocks are its own.
+            # A line without hashes shares no blocks.
             keys = [[0, h] for h in line.hash_ids] or [[1, index]]
             ids: list[int] = []
             for place, key in enumerate(keys):
-                end = round((place + 1) * BLOCK * scale) if line.hash_ids else prompt
+                end = round((place + 1) * HASH_BLOCK_TOKENS * scale) if line.hash_ids else prompt
                 count = max(0, min(end, prompt) - len(ids))
-                rng = np.random.default_rng([_seed(experiment), STREAM, *key])
+                rng = np.random.default_rng([_seed(experiment), SEED_STREAM, *key])
                 ids += rng.integers(0, model.vocab_size, count).tolist()
-            made.append(Prompt(f"r{index:03d}", tuple(ids), output, None, line.timestamp))
-        return tuple(made)
+            requests.append(Prompt(f"r{index:03d}", tuple(ids), output, None, line.timestamp))
+        return tuple(requests)
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Return the exact lengths."""
@@ -89,14 +89,14 @@ class Trace:
             return max(1, round((tokens or 0) * scale))
 
         lines = self._lines(experiment)
-        found = [(scaled(line.input_length), scaled(line.output_length)) for line in lines]
-        most = max(map(sum, found))
+        lengths = [(scaled(line.input_length), scaled(line.output_length)) for line in lines]
+        longest = max(map(sum, lengths))
         require(
-            most <= MOST_TOKENS,
-            f"workload.prompts.length_scale={scale}: a request would have {most:,} tokens; "
+            longest <= MOST_TOKENS,
+            f"workload.prompts.length_scale={scale}: a request would have {longest:,} tokens; "
             f"allowed are {MOST_TOKENS:,}",
         )
-        return found
+        return lengths
 
 
 def _seed(experiment: Experiment) -> int:
@@ -104,4 +104,4 @@ def _seed(experiment: Experiment) -> int:
     return experiment.seed if own is None else own
 
 
-SOURCE = Trace()
+SOURCE = TraceSource()
