@@ -113,5 +113,5 @@ def test_two_requests_of_one_text_cannot_both_be_cases(asked):
     twice = "workload.prompts.listed=[{prompt:Hello},{prompt:Hello,max_tokens:3}]"
     words = ["workload.prompts.source=listed", twice]
     assert len(source_of(asked(*words)).lengths(asked(*words))) == 2
-    with pytest.raises(ConfigError, match="per_request=true: .* two have the same text"):
+    with pytest.raises(ConfigError, match=r"per_request=true: .* two have the same text"):
         asked(*words, "workload.per_request=true")
