@@ -1,4 +1,4 @@
-"""Kernels with which the pool is tested, compiled once: imported where it is installed."""
+"""Kernels for the tests of the thread pool; importing this module installs the pool."""
 
 import numba
 import numpy as np
@@ -20,7 +20,7 @@ def add_one(x):
 
 @numba.njit(parallel=True, nogil=True, cache=True)
 def who(seen):
-    """Note the thread of every unit; each takes a while."""
+    """Write the thread id of every unit; each unit computes for a while."""
     for i in numba.prange(len(seen)):
         total = 0.0
         for j in range(5000):
@@ -30,7 +30,7 @@ def who(seen):
 
 @numba.njit(parallel=True, nogil=True, cache=True)
 def meet(arrived, met):
-    """Two units that wait for each other, but not for ever."""
+    """Run two units that wait for each other, within a limit."""
     for i in numba.prange(2):
         code._fetch_add(arrived, 1)
         looks = 0

@@ -1,21 +1,21 @@
-"""The machine's limits: what they are made of, never how large."""
+"""Peak rates: how they are measured, never how high they are."""
 
 import numpy as np
 
 from labkit.cpu import roofline_peaks
 
 
-def test_limits_are_measured_with_every_thread(monkeypatch):
+def test_peaks_are_measured_with_every_thread(monkeypatch):
     monkeypatch.setattr(roofline_peaks, "STREAM_BYTES", 1 << 20)
     monkeypatch.setattr(roofline_peaks, "MATMUL_SIZE", 16)
     for threads in (1, 3):
-        found = roofline_peaks.measure_peaks(threads)
-        assert found["threads"] == threads and found["sgemm_size"] == 16
-        assert found["read_gb_s"] > 0 and found["sgemm_gflop_s"] > 0
-        assert (1 << 20) - 12 <= found["read_bytes"] <= 1 << 20
+        peaks = roofline_peaks.measure_peaks(threads)
+        assert peaks["threads"] == threads and peaks["sgemm_size"] == 16
+        assert peaks["read_gb_s"] > 0 and peaks["sgemm_gflop_s"] > 0
+        assert (1 << 20) - 12 <= peaks["read_bytes"] <= 1 << 20
 
 
-def test_a_limit_is_the_best_repeat_and_the_first_is_for_waking(monkeypatch):
+def test_a_peak_is_the_best_repeat_after_the_first(monkeypatch):
     clock = iter([0.0, 1.0, 10.0, 14.0, 20.0, 22.0, 30.0, 33.0, 40.0, 45.0])
     monkeypatch.setattr(roofline_peaks.time, "perf_counter", lambda: next(clock))
     assert roofline_peaks._best_s(lambda: None) == 2.0

@@ -1,4 +1,4 @@
-"""The arm-blind probe."""
+"""The speed probe: what it times, with which threads, and that it notices wrong results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from labkit.cpu import speed_probe
 
 
-def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
+def test_the_probe_times_both_kernels_and_restores_the_thread_count():
     numba.set_num_threads(1)
     cores = min(2, numba.config.NUMBA_NUM_THREADS)
     times = speed_probe.SpeedProbe(threads=cores).time()
@@ -18,8 +18,8 @@ def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
     assert numba.get_num_threads() == 1
 
 
-def followed(kernel, after):
-    """Return the kernel with something done after each call, which sees its arguments."""
+def call_after(kernel, after):
+    """Return the kernel, with ``after(arguments)`` called after each call."""
 
     def both(*arguments):
         kernel(*arguments)
@@ -28,8 +28,8 @@ def followed(kernel, after):
     return both
 
 
-def test_a_probe_s_time_is_the_median_of_what_its_kernel_takes(monkeypatch):
-    """On a clock that the kernels alone move; what wakes the threads is not timed."""
+def test_a_probe_s_time_is_the_median_of_its_repeats(monkeypatch):
+    """Only the kernels move this clock; the first run, which wakes the threads, is not timed."""
     now = 0
     kernels = {"_matmul": (900, 1, 2, 3, 4, 5, 6, 70), "_read": (900, 90, 30, 20, 11, 10, 9, 8)}
     for name, times in kernels.items():
@@ -38,33 +38,33 @@ def test_a_probe_s_time_is_the_median_of_what_its_kernel_takes(monkeypatch):
             nonlocal now
             now += 1000 * next(times)
 
-        monkeypatch.setattr(speed_probe, name, followed(getattr(speed_probe, name), after))
-    machine = speed_probe.SpeedProbe(threads=1)
+        monkeypatch.setattr(speed_probe, name, call_after(getattr(speed_probe, name), after))
+    probe = speed_probe.SpeedProbe(threads=1)
     monkeypatch.setattr(speed_probe.time, "perf_counter_ns", lambda: now)
-    assert machine.time() == {"matmul_us": 4.0, "bandwidth_us": 11.0}
+    assert probe.time() == {"matmul_us": 4.0, "bandwidth_us": 11.0}
     assert now == 1000 * sum(map(sum, kernels.values()))
 
 
-def test_every_work_of_the_probe_takes_its_own_threads_and_puts_back_the_arm_s(monkeypatch):
+def test_pulse_flush_and_time_use_the_probe_s_threads_and_restore_the_arm_s(monkeypatch):
     cores = min(2, numba.config.NUMBA_NUM_THREADS)
-    done = []
+    calls = []
     for name in ("_matmul", "_read"):
 
         def after(arguments, name=name):
-            done.append((name, numba.get_num_threads(), arguments[0].nbytes))
+            calls.append((name, numba.get_num_threads(), arguments[0].nbytes))
 
-        monkeypatch.setattr(speed_probe, name, followed(getattr(speed_probe, name), after))
+        monkeypatch.setattr(speed_probe, name, call_after(getattr(speed_probe, name), after))
     monkeypatch.setattr(speed_probe, "largest_cache", lambda: 40 << 20)
-    machine = speed_probe.SpeedProbe(threads=cores)
+    probe = speed_probe.SpeedProbe(threads=cores)
     numba.set_num_threads(1)
     product = ("_matmul", cores, 4 * speed_probe.MATMUL_SIZE**2)
-    machine.pulse()
-    assert done == [product] and numba.get_num_threads() == 1
-    machine.flush()
-    assert done == [product, ("_read", cores, 80 << 20)] and numba.get_num_threads() == 1
-    done.clear()
-    machine.time()
-    assert {threads for _, threads, _ in done} == {cores} and numba.get_num_threads() == 1
+    probe.pulse()
+    assert calls == [product] and numba.get_num_threads() == 1
+    probe.flush()
+    assert calls == [product, ("_read", cores, 80 << 20)] and numba.get_num_threads() == 1
+    calls.clear()
+    probe.time()
+    assert {threads for _, threads, _ in calls} == {cores} and numba.get_num_threads() == 1
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_flush_reads_twice_the_largest_cache(monkeypatch, cache, read):
     assert speed_probe.SpeedProbe(threads=1).large.nbytes == read << 20
 
 
-def test_the_probe_s_kernels_compute():
+def test_the_probe_s_kernels_compute_correctly():
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, (64, 32)).astype(np.float32) for _ in range(2))
     out = np.empty((64, 64), np.float32)
@@ -89,7 +89,7 @@ def test_the_probe_s_kernels_compute():
     assert parts.sum() == 1023 * 512
 
 
-def test_a_probe_that_computes_nothing_is_an_error(monkeypatch):
+def test_a_probe_with_a_wrong_result_is_an_error(monkeypatch):
     monkeypatch.setattr(speed_probe, "_matmul", lambda a, b, out: None)
     broken = speed_probe.SpeedProbe(threads=1)
     broken.inputs[2][:] = -1

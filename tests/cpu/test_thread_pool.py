@@ -1,4 +1,4 @@
-"""The thread pool under every kernel, each check in a process with a pool of its own size."""
+"""The thread pool of every kernel; each test runs a process with a pool of its own size."""
 
 import fcntl
 import json
@@ -80,12 +80,12 @@ print(json.dumps(len(set(found))))
 """
 
 
-def test_ranges_of_every_kind_are_covered_once_with_the_same_bits_by_1_to_4_threads():
+def test_1_to_4_threads_cover_every_range_once_with_the_same_bits():
     assert run(RESULTS, 4) == 1
 
 
 ABSENT = """
-# Every worker is taken from the pool by a signal whose handler waits for a word.
+# A signal takes every worker away from the pool: its handler spins until told to return.
 gone, come_back = np.zeros(1, np.int64), np.zeros(1, np.int64)
 GONE, BACK = gone.ctypes.data, come_back.ctypes.data
 
@@ -112,7 +112,7 @@ print(json.dumps([len(made.threads), bool((x == 101).all()), sorted(alone), meet
 """
 
 
-def test_work_that_absent_threads_have_not_begun_is_done_by_who_is_there():
+def test_the_caller_does_the_work_that_absent_threads_have_not_begun():
     assert run(ABSENT, 4) == [3, True, [0], True]
 
 
@@ -142,7 +142,7 @@ print(json.dumps(numba.get_thread_id()))
 """
 
 
-def test_a_launch_uses_no_more_threads_than_it_may():
+def test_a_launch_uses_no_more_threads_than_numba_allows():
     assert run(FEWER, 4) == 0
 
 
@@ -189,7 +189,7 @@ def test_a_kernel_that_raises_leaves_a_pool_that_works():
     assert run(FAILING, 2) == ["larger than one", True]
 
 
-def test_a_pool_of_one_thread_is_its_caller():
+def test_in_a_pool_of_one_thread_the_caller_does_all_work():
     code = "x = np.zeros(9); add_one(x); print(json.dumps([len(made.threads), x.sum()]))"
     assert run(code, 1) == [0, 9]
 
@@ -246,17 +246,17 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
-def test_ctrl_c_comes_through_between_launches():
+def test_ctrl_c_arrives_between_launches():
     assert run(INTERRUPTED, 2)
 
 
-def test_the_pool_is_made_once_and_says_what_it_is():
-    made = thread_pool.install()
-    assert thread_pool.install() is made
-    rule = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 100_000}
-    rule["crowded_spin_us"] = 50
-    expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **rule}
-    assert made.settings == expected
+def test_the_pool_is_made_once_and_reports_its_settings():
+    pool = thread_pool.install()
+    assert thread_pool.install() is pool
+    tuning = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 100_000}
+    tuning["crowded_spin_us"] = 50
+    expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **tuning}
+    assert pool.settings == expected
 
 
 def test_a_pool_of_no_threads_or_too_many_is_refused():
@@ -290,7 +290,7 @@ print(middle(3), "numba.typed.dictobject" in sys.modules)
 """
 
 
-def test_what_only_compiling_needs_is_loaded_when_something_compiles(tmp_path):
+def test_modules_that_only_compilation_needs_load_when_something_compiles(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LOADED)
     folders = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": str(CHECKOUT)}

@@ -1,4 +1,4 @@
-"""Weights as they lie: MLX's very numbers in registers, and the product of the widened matrix."""
+"""Low-precision weights widen to MLX's own numbers; products have the bits of float32 weights."""
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +15,9 @@ from labkit.cpu.low_precision_weights import (
 from labkit.cpu.packed_linear import PackedLinear
 
 DEPTH, WIDTH = 256, SPAN_COLUMNS + 11
-# A form compiles in a second: every number of bits and every type, but not every pair.
+# A format compiles in a second, so fast tests cover each bit count and type, but not each pair.
 FAST = [(4, "float16"), (3, "bfloat16"), (8, "float32")]
-FORMS = [
+FORMATS = [
     pytest.param(bits, kind, marks=() if (bits, kind) in FAST else pytest.mark.slow)
     for bits in QUANTIZED_BITS
     for kind in ("float32", "float16", "bfloat16")
@@ -29,12 +29,12 @@ def random(seed, *shape):
 
 
 def words(array):
-    """An MLX array as NumPy holds it."""
+    """Return an MLX array as NumPy holds it: bfloat16 as uint16."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def quantised(bits, kind, group=32, seed=0, shape=(WIDTH, DEPTH)):
-    """A quantised matrix, and MLX's own reading of it in float32."""
+    """Return a quantised matrix, and what MLX dequantises it to in float32."""
     weight = mx.array(random(seed, *shape)).astype(getattr(mx, kind))
     parts = mx.quantize(weight, group_size=group, bits=bits)
     wide = (parts[0], *(part.astype(mx.float32) for part in parts[1:]))
@@ -42,19 +42,19 @@ def quantised(bits, kind, group=32, seed=0, shape=(WIDTH, DEPTH)):
     return QuantizedMatrix(*map(words, parts), bits), np.array(expected)
 
 
-def half(kind, seed=0, shape=(WIDTH, DEPTH)):
+def half_precision(kind, seed=0, shape=(WIDTH, DEPTH)):
     weight = mx.array(random(seed, *shape)).astype(getattr(mx, kind))
     return HalfMatrix(words(weight)), np.array(weight.astype(mx.float32))
 
 
-def check(matrix, expected):
-    """The matrix is what MLX says, and its products are those of the widened matrix, to the bit."""
+def assert_product_of(matrix, expected):
+    """The matrix widens to ``expected``, and its products have the bits of that matrix's."""
     bias = random(2, len(expected))
     packed, wide = (PackedLinear([weight], [bias]) for weight in (matrix, expected))
     np.testing.assert_array_equal(packed.take(np.arange(len(expected))), expected)
     x = random(1, low_precision_matmul.MAX_FUSED_ROWS + gemm.BLOCK_ROWS + 3, expected.shape[1])
-    most = low_precision_matmul.MAX_FUSED_ROWS
-    for rows in (*range(1, 12), most, most + 1, len(x)):
+    fused = low_precision_matmul.MAX_FUSED_ROWS
+    for rows in (*range(1, 12), fused, fused + 1, len(x)):
         (got,), (same,) = packed.multiply(x[:rows]), wide.multiply(x[:rows])
         np.testing.assert_array_equal(got, same)
     exact = x.astype(np.float64) @ expected.T + bias
@@ -62,15 +62,15 @@ def check(matrix, expected):
     assert (np.abs(got - exact) / scale).max() < 1e-6
 
 
-@pytest.mark.parametrize(("bits", "kind"), FORMS)
-def test_quantised_weights_are_those_of_mlx(bits, kind):
+@pytest.mark.parametrize(("bits", "kind"), FORMATS)
+def test_quantised_weights_widen_as_in_mlx(bits, kind):
     for group in GROUP_SIZES:
-        check(*quantised(bits, kind, group))
+        assert_product_of(*quantised(bits, kind, group))
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("bias", [3e-5, 2e-3, -1.4, 60000.0])
-def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
+def test_mantissa_conversion_is_used_only_if_the_bias_stays_exact(kind, bias):
     matrix, _ = quantised(4, kind, shape=(SPAN_COLUMNS, 64))
     assert matrix.mantissa_exact
     matrix.biases[3, 1] = words(mx.array([bias]).astype(getattr(mx, kind)))[0]
@@ -81,36 +81,36 @@ def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
     assert matrix.mantissa_exact == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
     wide = [part.astype(mx.float32) for part in wide]
     expected = np.array(mx.dequantize(mx.array(matrix.words), *wide, group_size=32, bits=4))
-    check(matrix, expected)
-    packed = PackedLinear([matrix], [None])  # of one step along the depth nothing is rounded away
+    assert_product_of(matrix, expected)
+    packed = PackedLinear([matrix], [None])  # products of one step along the depth are exact
     for step, x in enumerate(np.eye(64, dtype=np.float32)):
         np.testing.assert_array_equal(packed.multiply(x[None])[0][0], expected[:, step])
 
 
-def test_what_overflows_is_not_lifted():
+def test_mantissa_conversion_is_refused_on_overflow():
     matrix, _ = quantised(4, "bfloat16", shape=(SPAN_COLUMNS, 64))
-    matrix.scales[0, 0] = 0x7F7F  # the largest
+    matrix.scales[0, 0] = 0x7F7F  # the largest bfloat16
     assert not matrix.mantissa_exact
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_half_precision_is_widened_exactly(kind):
-    check(*half(kind))
-    check(*half(kind, shape=(5, 7)))
+    assert_product_of(*half_precision(kind))
+    assert_product_of(*half_precision(kind, shape=(5, 7)))
 
 
 def test_a_row_has_the_same_bits_in_any_batch():
     matrix, _ = quantised(4, "float16", shape=(3 * SPAN_COLUMNS + 1, 64))
     packed = PackedLinear([matrix], [None])
     x = random(3, gemm.BLOCK_ROWS + 70, 64)
-    (everything,) = packed.multiply(x)
+    (all_rows,) = packed.multiply(x)
     for rows in [*range(1, 71), gemm.BLOCK_ROWS + 1]:
         for offset in (0, 5):
             (few,) = packed.multiply(x[offset : offset + rows])
-            np.testing.assert_array_equal(few, everything[offset : offset + rows])
+            np.testing.assert_array_equal(few, all_rows[offset : offset + rows])
 
 
-def test_siblings_share_a_product_where_they_lie_alike():
+def test_matrices_share_a_product_only_in_one_format():
     pairs = [quantised(4, "float16", seed=i, shape=(n, 64)) for i, n in enumerate((96, 33, 5))]
     biases = [None, random(4, 33), None]
     together = PackedLinear([matrix for matrix, _ in pairs], biases)
@@ -120,12 +120,12 @@ def test_siblings_share_a_product_where_they_lie_alike():
         np.testing.assert_array_equal(part, PackedLinear([wide], [bias]).multiply(x)[0])
     assert together.weight_format == "quantised"
     other = quantised(4, "float16", group=64, shape=(8, 64))[0]
-    for stranger in (other, half("float16", shape=(8, 64))[0], random(0, 8, 64)):
+    for different in (other, half_precision("float16", shape=(8, 64))[0], random(0, 8, 64)):
         with pytest.raises(ValueError, match="one format"):
-            PackedLinear([pairs[0][0], stranger], [None, None])
+            PackedLinear([pairs[0][0], different], [None, None])
 
 
-def test_it_takes_the_bytes_of_the_model():
+def test_packed_weights_take_the_bytes_of_the_model():
     matrix, _ = quantised(4, "float16", shape=(2 * SPAN_COLUMNS, 128))
     parts = (matrix.words, matrix.scales, matrix.biases)
     assert PackedLinear([matrix], [None]).bytes == sum(part.nbytes for part in parts)
@@ -140,7 +140,7 @@ def test_rows_are_taken_by_index():
         packed.take(np.array([WIDTH]))
 
 
-def test_what_is_not_mlx_s_is_refused():
+def test_formats_that_mlx_lacks_are_refused():
     matrix, _ = quantised(4, "float16")
     with pytest.raises(ValueError, match="not mlx's"):
         QuantizedMatrix(matrix.words, matrix.scales, matrix.biases, 5)

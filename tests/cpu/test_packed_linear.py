@@ -1,4 +1,4 @@
-"""The matrix product: right against float64, and the same bits for a row in any batch."""
+"""The float32 matrix product: close to float64, and the same bits for a row in any batch."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def random(seed, *shape):
 
 def relative_error(got, x, weight, bias=0.0):
     exact = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
-    # What rounding each of the K products and sums could add up to, at its typical size.
+    # The size of the terms that were rounded and summed.
     scale = np.abs(x.astype(np.float64)) @ np.abs(weight.T.astype(np.float64))
     return float((np.abs(got - exact) / scale).max())
 
@@ -22,7 +22,7 @@ def relative_error(got, x, weight, bias=0.0):
 @pytest.mark.parametrize(
     ("depth", "width"), [(64, 128), (256, 33), (7, 5), (1, 1), (96, 4 * gemm.PANEL_COLUMNS + 1)]
 )
-def test_product_is_right(rows, depth, width):
+def test_product_matches_float64(rows, depth, width):
     x, weight, bias = random(0, rows, depth), random(1, width, depth), random(2, width)
     (got,) = PackedLinear([weight], [bias]).multiply(x)
     assert got.shape == (rows, width)
@@ -54,11 +54,11 @@ def test_a_row_has_the_same_bits_in_any_batch(depth, width):
     weights = [random(0, width, depth), random(1, 40, depth)]
     packed = PackedLinear(weights, [random(4, width), random(2, 40)])
     x = random(3, 2 * gemm.BLOCK_ROWS + 3, depth)
-    everything = packed.multiply(x)
+    all_rows = packed.multiply(x)
     for rows in [*range(1, 71), gemm.BLOCK_ROWS, gemm.BLOCK_ROWS + 1]:
         for offset in (0, 5):
             few = packed.multiply(x[offset : offset + rows])
-            for part, whole in zip(few, everything, strict=True):
+            for part, whole in zip(few, all_rows, strict=True):
                 np.testing.assert_array_equal(part, whole[offset : offset + rows])
 
 
@@ -77,7 +77,7 @@ def test_a_row_has_the_same_bits_for_any_number_of_threads():
     np.testing.assert_array_equal(one, many)
 
 
-def test_not_a_number_stays_in_its_row_and_column():
+def test_nan_and_inf_stay_in_their_row_and_column():
     x, weight = random(0, 11, 32), random(1, 50, 32)
     x[4, 3] = np.nan
     weight[41, 7] = np.inf
@@ -89,7 +89,7 @@ def test_not_a_number_stays_in_its_row_and_column():
 
 
 def test_nothing_is_written_outside_the_result():
-    # A sum that overran its matrix would spoil the next one in the same buffer.
+    # A tile that overran its matrix would overwrite the next one in the same buffer.
     depth, width = 16, gemm.PANEL_COLUMNS + 3
     x = random(0, gemm.GEMM_ROWS + 1, depth)
     first, second = PackedLinear(

@@ -1,4 +1,7 @@
-"""Digests of the CPU kernels' results, to be compared between processes."""
+"""Print digests of the CPU kernels' results, which tests compare between processes.
+
+python kernel_digests.py gemm attention ...
+"""
 
 import hashlib
 import sys
@@ -76,7 +79,7 @@ def elementwise():
         )
 
 
-def stored():
+def low_precision():
     from labkit.cpu.low_precision_weights import QuantizedMatrix
     from labkit.cpu.packed_linear import PackedLinear
 
@@ -85,7 +88,7 @@ def stored():
     scales, biases = (numbers(45, 3).astype(np.float16) for _ in range(2))
     packed = PackedLinear([QuantizedMatrix(words, scales, biases, 4)], [numbers(45)])
     for rows in (1, 2, 9, 30):
-        yield f"stored {rows}", digest(*packed.multiply(numbers(rows, 96)))
+        yield f"low precision {rows}", digest(*packed.multiply(numbers(rows, 96)))
     yield "taken", digest(packed.take(np.arange(45)))
 
 
@@ -94,7 +97,7 @@ KERNELS = {
     "attention": attention,
     "norms": norms,
     "elementwise": elementwise,
-    "stored": stored,
+    "low_precision": low_precision,
 }
 
 if __name__ == "__main__":

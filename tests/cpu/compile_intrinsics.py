@@ -1,9 +1,9 @@
-"""Compiles what the kernels' intrinsics emit for another CPU; run in a process of its own.
+"""Compile the kernels' intrinsics for another CPU, in a process of its own.
 
-    python emitted.py REGISTERS TRIPLE CPU
+    python compile_intrinsics.py REGISTERS TRIPLE CPU
 
-Prints JSON: per intrinsic the vector multiply-adds of its assembly, the functions that it calls
-and the whole vectors that it keeps on the stack. Nothing is run, and numba compiles nothing.
+Prints JSON: for each intrinsic the vector multiply-adds in its assembly, the functions that it
+calls and the vectors that it moves to the stack. Nothing is run, and numba compiles nothing.
 """
 
 import inspect
@@ -35,13 +35,13 @@ class Context:
 def lower(intrinsic, params):
     """Return a module with the intrinsic as a function."""
     names = list(inspect.signature(intrinsic._defn).parameters)[1:]
-    guesses = [params if name == "params" else types.int64 for name in names]
-    signature, emit = intrinsic._defn(None, *guesses)
-    module = ir.Module("emitted")
+    types_of_arguments = [params if name == "params" else types.int64 for name in names]
+    signature, emit = intrinsic._defn(None, *types_of_arguments)
+    module = ir.Module("intrinsic")
     module.triple = TRIPLE
     kinds = [KINDS.get(kind, ir.IntType(64)) for kind in signature.args]
     result = KINDS.get(signature.return_type, ir.VoidType())
-    function = ir.Function(module, ir.FunctionType(result, kinds), "emitted")
+    function = ir.Function(module, ir.FunctionType(result, kinds), "intrinsic")
     builder = ir.IRBuilder(function.append_basic_block())
     value = emit(Context(), builder, signature, function.args)
     if isinstance(result, ir.VoidType):
@@ -64,24 +64,24 @@ def assembly(module):
 
 
 def main():
-    found = {}
-    for stored, record in kernel_params.PARAMS_DTYPES.items():
-        params = kernel_params.params_type(record)
-        for home in (microkernels, decode_microkernels, attention_intrinsics):
-            for name, intrinsic in vars(home).items():
+    facts = {}
+    for pool_dtype, struct in kernel_params.PARAMS_DTYPES.items():
+        params = kernel_params.params_type(struct)
+        for source in (microkernels, decode_microkernels, attention_intrinsics):
+            for name, intrinsic in vars(source).items():
                 if not hasattr(intrinsic, "_defn"):
                     continue
                 if "params" in inspect.signature(intrinsic._defn).parameters:
-                    name = f"{name}:{stored}"
-                if name in found:
+                    name = f"{name}:{pool_dtype}"
+                if name in facts:
                     continue
                 text = assembly(lower(intrinsic, params))
-                found[name] = {
+                facts[name] = {
                     "fma": len(re.findall(FMA, text)),
                     "calls": sorted(set(re.findall(r"\t(?:callq?|blr?)\t(\S+)", text))),
                     "on_stack": len(re.findall(ON_STACK, text)),
                 }
-    print(json.dumps(found))
+    print(json.dumps(facts))
 
 
 main()

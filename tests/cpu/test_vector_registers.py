@@ -1,4 +1,4 @@
-"""Other CPUs: the same kernels fit their registers, compile for them and give the same bits."""
+"""Other CPUs: register tiles fit, every intrinsic compiles, and results have the same bits."""
 
 import json
 import os
@@ -26,7 +26,7 @@ ALL = {"AVX512": AVX512, "AVX2": AVX2, "NEON": NEON, "SSE": SSE}
         ("arm64-apple-darwin24", "", NEON),
     ],
 )
-def test_the_registers_are_those_that_numba_compiles_for(triple, features, expected):
+def test_registers_of_a_target(triple, features, expected):
     assert registers_of(triple, features) == expected
 
 
@@ -37,13 +37,16 @@ def test_a_tile_fits_the_registers(cpu, rows, vectors):
     in_registers = width * LANES // cpu.lanes
     assert 1 <= height <= rows and 1 <= width <= vectors
     assert height * in_registers + in_registers + 1 <= cpu.count
-    # As high as asked for, or one row more would not fit.
+    # The tile has the maximum height, or one row more would not fit.
     assert height == rows or (height + 2) * in_registers + 1 > cpu.count
 
 
-def emitted(*target):
+def compiled_facts(*target):
     done = subprocess.run(
-        [sys.executable, HERE / "emitted.py", *target], capture_output=True, text=True, timeout=120
+        [sys.executable, HERE / "compile_intrinsics.py", *target],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -59,16 +62,16 @@ def emitted(*target):
     ],
 )
 def test_every_intrinsic_compiles_for_another_cpu(name, triple, cpu):
-    """Compiled, not run here: multiply-adds are instructions, and sums stay in registers."""
-    found = emitted(name, triple, cpu)
-    assert len(found) > 30
-    for intrinsic, facts in found.items():
+    """Nothing is run: multiply-adds must be instructions, and sums must stay in registers."""
+    facts_of = compiled_facts(name, triple, cpu)
+    assert len(facts_of) > 30
+    for intrinsic, facts in facts_of.items():
         if not intrinsic.startswith("call_body"):
             assert not [call for call in facts["calls"] if "mem" not in call], intrinsic
-    in_parts = LANES // ALL[name].lanes
+    registers_per_vector = LANES // ALL[name].lanes
     for intrinsic in ("gemm_tile", "scores_tile", "add_weighted_tile_wide", "dot_run:float32"):
-        assert found[intrinsic]["fma"] >= 4 * in_parts, intrinsic
-        assert found[intrinsic]["on_stack"] == 0, intrinsic
+        assert facts_of[intrinsic]["fma"] >= 4 * registers_per_vector, intrinsic
+        assert facts_of[intrinsic]["on_stack"] == 0, intrinsic
 
 
 OTHERS = {
@@ -85,7 +88,7 @@ OTHERS = {
     [
         ("AVX2", ["gemm"]),
         pytest.param("AVX2", ["gemm", "attention"], marks=pytest.mark.slow),
-        pytest.param("AVX2", ["elementwise", "stored"], marks=pytest.mark.slow),
+        pytest.param("AVX2", ["elementwise", "low_precision"], marks=pytest.mark.slow),
         pytest.param("SSE", ["gemm", "attention"], marks=pytest.mark.slow),
     ],
 )
@@ -95,7 +98,7 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     def run(**variables):
         environment = os.environ | {"NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir())} | variables
         done = subprocess.run(
-            [sys.executable, HERE / "digests.py", *kernels],
+            [sys.executable, HERE / "kernel_digests.py", *kernels],
             env=environment, capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -104,5 +107,5 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     narrow = run(NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
     host = run()
     assert (narrow[0], host[0]) == (str(lanes), str(vector_registers.HOST_REGISTERS.lanes))
-    results = {"gemm": 8, "attention": 2, "elementwise": 7, "stored": 5}
+    results = {"gemm": 8, "attention": 2, "elementwise": 7, "low_precision": 5}
     assert len(host) == 1 + sum(results[name] for name in kernels) and narrow[1:] == host[1:]

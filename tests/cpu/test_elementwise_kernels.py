@@ -1,4 +1,4 @@
-"""Norms, activations and rotary embedding against float64 NumPy."""
+"""Norms, activations and rotary embedding, compared with float64 NumPy and with MLX."""
 
 import math
 
@@ -17,7 +17,7 @@ def random(seed, *shape):
 # Few rows run serially, many in parallel.
 @pytest.mark.parametrize("rows", [1, 5, 300])
 @pytest.mark.parametrize("width", [1, 17, 64, 256])
-def test_rms_norm(rows, width):
+def test_rms_norm_matches_float64(rows, width):
     x, weight = random(0, rows, 1, width), random(1, width)
     exact = x.astype(float)
     exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5) * weight
@@ -25,7 +25,7 @@ def test_rms_norm(rows, width):
 
 
 @pytest.mark.parametrize("rows", [1, 300])
-def test_layer_norm(rows):
+def test_layer_norm_matches_float64(rows):
     x, weight, bias = random(0, rows, 1, 80) + 3, random(1, 80), random(2, 80)
     exact = x.astype(float)
     exact = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
@@ -58,7 +58,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("size", [1, 37, 20_011])
-def test_activation(name, size):
+def test_activation_matches_float64(name, size):
     x = np.linspace(-30, 30, size, dtype=np.float32).reshape(size, 1)
     got = getattr(activations, name)(x)
     assert got.shape == x.shape
@@ -76,7 +76,7 @@ def test_activation_of_extreme_inputs():
     assert np.isnan(activations.silu(x)[8])
 
 
-def test_swiglu():
+def test_swiglu_matches_float64_serially_and_in_chunks():
     gate, x = random(0, 130, 1, 96), random(1, 130, 1, 96)
     exact = EXACT["silu"](gate.astype(float)) * x
     np.testing.assert_allclose(activations.swiglu(gate, x), exact, rtol=1e-5, atol=1e-6)
@@ -84,7 +84,7 @@ def test_swiglu():
     np.testing.assert_array_equal(
         activations.swiglu(gate[77], x[77]), activations.swiglu(gate, x)[77]
     )
-    with pytest.raises(ValueError, match="expected equal"):
+    with pytest.raises(ValueError, match="must be equal"):
         activations.swiglu(gate, x[:-1])
 
 
@@ -95,7 +95,7 @@ def inverse_frequencies(dims, base=10_000.0):
 @pytest.mark.parametrize("traditional", [False, True])
 @pytest.mark.parametrize("tokens", [3, 200])
 @pytest.mark.parametrize("dims", [16, 32])
-def test_rope_is_mlx_s(traditional, tokens, dims):
+def test_rope_matches_mlx(traditional, tokens, dims):
     x = random(0, tokens, 4, 1, 32)
     positions = np.random.default_rng(1).integers(0, 3000, tokens).astype(np.int32)
     table = RotaryTable(inverse_frequencies(dims), 1.0)
@@ -115,7 +115,7 @@ def test_rope_is_mlx_s(traditional, tokens, dims):
 
 
 @pytest.mark.parametrize("traditional", [False, True])
-def test_rope_rotates(traditional):
+def test_rope_multiplies_pairs_by_a_complex_rotation(traditional):
     dims, scale = 8, 0.25
     x = random(0, 5, 2, 3, 10)
     offsets = np.array([0, 4, 9, 300, 2], np.int32)
@@ -143,7 +143,7 @@ def test_rope_rotates(traditional):
 
 
 @pytest.mark.parametrize("last", [255, 256, 257, 511, 512, 1000])
-def test_rope_at_the_edge_of_its_table(last):
+def test_rope_beyond_its_table_grows_the_table(last):
     x = random(0, 2, 1, 1, 8)
     frequencies = inverse_frequencies(8)
     got = RotaryTable(frequencies, 1.0).rotate(x, np.array([0, last], np.int32), traditional=False)
@@ -152,7 +152,7 @@ def test_rope_at_the_edge_of_its_table(last):
     np.testing.assert_allclose(got[1, 0, 0], [*z.real, *z.imag], atol=1e-6)
 
 
-def test_rope_takes_one_offset_and_refuses_wrong_ones():
+def test_rope_accepts_a_scalar_offset_and_refuses_wrong_offsets():
     table = RotaryTable(inverse_frequencies(8), 1.0)
     x = random(0, 3, 2, 1, 8)
     np.testing.assert_array_equal(
