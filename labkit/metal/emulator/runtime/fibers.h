@@ -1,4 +1,4 @@
-// Fibers: a thread's registers and stack, and the change from one to another.
+// Fibers: a thread's registers and stack, and the switch from one fiber to another.
 #pragma once
 #include <stdint.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 namespace emulator {
 
 constexpr size_t kStack = 256 * 1024;
-constexpr size_t kStackGarbage = 4096;  // bytes of a kernel's frame that begin as garbage
+constexpr size_t kStackGarbage = 4096;  // bytes of a kernel's frame that start as garbage
 
 enum class State : uint8_t { ready, at_operation, at_barrier, done };
 
@@ -24,7 +24,7 @@ struct Fiber {
   State state = State::ready;
   const char* operation = "";
   int line = 0;
-  uint32_t barriers = 0;  // that this thread has met
+  uint32_t barriers = 0;  // that this thread has reached
   unsigned char* stack = nullptr;
   void* watched = nullptr;
 #if defined(__x86_64__)
@@ -35,7 +35,7 @@ struct Fiber {
 };
 
 #if defined(__x86_64__)
-// Save the callee-saved registers, change stacks, restore, return on the other side.
+// Save the callee-saved registers, switch stacks, restore, return on the other stack.
 asm(R"(
 .text
 .type emulator_switch, @function

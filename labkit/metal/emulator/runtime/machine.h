@@ -1,4 +1,4 @@
-// The machine: simdgroups in rounds, threadgroups one after another.
+// The machine: runs simdgroups in rounds, and threadgroups one after another.
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +15,9 @@ namespace emulator {
 
 struct Simdgroup {
   int first = 0, count = 0;  // its fibers
-  int order[kLanes] = {};    // in which its lanes take their turns
+  int order[kLanes] = {};    // in which its lanes run
   int cursor = 0;
-  uint32_t phase = 0, members[2] = {};  // which lanes met, by parity of the operation
+  uint32_t phase = 0, members[2] = {};  // lanes that took part, by parity of the operation
   Slot slots[2][kLanes];
   bool parked = false;  // at a threadgroup barrier, or done
 };
@@ -32,15 +32,15 @@ struct Machine {
   Random random{1};
   std::vector<Region> buffers;
   std::vector<void*> pointers;
-  std::vector<Shared*> arrays;        // threadgroup arrays, and
-  std::vector<Region> array_regions;  // where they lie in this run
+  std::vector<Shared*> arrays;        // threadgroup arrays
+  std::vector<Region> array_regions;  // and their memory in this run
   unsigned char stack_garbage[kStackGarbage];
   // A thread may be at the next barrier before another has left this one: two keys.
   char barrier_keys[2], start_key, end_key;
   Index group_size{};
 
   bool shuffled() const { return static_cast<Order>(schedule.order) == Order::random; }
-  // Every second schedule looks before the buffers instead of behind them.
+  // Every second schedule guards the memory before the buffers instead of after them.
   Place place() const {
     return static_cast<Order>(schedule.order) == Order::reverse ? Place::start : Place::end;
   }
@@ -58,7 +58,7 @@ inline void switch_to(Fiber& from, Fiber& to) {
   change(from, to);
 }
 
-// Give the turn to the next live lane of the simdgroup; after the last, to the scheduler.
+// Switch to the next live lane of the simdgroup; after the last, to the scheduler.
 inline void yield() {
   Fiber& self = *machine.running;
   Simdgroup& group = simdgroup_of(self);
@@ -109,7 +109,7 @@ inline std::string place(const Fiber& fiber) {
         place(a).c_str(), b.thread.lane, b.thread.simdgroup, place(b).c_str());
 }
 
-// All live lanes have stopped: they must have stopped at the same place.
+// All live lanes have stopped; they must have stopped at the same operation.
 inline void check_round(Simdgroup& group) {
   const Fiber* first = nullptr;
   for (int i = 0; i < group.count; ++i) {
@@ -138,7 +138,7 @@ inline void run_round(Simdgroup& group) {
   check_round(group);
 }
 
-// Every simdgroup is parked: either all threads stand at one barrier, or all are done.
+// Every simdgroup is parked: all threads must be at one barrier, or all done.
 inline bool release_barrier() {
   const Fiber *waiting = nullptr, *gone = nullptr;
   for (const Fiber& fiber : machine.fibers) {
@@ -201,7 +201,7 @@ inline void run_threadgroup(Index position, Index size) {
         Simdgroup& group = machine.simdgroups[g];
         while (!group.parked) {
           run_round(group);
-          if (machine.shuffled() && machine.random() % 4 == 0) break;  // another may go first
+          if (machine.shuffled() && machine.random() % 4 == 0) break;  // another simdgroup may run first
         }
       }
     }

@@ -40,7 +40,7 @@ inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const T* source, ulong 
     m.e[static_cast<int>(i)] = transpose ? base[(col + i) * stride + row] : base[row * stride + col + i];
 }
 
-// d = a * b + c, in float: row r of a meets column k of b through the lanes that hold them.
+// d = a * b + c, in float; elements of a and b are read from the lanes that hold them.
 template <typename D, typename A, typename B, typename C>
 inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
                                           const simdgroup_matrix<A, 8, 8>& a,

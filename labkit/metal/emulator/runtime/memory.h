@@ -1,4 +1,4 @@
-// Guarded memory, garbage, and the schedule that both are drawn from.
+// Guarded memory, and garbage that depends on the schedule.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -14,11 +14,11 @@ namespace emulator {
 
 constexpr size_t kPage = 16384;  // a multiple of every page size in use
 
-// Where in its pages a region lies: at the guard page behind it (to 16 bytes), or before it.
+// Which guard page a region touches: the one after it (within 16 bytes) or the one before it.
 enum class Place { end, start };
 
-// Memory between two guard pages. What is left of its pages holds a canary, which differs
-// from run to run: who reads it does not get the same bits twice.
+// Memory between two guard pages. The rest of its pages holds a canary that differs from run
+// to run, so a kernel that reads it gives different outputs.
 struct Region {
   std::string name;
   unsigned char *map = nullptr, *data = nullptr;

@@ -1,5 +1,5 @@
-// The process that runs one kernel: a job comes in on stdin, outputs go to stdout, and what
-// the kernel did wrong to stderr, in one line.
+// The process that runs one kernel: it reads a job from stdin, and writes outputs to stdout and
+// a kernel's fault to stderr, in one line.
 //
 // Compiled once per compiler, never with sanitizers; kernels are linked to it.
 #include <errno.h>
@@ -112,7 +112,7 @@ Region place_array(const Shared& array) {
   return Region(std::string("threadgroup ") + array.name, array.size, machine.place(), machine.schedule.seed);
 }
 
-// What this run begins with: buffers, threadgroup arrays and stack garbage, all anew.
+// Set up a run: new buffers, threadgroup arrays and stack garbage.
 void prepare_run(const Job& job) {
   for (int i = 0; i < kParameterCount; ++i) {
     Region region(kParameters[i].name, job.sizes[i], machine.place(), machine.schedule.seed);

@@ -1,8 +1,8 @@
-// What a compiled kernel and the machine that runs it know of each other.
+// The interface between a compiled kernel and the machine that runs it.
 //
-// Every thread of a threadgroup is a fiber. Fibers run one at a time; a simdgroup runs in
-// rounds: each live lane, in the schedule's order, until it meets a simdgroup operation, a
-// threadgroup barrier or its end. After a round all live lanes must stand at the same place.
+// Every thread of a threadgroup is a fiber. Fibers run one at a time. A simdgroup runs in
+// rounds: each live lane runs, in the schedule's order, until it reaches a simdgroup operation,
+// a threadgroup barrier or its end. After a round all live lanes must be at the same place.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -22,18 +22,18 @@ struct Thread {
   uint32_t index_in_group, lane, simdgroup, simdgroups;
 };
 
-// What a lane lays open to the other lanes of its simdgroup at an operation.
+// The values that a lane shows to the other lanes of its simdgroup at an operation.
 struct alignas(16) Slot {
   unsigned char bytes[32];
 };
 
-// The slot of the running lane for the operation that it is about to meet.
+// The slot of the running lane for its next operation.
 Slot& my_slot();
 
 // Wait for the other live lanes of the simdgroup; return the 32 slots of this operation.
 const Slot* meet(const char* operation, int line);
 
-// Tell whether a lane took part in the operation that was just met.
+// Return whether a lane took part in the last operation.
 bool took_part(int lane);
 
 // Wait for the simdgroup; its memory operations are ordered.
@@ -45,7 +45,7 @@ void threadgroup_meet(int line);
 // Number of the running lane in its simdgroup.
 uint32_t lane();
 
-// Stop with one line: the kernel did what Metal does not allow.
+// End the process with one line: the kernel did something that Metal does not allow.
 [[noreturn]] void fault(const char* kind, const char* format, ...);
 
 // Leave garbage on the stack, where the next call puts its variables.

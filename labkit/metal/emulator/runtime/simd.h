@@ -1,7 +1,7 @@
 // Operations between the lanes of a simdgroup, and barriers.
 //
-// Each lane lays its value open, waits for the others, and computes its own result from
-// theirs: one turn per lane and operation. Sums run in lane order.
+// Each lane shows its value, waits for the others, and computes its own result from theirs:
+// one switch per lane and operation. Sums run in lane order.
 #pragma once
 #include "types.h"
 

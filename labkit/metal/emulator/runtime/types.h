@@ -1,7 +1,7 @@
 // The part of the Metal Shading Language's types and maths that the kernels use, in C++17.
 //
-// Address spaces become nothing. Conversions are stricter than Metal's where that is free:
-// float to half precision is always written out.
+// Address spaces expand to nothing. Conversions are stricter than Metal's where that costs
+// nothing: float to half precision must be explicit.
 #pragma once
 #include "runtime.h"
 
@@ -124,7 +124,7 @@ inline float log2(float x) { return __builtin_log2f(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 }  // namespace precise
 
-// Fast maths assumes finite arguments: anything else is a fault here.
+// Fast maths assumes finite arguments: any other is a fault here.
 namespace fast {
 inline float finite(float x, const char* function, int line) {
   if (!__builtin_isfinite(x))

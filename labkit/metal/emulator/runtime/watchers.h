@@ -1,5 +1,5 @@
-// What ThreadSanitizer must be told, where a kernel is built with it: which fiber runs, and
-// which operations order memory. Only barriers do; without the sanitizer nothing happens.
+// Annotations for ThreadSanitizer: which fiber runs, and which operations order memory (only
+// barriers do). They do nothing in a kernel that is built without it.
 #pragma once
 
 extern "C" {
@@ -20,7 +20,7 @@ inline void watch_switch(void* fiber) {
   constexpr unsigned kOrdersNothing = 1;
   if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(fiber, kOrdersNothing);
 }
-// What was done before publish(key) is ordered before what comes after observe(key).
+// Operations before publish(key) are ordered before operations after observe(key).
 inline void publish(void* key) {
   if (__tsan_release) __tsan_release(key);
 }
