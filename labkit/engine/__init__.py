@@ -1,4 +1,4 @@
-"""The engines: continuous batching over a paged KV cache, and what shares its protocol.
+"""Inference engines: labkit's own with continuous batching, mlx_lm's, and OpenAI-compatible ones.
 
 Importing this package imports neither MLX nor numba; the names below load on first use.
 """
@@ -25,7 +25,7 @@ __all__ = [
     "create",
 ]
 
-_HOME = {
+_MODULE_OF = {
     "LLM": "llm",
     "EngineError": "engine_protocol",
     "InferenceEngine": "engine_protocol",
@@ -38,8 +38,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

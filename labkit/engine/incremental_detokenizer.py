@@ -1,4 +1,4 @@
-"""From token ids to text, one id at a time."""
+"""Incremental detokenisation: token ids to text, one id at a time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Ids decoded again at most. A character lacks its end after at most three bytes, and an id
-# has at least one, so the last few ids always hold the whole of what is incomplete.
-WINDOW, KEPT = 16, 4
+# The most ids that are decoded again, and the ids of context that stay. A character is incomplete
+# for at most three bytes and an id has at least one, so four ids include any incomplete character.
+MAX_WINDOW_IDS, CONTEXT_IDS = 16, 4
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Encodes text as token ids and decodes it."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
@@ -22,55 +22,54 @@ class Tokenizer(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Decodes a growing list of ids; holds back a character until all its bytes are there.
+    """Decodes a growing list of ids; an incomplete character is held back.
 
-    A window of the last ids is decoded again for each new one: those since the text was
-    last complete, with the piece before them, since a decoder may treat the first id in a
-    special way.
+    For each new id a window of the last ids is decoded again: the ids since the text was last
+    complete, and the ids before them, because a decoder may treat the first id in a special way.
 
     Parameters
     ----------
     tokenizer
         Decodes ids.
     prompt
-        The ids before the first one added. Their text is not returned, but for a last
-        character that only what is added completes.
+        The ids before the first one added. Their text is not returned, except for a last
+        character that is completed by the ids added.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window = list(prompt[-KEPT:])
+        self._window = list(prompt[-CONTEXT_IDS:])
         text = tokenizer.decode(self._window) if self._window else ""
-        self._shown = len(text)  # characters of the window's text that were returned
-        # The prompt's text where its last character may yet be completed, else "".
+        self._num_returned = len(text)  # characters of the window's text
+        # The prompt's text if its last character is incomplete, else "".
         self._open_prompt = text if text.endswith(REPLACEMENT) else ""
-        # Ids of the window up to where the text was last complete.
-        self._complete = 0 if self._open_prompt else len(self._window)
+        # The window's ids up to which the text was last complete.
+        self._num_complete = 0 if self._open_prompt else len(self._window)
 
     def add(self, token: int) -> str:
-        """Take one id; return the text it completes, "" if none yet."""
+        """Add one id; return the text that it completes, "" if none."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         if self._open_prompt and not text.startswith(self._open_prompt):
             self._open_prompt = ""
-            self._shown -= 1
-        held = text.endswith(REPLACEMENT)
-        whole = len(text) - held
-        delta = text[self._shown : whole]
-        self._shown = max(self._shown, whole)
-        if not held:
-            self._slide(self._complete, whole=True)
-        elif len(self._window) > WINDOW:
-            self._slide(len(self._window) - KEPT, whole=False)
+            self._num_returned -= 1
+        incomplete = text.endswith(REPLACEMENT)
+        stop = len(text) - incomplete
+        delta = text[self._num_returned : stop]
+        self._num_returned = max(self._num_returned, stop)
+        if not incomplete:
+            self._slide(self._num_complete, complete=True)
+        elif len(self._window) > MAX_WINDOW_IDS:
+            self._slide(len(self._window) - CONTEXT_IDS, complete=False)
         return delta
 
-    def _slide(self, start: int, *, whole: bool) -> None:
-        """Forget the window's ids before ``start``; all text but an incomplete end is shown."""
+    def _slide(self, start: int, *, complete: bool) -> None:
+        """Remove the window's ids before ``start``, whose text was returned."""
         self._window = self._window[start:]
-        self._complete = len(self._window) if whole else 0
-        self._shown = len(self._tokenizer.decode(self._window)) - (not whole)
+        self._num_complete = len(self._window) if complete else 0
+        self._num_returned = len(self._tokenizer.decode(self._window)) - (not complete)
         self._open_prompt = ""
 
     def finish(self) -> str:
-        """Return the text held back, incomplete characters as U+FFFD."""
-        return self._tokenizer.decode(self._window)[self._shown :]
+        """Return the text held back; incomplete characters are U+FFFD."""
+        return self._tokenizer.decode(self._window)[self._num_returned :]

@@ -1,4 +1,4 @@
-"""The Python door: prompts in, texts out."""
+"""The offline Python API: ``LLM(path).generate(prompts, params)``."""
 
 from __future__ import annotations
 
@@ -23,42 +23,45 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import load as load_tokenizer
 
 Prompt = str | Sequence[int]
-PROMPT = "a prompt is a text or a list of token ids"
+PROMPT_TYPES = "a prompt is a text or a list of token ids"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Live:
-    """A request in the engine: what reads its events, and where its outputs wait."""
+class LiveRequest:
+    """A request in the engine: its output processor, and the outputs not yet yielded."""
 
     processor: OutputProcessor
-    outbox: deque[RequestOutput]
+    outputs: deque[RequestOutput]
 
 
 class LLM:
-    """A model directory, served. Also a context manager that closes it.
+    """An engine for a model directory, for offline inference; also a context manager.
 
-    An exception or ctrl-C leaves it usable: a step is finished before it is raised, and
-    the requests of the call that it ends are aborted. A step that fails itself ends the
-    requests of every call.
+    It stays usable after an exception or ctrl-C: the running step is finished first, and the
+    requests of the interrupted call are aborted. A step that fails ends the requests of every
+    call.
+
+        with LLM("path/to/model", max_num_seqs=8) as llm:
+            (output,) = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
 
     Parameters
     ----------
     path
         A directory that mlx_lm can load.
     **options
-        The engine's options (``labkit.config.Engine``), each by its own name wherever it
-        stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``;
-        ``parallel_size`` is that of ``engine.parallel``, whose ranks are started and ended here.
-        Not ``name``, which is a preset's, and not ``blas``, ``threads``, ``memory_limit`` and
-        those of ``mlx``: a process settles them before MLX and numba are imported
-        (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own variables).
+        The options of ``labkit.config.Engine``, named without their group:
+        ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``. ``parallel_size`` is
+        ``engine.parallel.size``; the ranks are started and ended here. ``name``, ``blas``,
+        ``threads``, ``memory_limit`` and the group ``mlx`` are not among them, because they must
+        be set before MLX and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``,
+        MLX's own variables).
 
     Raises
     ------
     ConfigError
-        There is no such option, or its value is not allowed.
+        An option is unknown, or its value is not allowed.
     EngineError
-        The model cannot be served; the reason in one line.
+        The model cannot be served; one line with the reason.
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:
@@ -66,10 +69,10 @@ class LLM:
         self._tokenizer: Tokenizer = load_tokenizer(Path(path))
         self._engine = create(engine_options, Path(path))
         self._ids = itertools.count()
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveRequest] = {}
 
     def __enter__(self) -> LLM:
-        """Return itself."""
+        """Return the LLM itself."""
         return self
 
     def __exit__(
@@ -78,7 +81,7 @@ class LLM:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the LLM."""
         self.close()
 
     def generate(
@@ -86,15 +89,15 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Complete all prompts, batched; results in the order of the prompts.
+        """Complete all prompts in batches, and return the outputs in the order of the prompts.
 
-        ``prompts`` are texts or lists of token ids; ``params`` is one for all or one each.
-        A request that cannot be served has ``finish_reason="error"``; the others go on.
+        ``prompts`` are texts or lists of token ids, ``params`` one for all prompts or one for
+        each. A request that cannot be served has ``finish_reason="error"``; the others go on.
 
         Raises
         ------
         EngineError
-            A prompt is neither, or there are not as many ``params`` as prompts.
+            A prompt is neither text nor token ids, or ``params`` are not as many as prompts.
         """
         last: dict[str, RequestOutput] = {}
         with contextlib.closing(self.stream(prompts, params)) as outputs:
@@ -107,48 +110,48 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[RequestOutput, None, None]:
-        """Yield every request's output after each of its tokens, as they are computed.
+        """Yield every request's output after each of its tokens.
 
-        Leaving the loop early aborts what is not finished. Several streams may be read in
-        turns: they share the engine's batches.
+        Leaving the loop early aborts the unfinished requests. Several streams may be read
+        alternately: they share the engine's batches.
 
         Raises
         ------
         EngineError
-            As ``generate``, at once.
+            As ``generate``, before the first output.
         """
         prompts = as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise EngineError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
-        asked = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
-        return self._serve(asked)
+        requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
+        return self._serve(requests)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
         if not isinstance(params, SamplingParams):
-            raise EngineError(f"{params!r}: sampling parameters are SamplingParams")
+            raise EngineError(f"{params!r}: sampling parameters must be SamplingParams")
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         return Request(str(next(self._ids)), tuple(ids), params), text
 
     def _serve(
-        self, asked: list[tuple[Request, str | None]]
+        self, requests: list[tuple[Request, str | None]]
     ) -> Generator[RequestOutput, None, None]:
-        outbox: deque[RequestOutput] = deque()
-        unfinished = {request.request_id for request, _ in asked}
+        outputs: deque[RequestOutput] = deque()
+        unfinished = {request.request_id for request, _ in requests}
         try:
-            for request, prompt in asked:
+            for request, prompt in requests:
                 processor = OutputProcessor(request, prompt, self._tokenizer)
-                self._live[request.request_id] = Live(processor, outbox)
-                # The engine has no tokenizer: stop texts are looked for here.
+                self._live[request.request_id] = LiveRequest(processor, outputs)
+                # The engine has no tokenizer: stop texts are matched here.
                 params = dataclasses.replace(request.params, stop=())
                 self._engine.submit(dataclasses.replace(request, params=params))
             while unfinished:
-                if not outbox:
+                if not outputs:
                     self._step(unfinished)
                     continue
-                output = outbox.popleft()
+                output = outputs.popleft()
                 if output.finish_reason is not None:
                     unfinished.remove(output.request_id)
                 yield output
@@ -157,10 +160,10 @@ class LLM:
                 for request_id in unfinished & self._live.keys():
                     self._end(request_id)
 
-    def _step(self, wanted: set[str]) -> None:
-        """Run one batch and hand each output to the stream that waits for it."""
+    def _step(self, unfinished: set[str]) -> None:
+        """Run one batch and append each output to its stream."""
         if not self._engine.has_work():
-            lost = ", ".join(sorted(wanted, key=int))
+            lost = ", ".join(sorted(unfinished, key=int))
             raise EngineError(f"requests {lost} are lost: a step failed, or the LLM was closed")
         with defer_sigint():
             for event in self._engine.step():
@@ -168,12 +171,12 @@ class LLM:
                 if live is None:
                     continue
                 output = live.processor.process(event)
-                live.outbox.append(output)
+                live.outputs.append(output)
                 if output.finish_reason is not None:
                     self._end(event.request_id)
 
     def _end(self, request_id: str) -> None:
-        """Forget a request, and abort it unless the engine has finished it itself."""
+        """Remove a request, and abort it in the engine unless it is finished."""
         del self._live[request_id]
         self._engine.abort(request_id)
 
@@ -189,9 +192,9 @@ class LLM:
 
 @contextlib.contextmanager
 def defer_sigint() -> Iterator[None]:
-    """Let a step finish before ctrl-C is raised, so that nothing is left half done.
+    """Defer ctrl-C to the end of the context, so that a step is never interrupted.
 
-    Only in the main thread, where Python raises it; elsewhere there is nothing to hold.
+    Only in the main thread, because Python raises ``KeyboardInterrupt`` nowhere else.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:
@@ -208,29 +211,35 @@ def defer_sigint() -> Iterator[None]:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts: a text or a list of ids alone is one prompt."""
+    """Return a list of prompts; a single text or list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     try:
         items: list[Any] = list(prompts)
     except TypeError:
-        raise EngineError(f"{prompts!r}: {PROMPT}") from None
+        raise EngineError(f"{prompts!r}: {PROMPT_TYPES}") from None
     return [items] if items and not hasattr(items[0], "__len__") else items
 
 
 def token_ids(prompt: Sequence[int]) -> list[int]:
-    """Return a prompt's ids as integers; EngineError if it holds something else."""
+    """Return a prompt's token ids as integers.
+
+    Raises
+    ------
+    EngineError
+        The prompt has something else than integers of 0 or more.
+    """
     try:
         ids = [operator.index(token) for token in prompt]
     except TypeError:
-        raise EngineError(f"{prompt!r}: {PROMPT}") from None
+        raise EngineError(f"{prompt!r}: {PROMPT_TYPES}") from None
     if min(ids, default=0) < 0:
         raise EngineError(f"{min(ids)}: a token id is 0 or more")
     return ids
 
 
 def engine_config(options: dict[str, Any]) -> config.Engine:
-    """Build the engine's config from options named without their group.
+    """Return the engine's config from options that are named without their group.
 
     Raises
     ------
@@ -238,37 +247,36 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
         An unknown option or a value that is not allowed.
     """
     tree: dict[str, Any] = {}
-    homes = _homes()
+    groups = _option_groups()
     for name, value in options.items():
-        config.require(name in homes, f"{name}: no such engine option; there are {_names(homes)}")
-        group = homes[name]
-        leaf = LEAVES.get(name, name)
+        config.require(
+            name in groups,
+            f"{name}: no such engine option; allowed are {', '.join(sorted(groups))}",
+        )
+        group = groups[name]
+        leaf = CONFIG_NAMES.get(name, name)
         (tree.setdefault(group, {}) if group else tree)[leaf] = value
     return config.from_plain(config.Engine, tree)
 
 
-# What a process settles before an engine is made, and which engine it is.
-NOT_OPTIONS = ("name", "blas", "threads", "memory_limit", "mlx")
-# Options whose own name says too little without their group's.
-LEAVES = {"parallel_size": "size"}
+# Options that must be set before MLX and numba are imported, and the preset's name.
+EXCLUDED_OPTIONS = ("name", "blas", "threads", "memory_limit", "mlx")
+# Options of ``LLM`` whose name in the config differs.
+CONFIG_NAMES = {"parallel_size": "size"}
 
 
-def _homes() -> dict[str, str | None]:
-    """Map every option of the engine to its group, None at the top."""
-    homes: dict[str, str | None] = {}
+def _option_groups() -> dict[str, str | None]:
+    """Map every option of the engine to its group; None for one at the top level."""
+    groups: dict[str, str | None] = {}
     default = config.Engine()
     for item in dataclasses.fields(default):
         value = getattr(default, item.name)
-        if item.name in NOT_OPTIONS:
+        if item.name in EXCLUDED_OPTIONS:
             continue
         if dataclasses.is_dataclass(value):
-            names = {leaf: name for name, leaf in LEAVES.items()}
+            names = {leaf: name for name, leaf in CONFIG_NAMES.items()}
             leaves = (leaf.name for leaf in dataclasses.fields(value))
-            homes |= {names.get(leaf, leaf): item.name for leaf in leaves}
+            groups |= {names.get(leaf, leaf): item.name for leaf in leaves}
         else:
-            homes[item.name] = None
-    return homes
-
-
-def _names(homes: dict[str, str | None]) -> str:
-    return ", ".join(sorted(homes))
+            groups[item.name] = None
+    return groups

@@ -1,10 +1,10 @@
-"""Runs mlx_lm's unedited model modules a second time, with some of their names exchanged.
+"""Load mlx_lm's unedited model modules with some of their names bound to other objects.
 
-A module loaded here is mlx_lm's own code in a namespace of its own. Nothing of the process is
-patched: what ``import mlx_lm.models.qwen3`` returns stays what it is, and the modules of any
-number of loaders live beside it.
+A module loaded here runs mlx_lm's own code in a separate namespace. Nothing is patched globally:
+``import mlx_lm.models.qwen3`` returns the original, and any number of loaders have their own
+modules beside it.
 
-``import mlx_lm`` costs about 800 ms, most of it transformers; a model module alone costs 40, so
+``import mlx_lm`` takes about 800 ms, most of it transformers; a model module alone takes 40 ms, so
 only those are imported (``light_package``).
 """
 
@@ -20,17 +20,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 PACKAGE = "mlx_lm.models"
-# mlx_lm's cache classes compute nothing of a forward: one module of them serves all loaders.
-SHARED = (f"{PACKAGE}.cache",)
+# mlx_lm's cache classes compute no part of a forward, so all loaders share their module.
+SHARED_MODULES = (f"{PACKAGE}.cache",)
 
 
 @contextmanager
 def light_package() -> Iterator[None]:
     """Make ``mlx_lm.models.*`` importable without running ``mlx_lm/__init__.py``.
 
-    While it lasts an empty package that knows only where mlx_lm's files lie stands in for
-    mlx_lm. It is taken away again, so that a later ``import mlx_lm`` is the real one and
-    finds the modules already imported.
+    Inside the context ``mlx_lm`` is an empty package with mlx_lm's path. It is removed at the
+    end, so that a later ``import mlx_lm`` is the real one and reuses the modules imported here.
 
     Raises
     ------
@@ -55,20 +54,20 @@ def light_package() -> Iterator[None]:
 
 
 def import_plain(name: str) -> ModuleType:
-    """Import ``mlx_lm.models.<name>`` as it is, without the rest of mlx_lm."""
+    """Import the original ``mlx_lm.models.<name>`` without the rest of mlx_lm."""
     with light_package():
         return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 class ModuleLoader:
-    """Loads model modules; those of one loader import each other.
+    """Loads model modules with rebound names; modules of one loader import each other.
 
     Parameters
     ----------
     modules
-        What an import inside of them finds, by the module's name, where it is another.
+        By module name, the object that an ``import`` inside the loaded modules returns instead.
     members
-        By module, what takes the place of names that it defines.
+        By module name, the objects that replace names that the module defines.
     """
 
     def __init__(
@@ -79,12 +78,12 @@ class ModuleLoader:
         self._loaded: dict[str, ModuleType] = {}
 
     def load(self, name: str) -> ModuleType:
-        """Return a module by its full name, run on first use.
+        """Return a module by its full name; it is executed on first use.
 
         Raises
         ------
         ModuleNotFoundError
-            mlx_lm has no such module, or that module needs one that is not installed.
+            mlx_lm has no such module, or the module needs a package that is not installed.
         """
         if name not in self._loaded:
             with light_package():
@@ -92,17 +91,17 @@ class ModuleLoader:
         return self._loaded[name]
 
     def _run(self, name: str) -> None:
-        # mlx_lm's own is imported first: dataclasses look a class's module up by its name.
-        plain, module = importlib.import_module(name), ModuleType(name)
+        # The original is imported first: dataclasses look up a class's module by its name.
+        original, module = importlib.import_module(name), ModuleType(name)
         module.__dict__.update(
             __package__=PACKAGE,
-            __file__=plain.__file__,
-            __spec__=plain.__spec__,
+            __file__=original.__file__,
+            __spec__=original.__spec__,
             __builtins__={**vars(builtins), "__import__": self._import},
         )
         self._loaded[name] = module
         try:
-            exec(plain.__loader__.get_code(name), module.__dict__)  # type: ignore[union-attr]
+            exec(original.__loader__.get_code(name), module.__dict__)  # type: ignore[union-attr]
         except BaseException:
             del self._loaded[name]
             raise
@@ -116,16 +115,16 @@ class ModuleLoader:
         names: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """Stand in for ``__import__`` inside a module."""
+        """Replace ``__import__`` inside a loaded module."""
         full = importlib.util.resolve_name("." * level + name, PACKAGE) if level else name
         if full in self._modules:
-            # ``import mlx.core as mx`` asks for the package and takes ``core`` from it.
+            # ``import mlx.core as mx`` imports the package and reads ``core`` from it.
             return self._modules[full if names else full.partition(".")[0]]
         if full == PACKAGE and names:
-            return SimpleNamespace(**{part: self._part(f"{PACKAGE}.{part}") for part in names})
+            return SimpleNamespace(**{part: self._submodule(f"{PACKAGE}.{part}") for part in names})
         if full.startswith(f"{PACKAGE}.") and names:
-            return self._part(full)
+            return self._submodule(full)
         return builtins.__import__(name, scope, local, names or (), level)
 
-    def _part(self, name: str) -> ModuleType:
-        return importlib.import_module(name) if name in SHARED else self.load(name)
+    def _submodule(self, name: str) -> ModuleType:
+        return importlib.import_module(name) if name in SHARED_MODULES else self.load(name)

@@ -1,4 +1,4 @@
-"""From token events to text, one request at a time."""
+"""Turn the token events of a request into text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from labkit.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's result, or in a stream its state after one more token.
+    """A request's output so far, after each token of a stream or at its end.
 
-    ``text`` leaves out a stop token and a stop text; ``token_ids`` holds them. ``delta``
-    is the text that the last event added. ``logprobs`` has an entry per token, or is
-    None where the request asked for none.
+    ``token_ids`` include a stop token and a stop text, ``text`` does not. ``delta`` is the text
+    that the last event added. ``logprobs`` has an entry per token, or is None if the request did
+    not ask for them.
     """
 
     request_id: str
@@ -31,12 +31,12 @@ class RequestOutput:
 
 
 class OutputProcessor:
-    """One request's events as ``RequestOutput``.
+    """Turns one request's events into ``RequestOutput``.
 
-    The output that completes a stop text is the request's last, whatever its event says:
-    its ``finish_reason`` is "stop", and whoever drives the engine ends the request there.
+    The output that completes a stop text is the request's last, whatever its event says: its
+    ``finish_reason`` is "stop", and the caller must abort the request in the engine.
 
-    ``prompt``: as text, None where it came as ids.
+    ``prompt`` is its text, or None if the request came as token ids.
     """
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
@@ -49,10 +49,10 @@ class OutputProcessor:
         self._text = ""
 
     def process(self, event: TokenEvent) -> RequestOutput:
-        """Take the request's next event."""
+        """Return the output after the request's next event."""
         delta, reason = self.advance(event)
         self._text += delta
-        asked = self._request.params.logprobs is not None
+        has_logprobs = self._request.params.logprobs is not None
         return RequestOutput(
             self._request.request_id,
             self._prompt,
@@ -62,13 +62,13 @@ class OutputProcessor:
             delta,
             reason,
             event.error,
-            tuple(self._logprobs) if asked else None,
+            tuple(self._logprobs) if has_logprobs else None,
         )
 
     def advance(self, event: TokenEvent) -> tuple[str, FinishReason | None]:
-        """Take the request's next event; return the text that it adds, and how it ends."""
-        delta, reason = self._stops.add(self._read(event)), event.finish_reason
-        if self._stops.hit is not None:
+        """Process the next event; return the text that it adds, and the finish reason."""
+        delta, reason = self._stops.add(self._add_token(event)), event.finish_reason
+        if self._stops.matched is not None:
             reason = "stop"
         elif reason is not None:
             delta += self._stops.finish()
@@ -76,11 +76,11 @@ class OutputProcessor:
 
     @property
     def stop_text(self) -> str | None:
-        """The stop text that ended the request; None: none did."""
-        return self._stops.hit
+        """The stop text that ended the request, or None."""
+        return self._stops.matched
 
-    def _read(self, event: TokenEvent) -> str:
-        """Note the event's token; return the text that is complete with it."""
+    def _add_token(self, event: TokenEvent) -> str:
+        """Record the event's token; return the text that it completes."""
         text = ""
         if event.token != NO_TOKEN:
             self._token_ids.append(event.token)
@@ -92,32 +92,34 @@ class OutputProcessor:
 
 
 class StopTexts:
-    """Looks for the first stop text; holds back what may be the beginning of one.
+    """Finds the first stop text in a stream, and holds back text that may begin one.
 
-    What is returned for a text does not depend on how it is cut into pieces: the stop
-    text that is complete first ends it, the longest of those that end together: ``hit``.
+    The result does not depend on how the text is split into pieces. The stop text that is
+    complete first is ``matched``; if several are complete at once, the longest.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
-        self.hit: str | None = None
+        self._held_back = ""
+        self.matched: str | None = None
 
     def add(self, piece: str) -> str:
-        """Take more text; return what is certainly before any stop text."""
+        """Add a piece of text; return the text that is certainly before any stop text."""
         if not self._stops:
             return piece
-        text, self._held = self._held + piece, ""
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, begin, self.hit = min(found)
+        text, self._held_back = self._held_back + piece, ""
+        matches = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
+        ]
+        if matches:
+            _, begin, self.matched = min(matches)
             return text[:begin]
-        shown = len(text) - self._begun(text)
-        self._held = text[shown:]
-        return text[:shown]
+        safe = len(text) - self._possible_stop_length(text)
+        self._held_back = text[safe:]
+        return text[:safe]
 
-    def _begun(self, text: str) -> int:
-        """Return how many characters at the end may be the beginning of a stop text."""
+    def _possible_stop_length(self, text: str) -> int:
+        """Return the number of characters at the end that may begin a stop text."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         for count in range(longest, 0, -1):
             if any(stop.startswith(text[-count:]) for stop in self._stops):
@@ -125,6 +127,6 @@ class StopTexts:
         return 0
 
     def finish(self) -> str:
-        """Return what was held back: no stop text came of it."""
-        held, self._held = self._held, ""
-        return held
+        """Return the text held back; call it at the end of the stream."""
+        text, self._held_back = self._held_back, ""
+        return text

@@ -1,4 +1,4 @@
-"""A strategy of the user's own, named in the config as ``package.module:Class``."""
+"""User-defined classes, named in the config as ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from labkit.machine.exception_text import one_line_with_type
 
 
 def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
-    """Import a class, make an instance and check that it can play its part.
+    """Import a class, create an instance and check that it has a name and its methods.
 
     Parameters
     ----------
     key
-        The option that names the class, for the refusal.
+        The option that names the class, for messages.
     path
         ``package.module:Class``.
     methods
-        What the instance must have, besides a ``name`` that is a word.
+        Methods that the instance must have, besides a non-empty ``name``.
     *args, **options
-        What the class is made with.
+        Arguments of the class.
 
     Raises
     ------
     ValueError
-        One line that says what is wrong.
+        The class cannot be created or lacks a method; one line with the reason.
     """
     module, _, attribute = path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), attribute)(*args, **options)
+        instance = getattr(importlib.import_module(module), attribute)(*args, **options)
     except Exception as error:
-        raise ValueError(f"{key}={path}: {said(error)}") from error
-    name = getattr(made, "name", None)
+        raise ValueError(f"{key}={path}: {one_line(error)}") from error
+    name = getattr(instance, "name", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{key}={path}: the class has no `name` (a word)")
+        raise ValueError(f"{key}={path}: the class has no attribute `name` (a word)")
     for method in methods:
-        if not callable(getattr(made, method, None)):
+        if not callable(getattr(instance, method, None)):
             raise ValueError(f"{key}={path}: the class has no method {method}()")
-    return made
+    return instance
 
 
-def said(error: Exception) -> str:
-    """Say an exception in one line."""
+def one_line(error: Exception) -> str:
+    """Return an exception's type and message as one line."""
     return one_line_with_type(error)

@@ -1,4 +1,4 @@
-"""What an arm demands of the machine and of MLX before its engine is built."""
+"""Checks of the machine and of MLX's variables before an engine is created."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from labkit.machine import memory_profile, wired_advice
 
 
 def check_preconditions(options: config.Engine) -> None:
-    """Check the wired collector and MLX's variables, and bound its cache, as the arm says.
+    """Check the wired collector and MLX's variables, and set MLX's cache limit.
 
     Raises
     ------
     EngineError
-        The machine is not as demanded: one line with the command that would make it so.
+        The machine or a variable is not as the options demand; one line with the remedy.
     """
     require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)
@@ -26,24 +26,24 @@ def check_preconditions(options: config.Engine) -> None:
 
 
 def require_mlx_variables(mlx: config.Mlx) -> None:
-    """Raise ``EngineError`` unless MLX's variables are as demanded."""
+    """Raise ``EngineError`` unless MLX's environment variables are those of ``engine.mlx``."""
     for name, value in mlx.environment().items():
-        found = os.environ.get(name)
-        if found != value:
+        actual = os.environ.get(name)
+        if actual != value:
             raise EngineError(
-                f"engine.mlx: {name} is {found or 'not set'} in this process, not {value}; "
-                f"MLX reads it when it starts: set {name}={value} before"
+                f"engine.mlx: {name} is {actual or 'not set'} in this process, not {value}; "
+                f"MLX reads it when it is imported: set {name}={value} before Python starts"
             )
 
 
 def require_wired_collector(budget: config.Budget) -> None:
-    """Raise ``EngineError`` unless the wired collector is as demanded."""
+    """Raise ``EngineError`` unless the wired collector is as ``engine.budget`` demands."""
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:
         return
     machine = memory_profile.find_profile(budget.machine)
-    why = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
-    if why is None:
+    reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
+    if reason is None:
         return
     hint = "" if machine.wired is not None else "; engine.budget.machine simulates a Mac's"
-    raise EngineError(f"engine.budget.wired_collector={demanded.value}: {why}{hint}")
+    raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")

@@ -1,8 +1,8 @@
-"""From logits to tokens, each request by its own parameters and its own random stream.
+"""Sample a token per request from logits, with its own parameters and random stream.
 
-In this order, as vLLM and mlx_lm have it: bias, penalties (repetition, frequency,
-presence), what a constraint allows; then greedy takes the best, or temperature, top-k,
-top-p and min-p leave candidates, of which one uniform number picks one.
+The order is that of vLLM and mlx_lm: logit bias, penalties (repetition, frequency, presence), the
+constraint; then greedy takes the largest logit, or temperature, top-k, top-p and min-p select
+candidates, of which one uniform number picks one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ids = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """A token; ``margin`` is its logit's lead over the next best, None if drawn."""
+    """A sampled token; ``margin`` is its logit less the second largest, None if drawn at random."""
 
     token: int
     margin: float | None
@@ -32,17 +32,17 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Chooses a token per row. A plain greedy row costs its part of one argmax.
+    """Samples a token per row. Plain greedy rows share one argmax.
 
-    What a request gets is a function of its row, its parameters and its own tokens, so it
-    is the same whatever the request is batched with.
+    A request's token depends on its row, its parameters and its own tokens only, so it is the
+    same in every batch.
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
-        """Choose a token for each state from its row of ``logits``.
+        """Return a token for each state from its row of ``logits``.
 
-        ``logits``: float32 [rows, vocabulary], NumPy's (writable) or the device's; rows after
-        the last state are padding.
+        ``logits`` are float32 [rows, vocabulary], a writable NumPy array or on the device; rows
+        after the last state are padding.
 
         Raises
         ------
@@ -50,33 +50,33 @@ class Sampler:
             A row holds a NaN, or nothing but infinities.
         """
         if isinstance(logits, np.ndarray):
-            best, leads = greedy(logits[: len(states)])
-            tokens, margins = best.tolist(), leads.tolist()
+            best, top_margins = greedy(logits[: len(states)])
+            tokens, margins = best.tolist(), top_margins.tolist()
         else:
             tokens, margins = logits.greedy()
         sampled = []
         for row, state in enumerate(states):
             if math.isnan(margins[row]):
-                raise _broken(states, margins)
+                raise _invalid_logits(states, margins)
             plain = state.request.params.plain
             sampled.append(
-                Sampled(tokens[row], margins[row]) if plain else choose(logits[row], state)
+                Sampled(tokens[row], margins[row]) if plain else sample_row(logits[row], state)
             )
         return sampled
 
 
-def _broken(states: Sequence[RequestState], margins: Sequence[float]) -> InvalidLogitsError:
-    pairs = zip(states, margins, strict=False)  # of padding there are margins too
+def _invalid_logits(states: Sequence[RequestState], margins: Sequence[float]) -> InvalidLogitsError:
+    pairs = zip(states, margins, strict=False)  # padding has margins too
     names = [state.request_id for state, margin in pairs if math.isnan(margin)]
     return InvalidLogitsError(f"logits are not numbers for request {', '.join(names)}")
 
 
 def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Return each row's best token (the lowest id of equals) and its lead over the next.
+    """Return each row's best token (of equal ones the lowest id) and its margin over the second.
 
-    NumPy's argmax is vectorised and propagates NaN into the lead; two passes of it cost
-    a quarter of a numba kernel that finds both in one (16 rows of 16,384, two threads).
-    The logits are changed and restored on the way.
+    NumPy's argmax is vectorised, and a NaN makes the margin NaN. Two passes take a quarter of
+    the time of a numba kernel with one pass (16 rows of 16,384, two threads). The logits are
+    changed temporarily.
     """
     rows = np.arange(len(logits))
     best = logits.argmax(axis=1)
@@ -87,22 +87,22 @@ def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     return best, margins
 
 
-def choose(logits: Rows, state: RequestState) -> Sampled:
-    """Choose the token after a request's last one from its row [vocabulary]."""
+def sample_row(logits: Rows, state: RequestState) -> Sampled:
+    """Return a request's next token from its row of logits [vocabulary]."""
     params = state.request.params
-    adjusted = adjust(logits, params, state.token_ids, state.num_prompt_tokens)
+    adjusted = apply_params(logits, params, state.token_ids, state.num_prompt_tokens)
     if params.greedy:
-        (best,), (lead,) = greedy(adjusted[None])
-        token, margin = int(best), float(lead)
+        (best,), (best_margin,) = greedy(adjusted[None])
+        token, margin = int(best), float(best_margin)
     else:
-        uniform = draw(request_seed(state), state.num_tokens)
+        uniform = uniform_at(request_seed(state), state.num_tokens)
         token, margin = candidates(adjusted, params).pick(uniform), None
-    told = None if params.logprobs is None else logprobs(logits, token, params.logprobs)
-    return Sampled(token, margin, told)
+    row_logprobs = None if params.logprobs is None else logprobs(logits, token, params.logprobs)
+    return Sampled(token, margin, row_logprobs)
 
 
 def request_seed(state: RequestState) -> int:
-    """Return the request's seed: its own, else one derived from its id."""
+    """Return the seed of the request's parameters, else one derived from its id."""
     seed = state.request.params.seed
     if seed is not None:
         return seed
@@ -112,7 +112,7 @@ def request_seed(state: RequestState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Token ids and their weights above 0: probabilities times a common factor."""
+    """Candidate token ids with unnormalised probabilities above 0."""
 
     ids: Ids
     weights: NDArray[np.float64]
@@ -127,9 +127,9 @@ class Candidates:
 def candidates(logits: Rows, params: SamplingParams) -> Candidates:
     """Apply temperature, top-k, top-p and min-p, in this order, to one row [vocabulary].
 
-    Equal logits are ordered by token id, so that the result does not depend on a sort.
+    Equal logits are ordered by token id, so that the result is the same with every sort.
     """
-    ids = largest(logits, params.top_k) if params.top_k else np.arange(len(logits))
+    ids = top_ids(logits, params.top_k) if params.top_k else np.arange(len(logits))
     lead = logits[ids].astype(np.float64) - float(logits.max())
     with np.errstate(over="ignore"):
         weights = np.exp(lead / params.temperature)
@@ -138,35 +138,35 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
         cumulative = np.cumsum(weights[order])
         count = int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1
         ids, weights = ids[order[:count]], weights[order[:count]]
-    kept = weights >= params.min_p if params.min_p else weights > 0
-    return Candidates(ids[kept], weights[kept])
+    selected = weights >= params.min_p if params.min_p else weights > 0
+    return Candidates(ids[selected], weights[selected])
 
 
-def largest(logits: Rows, count: int) -> Ids:
-    """Return the ids of the ``count`` largest of a row, largest first, equals by id."""
+def top_ids(logits: Rows, count: int) -> Ids:
+    """Return the ids of a row's ``count`` largest logits, the largest first, equal ones by id."""
     count = min(count, len(logits))
     bound = np.partition(logits, -count)[-count]
     ids = np.flatnonzero(logits >= bound)
     return ids[np.argsort(-logits[ids], kind="stable")[:count]]
 
 
-def draw(seed: int, position: int) -> float:
-    """Return the uniform number in [0, 1) of a position in a seed's stream.
+def uniform_at(seed: int, position: int) -> float:
+    """Return the uniform number in [0, 1) at a position of a seed's random stream.
 
-    Counter-based (Philox; Salmon et al. 2011): any position without the ones before it.
+    Counter-based (Philox; Salmon et al. 2011): no position depends on those before it.
     """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
     return float(generator.random())
 
 
-def adjust(
+def apply_params(
     logits: Rows, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int
 ) -> Rows:
-    """Return a row [vocabulary] as the parameters change it; ``logits`` stays as it is.
+    """Return a row [vocabulary] with bias, penalties and constraint applied; copies ``logits``.
 
-    Bias, then repetition over prompt and output, then frequency and presence over the
-    output, then minus infinity for what the constraint does not allow. The tokens are
-    counted anew each time (50 us per 1,000): a count kept beside the request would have to
+    Bias, then the repetition penalty over prompt and output, then frequency and presence
+    penalties over the output, then minus infinity for tokens that the constraint forbids. The
+    tokens are counted again each time (50 us per 1,000), because a stored count would have to
     follow preemption and rejected drafts.
     """
     if not params.adjusts:
@@ -190,11 +190,11 @@ def adjust(
 
 
 def logprobs(logits: Rows, token: int, count: int) -> Logprobs:
-    """Return natural logarithms of the softmax of one row [vocabulary], in float64.
+    """Return log probabilities (natural, float64) of ``token`` and the ``count`` likeliest tokens.
 
-    The row is the model's own, before bias, penalties and temperature.
+    ``logits`` is the model's own row [vocabulary], before bias, penalties and temperature.
     """
     lead = logits.astype(np.float64) - float(logits.max())
     values = lead - np.log(np.exp(lead).sum())
-    top = largest(logits, count).tolist() if count else []
+    top = top_ids(logits, count).tolist() if count else []
     return Logprobs(float(values[token]), tuple((i, float(values[i])) for i in top))

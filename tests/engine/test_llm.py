@@ -78,7 +78,7 @@ def test_options_go_by_their_own_names():
     assert chosen.scheduler.max_num_seqs == 3
     assert chosen.kv.block_size == 32
     assert chosen.attention.resolver == "seq_map"
-    with pytest.raises(ConfigError, match="block_sise: no such engine option; there are"):
+    with pytest.raises(ConfigError, match="block_sise: no such engine option; allowed are"):
         engine_config({"block_sise": 3})
     with pytest.raises(ConfigError, match=r"engine\.kv\.block_size=3"):
         engine_config({"block_size": 3})
@@ -102,10 +102,12 @@ def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
 
 @pytest.mark.parametrize("name", ["name", "blas", "threads", "memory_limit"])
 def test_what_a_process_settles_is_no_option(name, tmp_path):
-    with pytest.raises(ConfigError, match=f"^{name}: no such engine option; there are ") as caught:
+    with pytest.raises(
+        ConfigError, match=f"^{name}: no such engine option; allowed are "
+    ) as caught:
         LLM(tmp_path, **{name: 1})
     assert "\n" not in str(caught.value)
-    assert name not in str(caught.value).split("there are ")[1].split(", ")
+    assert name not in str(caught.value).split("allowed are ")[1].split(", ")
 
 
 def test_what_counts_as_one_prompt():
@@ -224,7 +226,7 @@ def test_log_probabilities_come_with_each_token(llm):
         ([1, 2.5], None, "a prompt is a text or a list of token ids"),
         ([[3, -1]], None, "-1: a token id is 0 or more"),
         (["a"], {"max_tokens": 3}, "1 prompts but"),
-        ("a", [{"max_tokens": 3}], "sampling parameters are SamplingParams"),
+        ("a", [{"max_tokens": 3}], "sampling parameters must be SamplingParams"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once_in_one_line(llm, prompts, params, reason):

@@ -125,7 +125,7 @@ def test_an_engine_of_ones_own_is_given_the_options_and_the_model(own, tmp_path)
     ("name", "reason"),
     [
         ("Nothing", "AttributeError"),
-        ("Nameless", "the class has no `name`"),
+        ("Nameless", "the class has no attribute `name`"),
         ("Mute", "the class has no method"),
         ("Failing", "RuntimeError: no luck today"),
     ],

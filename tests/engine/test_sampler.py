@@ -51,7 +51,7 @@ def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
     def fail(*_args):
         raise AssertionError("a plain greedy row was looked at twice")
 
-    monkeypatch.setattr("labkit.engine.sampler.choose", fail)
+    monkeypatch.setattr("labkit.engine.sampler.sample_row", fail)
     Sampler()(np.zeros((2, 9), np.float32), [state("a"), state("b", max_tokens=3, seed=1)])
     for params in ({"logprobs": 0}, {"min_p": 0.1, "temperature": 1}, {"presence_penalty": 1}):
         with pytest.raises(AssertionError, match="looked at twice"):

@@ -14,7 +14,7 @@ def run(pieces, stops):
     reader, shown = StopTexts(stops), []
     for piece in pieces:
         shown.append(reader.add(piece))
-        if reader.hit:
+        if reader.matched:
             return shown, True
     return [*shown, reader.finish()], False
 
@@ -75,7 +75,7 @@ def test_at_no_time_is_a_part_of_a_coming_stop_text_shown(pieces, stops):
     reader, shown, taken = StopTexts(stops), "", ""
     for piece in pieces:
         shown, taken = shown + reader.add(piece), taken + piece
-        if reader.hit:
+        if reader.matched:
             return
         # Whatever comes next: what is shown is a prefix of what will be shown.
         for stop, keep in itertools.product(stops, range(5)):

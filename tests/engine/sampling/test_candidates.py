@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from labkit.engine.request import SamplingParams
-from labkit.engine.sampler import candidates, draw, largest
+from labkit.engine.sampler import candidates, top_ids, uniform_at
 
 
 def kept(logits, **params):
@@ -11,13 +11,13 @@ def kept(logits, **params):
 
 def frequencies(logits, count=4000, **params):
     chosen = kept(logits, **params)
-    picks = [chosen.pick(draw(1, i)) for i in range(count)]
+    picks = [chosen.pick(uniform_at(1, i)) for i in range(count)]
     return np.bincount(picks, minlength=len(logits)) / count
 
 
 def test_a_draw_depends_on_seed_and_position_only():
-    assert draw(7, 3) == draw(7, 3)
-    assert len({draw(seed, position) for seed in range(20) for position in range(20)}) == 400
+    assert uniform_at(7, 3) == uniform_at(7, 3)
+    assert len({uniform_at(seed, position) for seed in range(20) for position in range(20)}) == 400
 
 
 def test_frequencies_match_the_softmax_at_a_temperature():
@@ -65,9 +65,9 @@ def test_what_is_kept_and_how_likely_it_is(params, expected):
 
 def test_equals_are_kept_by_id():
     logits = np.array([1.0, 3.0, 3.0, 0.0, 3.0], np.float32)
-    assert largest(logits, 2).tolist() == [1, 2]
-    assert largest(logits, 4).tolist() == [1, 2, 4, 0]
-    assert largest(logits, 9).tolist() == [1, 2, 4, 0, 3]
+    assert top_ids(logits, 2).tolist() == [1, 2]
+    assert top_ids(logits, 4).tolist() == [1, 2, 4, 0]
+    assert top_ids(logits, 9).tolist() == [1, 2, 4, 0, 3]
     assert sorted(kept(logits, top_k=2).ids.tolist()) == [1, 2]
 
 

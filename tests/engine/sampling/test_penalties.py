@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from labkit.engine.request import SamplingParams
-from labkit.engine.sampler import adjust
+from labkit.engine.sampler import apply_params
 
 LOGITS = np.array([2.0, -2.0, 1.0, 0.5, -1.0], np.float32)
 TOKENS = [0, 1, 0, 2, 2, 4]  # the first two are the prompt's
@@ -26,7 +26,7 @@ TOKENS = [0, 1, 0, 2, 2, 4]  # the first two are the prompt's
 )
 def test_each_penalty_in_its_place(params, expected):
     before = LOGITS.copy()
-    found = adjust(LOGITS, SamplingParams(**params), TOKENS, 2)
+    found = apply_params(LOGITS, SamplingParams(**params), TOKENS, 2)
     np.testing.assert_array_equal(found, np.array(expected, np.float32))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(LOGITS, before)
@@ -34,11 +34,11 @@ def test_each_penalty_in_its_place(params, expected):
 
 def test_nothing_generated_is_nothing_penalised():
     params = SamplingParams(presence_penalty=2, frequency_penalty=2)
-    np.testing.assert_array_equal(adjust(LOGITS, params, TOKENS[:2], 2), LOGITS)
+    np.testing.assert_array_equal(apply_params(LOGITS, params, TOKENS[:2], 2), LOGITS)
 
 
 def test_where_nothing_is_asked_nothing_is_copied():
-    assert adjust(LOGITS, SamplingParams(temperature=1, logprobs=3), TOKENS, 2) is LOGITS
+    assert apply_params(LOGITS, SamplingParams(temperature=1, logprobs=3), TOKENS, 2) is LOGITS
 
 
 def test_repetition_and_bias_agree_with_mlx_lm():
@@ -54,5 +54,5 @@ def test_repetition_and_bias_agree_with_mlx_lm():
         logit_bias=bias, repetition_penalty=1.3, repetition_context_size=15
     ):
         theirs = process(mx.array(tokens), theirs)
-    ours = adjust(logits, SamplingParams(logit_bias=bias, repetition_penalty=1.3), tokens, 5)
+    ours = apply_params(logits, SamplingParams(logit_bias=bias, repetition_penalty=1.3), tokens, 5)
     np.testing.assert_allclose(ours, np.array(theirs)[0], rtol=1e-6)

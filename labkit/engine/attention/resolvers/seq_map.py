@@ -113,7 +113,7 @@ class UserResolver(SeqMapResolver):
         try:
             maps = self._user_resolver.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
-            raise ValueError(f"resolver={self._path}: maps() {plugins.said(error)}") from error
+            raise ValueError(f"resolver={self._path}: maps() {plugins.one_line(error)}") from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:
             raise ValueError(f"resolver={self._path}: maps() must return (token_map, qblock_map)")
