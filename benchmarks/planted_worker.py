@@ -1,11 +1,11 @@
-"""The worker, with a delay planted into the turns of arms whose names begin with ``planted``.
+"""The worker with a delay planted into arms whose names begin with ``planted``.
 
-``planted_1pct`` is 1 % slower: inside the launch where kernels are timed, inside the engine's
-step where requests are served. Everything else is the real worker's.
+``planted_1pct`` is 1 % slower: inside the launch for kernels, inside the engine's step for
+requests. Everything else is the real worker.
 
-With ``--beside FOLDER`` before its other arguments it is one of two that live at the same time and
-take turns, a round of a kernel case or a slice of an engine's steps each: only one of the two works
-at any moment.
+With ``--beside FOLDER`` before the other arguments, two such workers live at the same time and take
+turns, a round of a kernel case or a slice of an engine's steps each. Only one of them works at any
+moment.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from labkit.records import read_arm
 
 
 class Planted:
-    """How much slower the arm is whose turn it is."""
+    """The planted slowdown of the arm that has its turn."""
 
     share = 0.0
 
     def slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, which takes longer by the share of the arm whose turn it is."""
+        """Return ``call`` slowed by the current arm's share."""
 
         def slower(*arguments: Any, **options: Any) -> Any:
             start = time.perf_counter()
@@ -72,20 +72,20 @@ MORE_THAN_ROUNDS = 10_000  # fits into a pipe
 
 
 class Beside:
-    """Another process that takes turns with this one, by two pipes for each: FOLDER/ARM.PIPE.
+    """Another process that takes turns with this one, through two pipes each: FOLDER/ARM.PIPE.
 
-    ``there`` says that one has come to the same point, ``turn`` holds what the other allows.
+    ``there`` signals that a process has reached the meeting point, ``turn`` grants a turn.
     """
 
     def __init__(self, folder: Path, arm: str) -> None:
         self._pipes = {}
-        for path in folder.iterdir():  # both ways: neither opening nor writing waits
+        for path in folder.iterdir():  # read and write: neither opening nor writing blocks
             owner, _, pipe = path.name.rpartition(".")
             self._pipes[owner == arm, pipe] = os.open(path, os.O_RDWR)
         self._mine = arm == min(path.stem for path in folder.iterdir())
 
     def next_turn(self) -> None:
-        """Let the other process have its turn, if this one had one, and wait for the next."""
+        """End this process's turn, if it has one, and wait for its next."""
         if self._mine:
             time.sleep(PARKED_S)
             self.tell("turn")
@@ -93,24 +93,24 @@ class Beside:
         self._mine = True
 
     def tell(self, pipe: str, times: int = 1) -> None:
-        """Say so to the other."""
+        """Signal the other process."""
         os.write(self._pipes[False, pipe], b"." * times)
 
     def hear(self, pipe: str) -> None:
-        """Wait for the other."""
+        """Wait for the other process's signal."""
         mine = self._pipes[True, pipe]
         if not select.select([mine], [], [], PATIENCE_S)[0]:
             raise TimeoutError("the process beside this one does nothing")
         os.read(mine, 1)
 
     def meet(self) -> None:
-        """Wait until both are here."""
+        """Wait until both processes have reached this point."""
         self.tell("there")
         self.hear("there")
 
 
 def take_turns(beside: Beside) -> None:
-    """Make every round of kernels, or slice of steps, begin when the other process's has ended."""
+    """Patch the measurement so that each round or slice waits for the other process's to end."""
     from labkit.workload.interleaved_kernels import InterleavedKernels
     from labkit.workload.interleaved_serving import (
         InterleavedServing,
@@ -160,4 +160,4 @@ if __name__ == "__main__":
     status = worker.main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # as the worker does
+    os._exit(status)  # as the real worker does

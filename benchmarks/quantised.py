@@ -1,14 +1,14 @@
-"""A quantised model served in every way there is here, on the same weights and prompts.
+"""A quantised model served by labkit, mlx_lm and llama.cpp, with the same weights and prompts.
 
-labkit with the weights as they lie, labkit with float32 ones, mlx_lm with float32 ones (on
-OpenBLAS; its own product of quantised weights takes minutes here) and, where xllamacpp is
-installed, llama.cpp. Every arm is one process that loads once; the arms take turns in each
-round, and the table shows medians over rounds and the median of the rounds' ratios. Run as
-``python benchmarks/quantised.py``; ``--rounds N``, ``--arms A,B``, ``--cases A;B``,
-``--json FILE``, of which ``--show FILE`` prints the table again (docs/quantised.md).
+The arms are labkit with quantised weights, labkit with float32 weights, mlx_lm with float32 weights
+(on OpenBLAS; its own quantised product takes minutes on a CPU) and, if xllamacpp is installed,
+llama.cpp. Every arm is one process that loads once. The arms take turns in each round. The table
+shows medians over rounds and the median of the rounds' ratios. Run as
+``python benchmarks/quantised.py``; options: ``--rounds N``, ``--arms A,B``, ``--cases A;B``,
+``--json FILE``; ``--show FILE`` prints the table of such a file (docs/quantised.md).
 
-Besides: how often each arm's next token after a piece of English is that of labkit in float32
-(what llama.cpp's products in int8 cost), and labkit's products beside the machine's sgemm.
+It also measures how often each arm's next token after a piece of English equals that of labkit in
+float32 (the cost of llama.cpp's int8 products), and labkit's products beside the machine's sgemm.
 """
 
 from __future__ import annotations
@@ -42,20 +42,19 @@ for _ in range(9):
     start = time.perf_counter(); sgemm(1.0, a, a); times.append(time.perf_counter() - start)
 print(2 * 2048**3 / min(times) / 1e9)
 """
-FORMS = ("quantised", "float32", "float16", "bfloat16")  # of weights, as counters have them
-READ_S = 0.2  # before and after the arm, about as long as it decodes
+FORMS = ("quantised", "float32", "float16", "bfloat16")  # of weights, in the counters' unit
+READ_S = 0.2  # before and after the arm; about as long as it decodes
 CACHED = 4608  # columns of a product whose weights stay in two second-level caches of 1 MB
 SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # beyond weights and KV
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests, all at once, of which ``streams`` run at a time.
+    """Requests that are all submitted at once; ``streams`` of them run at a time.
 
-    ``kind``: ``alike`` (all of ``prompt`` and ``output`` tokens, of which the outputs are timed, or
-    the prompts where there is one of output), ``ragged`` (twice as many requests as run at a time,
-    lengths from log-normal distributions around these; all tokens are timed) or ``text`` (pieces of
-    English; nothing is timed).
+    ``kind``: ``alike`` (every request has ``prompt`` and ``output`` tokens; decoding is timed, or
+    prefill if ``output`` is 1), ``ragged`` (twice as many requests as streams, with log-normal
+    lengths around these; all tokens are timed) or ``text`` (pieces of English; nothing is timed).
     """
 
     name: str
@@ -65,7 +64,7 @@ class Case:
     kind: str = "alike"
 
     def requests(self) -> list[tuple[list[int], int]]:
-        """Draw them from a seed: token ids, and how many are asked for."""
+        """Draw the requests from a seed: token ids and output lengths."""
         import numpy as np
 
         rng = np.random.default_rng(self.prompt)
@@ -92,7 +91,7 @@ AGREEMENT = Case("next token of English", 64, 48, 1, "text")
 
 
 def pieces(count: int, length: int) -> list[list[int]]:
-    """Cut token ids out of the packaged texts, evenly."""
+    """Return evenly spaced pieces of the packaged texts as token ids."""
     from tokenizers import Tokenizer
 
     from labkit.models.tokenizer_corpus import corpus_texts
@@ -105,7 +104,7 @@ def pieces(count: int, length: int) -> list[list[int]]:
 
 
 class OnLabkit:
-    """One of labkit's engines, mlx_lm's among them."""
+    """One of labkit's engines, including ``mlx_lm``."""
 
     def __init__(self, arm: str, folder: Path, threads: int) -> None:
         from labkit import config
@@ -127,7 +126,7 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; seconds until all have begun and from then on, and the tokens."""
+        """Serve a case; return the seconds until all have begun, those after, and the tokens."""
         from labkit.engine import Request, SamplingParams
 
         requests = case.requests()
@@ -148,7 +147,7 @@ class OnLabkit:
         return {**wall, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
-        """Return the bytes of weights and of the KV pool, 0 where it counts none."""
+        """Return the bytes of weights and of the KV pool; 0 if the engine does not count them."""
         counters = self.engine.counters()
         return {
             "weight_bytes": sum(counters.get(f"weights.{form}", 0) for form in FORMS),
@@ -169,13 +168,13 @@ class OnLlama:
         self.server = xllamacpp.Server(params)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; the server says how long the prompts took."""
+        """Serve a case; the server reports the time of the prompts."""
         from concurrent.futures import ThreadPoolExecutor
 
         requests = case.requests()
         fixed = {"cache_prompt": False, "ignore_eos": True, "temperature": 0}
         if case.kind == "text":
-            fixed["logprobs"] = 1  # which name the tokens, and cost time
+            fixed["logprobs"] = 1  # log probabilities identify the tokens, and cost time
 
         def answer(request: tuple[list[int], int]) -> Any:
             ids, output = request
@@ -193,12 +192,12 @@ class OnLlama:
         return {**times, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
-        """Return nothing: it does not say."""
+        """Return nothing: llama.cpp does not report them."""
         return {}
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has held."""
+    """Return the peak memory of this process."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -206,7 +205,7 @@ def peak_bytes() -> int:
 
 
 def child(arm: str, folder: str, gguf: str, threads: int) -> None:
-    """Load, then answer each line with a case by a line with its figures."""
+    """Load, then answer each line that names a case with a line of figures."""
     start = time.perf_counter()
     made = OnLlama(Path(gguf), threads) if arm == LLAMA else OnLabkit(arm, Path(folder), threads)
     loaded = time.perf_counter() - start
@@ -223,7 +222,7 @@ class Arm:
         from labkit.machine.worker_environment import core_count, worker_environment
 
         environment, _ = worker_environment(os.environ, threads=threads, cores=core_count())
-        # What else was on the path may hold llama.cpp's bindings.
+        # Other entries of the path may hold llama.cpp's bindings.
         before = environment.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, before)])
         words = [name, str(folder), str(gguf), str(threads)]
@@ -234,7 +233,7 @@ class Arm:
         self.loaded = self._answer()
 
     def serve(self, case: Case) -> dict[str, Any] | None:
-        """Have it serve a case."""
+        """Have the process serve a case."""
         assert self.process.stdin is not None
         print(json.dumps(vars(case)), file=self.process.stdin, flush=True)
         return self._answer()
@@ -248,7 +247,7 @@ class Arm:
 
 
 def speed(case: Case, figures: dict[str, Any]) -> float:
-    """Return tokens per second: of decoding, of the prompts, or of both."""
+    """Return tokens per second of decoding, of prefill, or of both."""
     if case.kind == "ragged":
         return sum(len(ids) + output for ids, output in case.requests()) / figures["wall"]
     if case.output > 1:
@@ -260,7 +259,7 @@ Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found:
-    """Let the arms take turns, in an order that turns from round to round; the first is warm-up."""
+    """Measure the arms in turns, in an order that rotates every round; the first is warm-up."""
     memory = Memory()
     found: Found = {case.name: {} for case in cases}
     for number in range(-1, rounds):
@@ -277,7 +276,7 @@ def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found
 
 
 class Memory:
-    """Reads of memory with all cores, which are timed."""
+    """Timed reads of memory with all cores."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -288,7 +287,7 @@ class Memory:
         self._stream = np.ones(1 << 26, np.float32)
 
     def read(self) -> list[float]:
-        """Read all of it over and over; return seconds of each time but the first."""
+        """Read the whole buffer repeatedly; return the seconds of each pass but the first."""
         from labkit.cpu.roofline_peaks import read_memory
         from labkit.machine.worker_environment import core_count
 
@@ -300,13 +299,13 @@ class Memory:
         return times[1:]
 
     def rates(self, seconds: list[float]) -> tuple[float, float]:
-        """Return GB/s over all of the time, and of the fastest."""
+        """Return GB/s over all passes, and of the fastest pass."""
         size = self._stream.nbytes / 1e9
         return round(size / statistics.mean(seconds), 1), round(size / min(seconds), 1)
 
 
 def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
-    """Return a row for each case and arm: tokens per second in each round; are tokens the same?"""
+    """Return a row per case and arm: tokens per second in each round, and whether tokens agree."""
     rows = []
     for case in cases:
         ours = [entry["tokens"] for entry in found[case.name].get(STORED, [])]
@@ -341,7 +340,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
-    """Say at which share of what memory gives one stream reads the weights, round by round."""
+    """Return, by round, the share of memory bandwidth at which one stream reads the weights."""
     found = [row for row in rows if "read_gb_s" in row]
     if not found:
         return []
@@ -360,7 +359,7 @@ def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
 
 
 def agreement(arms: dict[str, Arm]) -> list[str]:
-    """Say how often an arm's next token is that of labkit in float32."""
+    """Return how often an arm's next token equals that of labkit in float32."""
     if FLOAT32 not in arms:
         return []
     answers = {name: arm.serve(AGREEMENT) for name, arm in arms.items()}
@@ -375,7 +374,7 @@ def agreement(arms: dict[str, Arm]) -> list[str]:
 
 
 def products() -> list[str]:
-    """Say what labkit's products reach on the model's shapes, beside sgemm at its best."""
+    """Return the speed of labkit's products on the model's shapes, beside sgemm's best."""
     import numpy as np
 
     from labkit.cpu.low_precision_weights import QuantizedMatrix
@@ -391,7 +390,7 @@ def products() -> list[str]:
         return 2 * work / min(times) / 1e9
 
     rng = np.random.default_rng(0)
-    # In a process of its own, with as many threads as labkit's products have.
+    # In a separate process with as many threads as labkit's products.
     words = [sys.executable, "-c", SGEMM]
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(REMOVED_PREFIXES)}
     environment = inherited | {"OPENBLAS_NUM_THREADS": str(core_count())}
@@ -423,7 +422,7 @@ def products() -> list[str]:
 
 
 def memory(arms: dict[str, Arm]) -> list[str]:
-    """Fill the KV pool from 16 streams; say the most that the process held, and the limit."""
+    """Fill the KV pool from 16 streams; return the process's peak memory and the limit."""
     if STORED not in arms:
         return []
     arm = arms[STORED]
@@ -439,7 +438,7 @@ def memory(arms: dict[str, Arm]) -> list[str]:
 
 
 def model_files() -> tuple[Path, Path]:
-    """Return the converted directory of model=smollm2, and the file it is made of."""
+    """Return the converted directory of model=smollm2 and its source file."""
     import yaml
 
     from labkit import config
@@ -455,7 +454,7 @@ def model_files() -> tuple[Path, Path]:
 
 
 def main() -> None:
-    """Measure the arms asked for, while no other study is timing on this host."""
+    """Measure the selected arms while no other study is timing on this host."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--arms", default=",".join(ARMS))

@@ -1,18 +1,19 @@
-"""What a minute of turns can see: whole studies of a copy and of a planted delay.
+"""Detection rates: whole studies of a copy of the baseline and of a planted delay.
 
     python benchmarks/sensitivity.py kernels 20 outputs/reference/sensitivity
     python benchmarks/sensitivity.py requests 20 outputs/reference/sensitivity --busy
 
-Every study has three arms: the baseline, a planted one (1 % inside the launch for kernels,
-3 % inside the engine's step for requests) and the control, a copy of the baseline. Named: a
-row in which the planted arm differs (adjusted p at most alpha) in the planted direction.
-A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it;
-engines then leave a core to it (``engine.threads``), for a step waits for all of its threads.
-``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``, and
-both ask whether turns and so many pairs of separate processes say the same; they go on where they
-were ended. ``agreement-beside-...`` asks it of pairs of processes that live at the same time and
-take turns, a round of a kernel or a slice of steps each: what the machine does meanwhile happens
-to both. ``table`` writes the studies that are there as ``docs/sensitivity.md`` shows them:
+Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for kernels,
+by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A detection
+is a row in which the planted arm differs (adjusted p at most alpha) in the planted direction. A
+false claim is a row in which the copy differs. ``--busy`` runs a busy process at the same time; then
+engines leave it a core (``engine.threads``), because a step waits for all of its threads.
+
+``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``. Both
+compare in-process turns with the given number of pairs of separate processes, and resume if
+interrupted. ``agreement-beside-...`` compares with pairs of processes that live at the same time and
+take turns, a round of a kernel or a slice of steps each, so that the machine affects both alike.
+``table`` writes the finished studies as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
     python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
@@ -55,12 +56,12 @@ ASKED = {
     "agreement-beside-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
     "agreement-beside-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
 }
-# Pairs one after the other, and pairs that live at the same time.
+# Pairs of processes one after the other, and pairs that live at the same time.
 AGREEMENTS = (
     ("agreement-requests", "agreement-kernels"),
     ("agreement-beside-requests", "agreement-beside-kernels"),
 )
-# As many processes as a minute holds: alone, and beside a busy process.
+# Processes that fit into a minute: alone, and beside a busy process.
 PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
 
 
@@ -96,7 +97,7 @@ def main() -> int:
 
 
 def threads_left() -> list[str]:
-    """Return the option that leaves a core to somebody else."""
+    """Return the override that leaves one core free."""
     from labkit.machine.worker_environment import core_count
 
     return [f"engine.threads={max(1, core_count() - 1)}"]
@@ -105,7 +106,7 @@ def threads_left() -> list[str]:
 def study(
     kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Run one study and say what it found; one that is there already is read again."""
+    """Run one study, or read it if it is finished; return its result as a line."""
     from labkit.experiment.cell_composer import to_cell
 
     composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
@@ -116,7 +117,7 @@ def study(
 
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
-    """Run a study in turns and one in so many pairs of processes; say whether they agree."""
+    """Run a study in turns and one in pairs of processes; return whether they agree."""
     from labkit.analysis.isolation_agreement import isolation_sentence
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.config import Isolation
@@ -148,7 +149,7 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
 
 
 def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
-    """Run what is missing of a cell, with delays planted, and return its analysis."""
+    """Run a cell's missing runs with planted delays and return its analysis."""
     from labkit import analysis
     from labkit.experiment.cell_runner import run_cell
     from labkit.experiment.run_launcher import ProcessLauncher
@@ -167,11 +168,11 @@ class SideBySide:
         self._done: dict[str, Record] = {}  # by name, what ran beside another
 
     def prepare(self, cell: Cell) -> None:
-        """As a launcher of single runs."""
+        """Prepare as a launcher of single runs does."""
         self._launcher.prepare(cell)
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Do a run and the other one of its block, or return what was done beside the other."""
+        """Run both runs of a block, or return the result if the other call has run them."""
         (run,) = runs
         if run.name in self._done:
             return [self._done.pop(run.name)]
@@ -197,7 +198,7 @@ def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
 
 
 def said(found: dict[str, Any]) -> dict[str, Any]:
-    """Say what a study found: whether the planted arm was named, and the copy taken for it."""
+    """Return a study's result: whether the planted arm was detected, and the copy claimed."""
     planted = next(arm["name"] for arm in found["arms"] if arm["name"].startswith("planted"))
     rows = [row for row in found["rows"] if row["primary"]]
     alpha = found["design"]["alpha"]
@@ -229,10 +230,10 @@ def said(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(out: Path) -> str:
-    """Write all studies of a folder as a Markdown table, one line of a kind.
+    """Return all studies of a folder as a Markdown table, one line per kind of study.
 
-    Kinds are told by the folders' names without their number: ``kernels-2x9-busy-03`` has two
-    rows, nine processes and a busy process beside it.
+    A folder's name without its number tells the kind: ``kernels-2x9-busy-03`` has two rows, nine
+    processes and a busy process.
     """
     lines = [
         "| studies | rows | processes each | planted arm named | copy taken for another | "
@@ -271,7 +272,7 @@ def table(out: Path) -> str:
 
 
 def agreed(out: Path, kinds: Sequence[str]) -> str:
-    """Write what turns and separate processes say as a Markdown table, one line of a row."""
+    """Return the effects of turns and of separate processes as a Markdown table."""
     from labkit.analysis.isolation_agreement import isolation_agreements
     from labkit.analysis.study_analysis import AnalysisCache
 
@@ -295,14 +296,14 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
 
 
 def measured_s(path: Path) -> float:
-    """Add up the wall seconds of a study's processes."""
+    """Return the total wall seconds of a study's processes."""
     records = (path.parent / "runs").glob("b*.json")
     return sum(json.loads(r.read_text(encoding="utf-8"))["seconds"]["process"] for r in records)
 
 
 @contextmanager
 def beside(busy: bool) -> Iterator[None]:
-    """Keep one process busy meanwhile, if asked."""
+    """Keep one process busy inside the context if ``busy``."""
     other = multiprocessing.Process(target=spin, daemon=True)
     if busy:
         other.start()

@@ -1,6 +1,6 @@
-"""What OpenAI's client, strict about every answer, can do with labkit's server and mlx_lm's.
+"""Compatibility of labkit's and mlx_lm's servers with OpenAI's client in strict mode.
 
-Both serve the same model: the tiny one of the tests, whose chat template has tools. Run as
+Both serve the tests' tiny model, whose chat template supports tools. Run as
 ``python benchmarks/server_compatibility.py``; ``--write`` puts the table into docs/server.md.
 """
 
@@ -59,12 +59,12 @@ class Target:
         )
 
     def chat(self, **options: Any) -> Any:
-        """Ask for a chat completion."""
+        """Request a chat completion."""
         asked = {"model": self.model, "messages": HELLO, "max_tokens": 6, "temperature": 0}
         return self.client().chat.completions.create(**{**asked, **options})
 
     def complete(self, *, strict: bool = True, **options: Any) -> Any:
-        """Ask for a completion."""
+        """Request a completion."""
         asked = {"model": self.model, "prompt": "hello", "max_tokens": 6, "temperature": 0}
         return self.client(strict).completions.create(**{**asked, **options})
 
@@ -335,7 +335,7 @@ def _(t: Target) -> None:
 
 
 def outcome(target: Target, function: Check) -> str:
-    """Run a check; return "yes" or why not, in a few words."""
+    """Run a check; return "yes" or a short reason why it failed."""
     try:
         function(target)
     except openai.APIResponseValidationError:
@@ -344,7 +344,7 @@ def outcome(target: Target, function: Check) -> str:
         return f"no: {error.status_code}"
     except json.JSONDecodeError:
         return "no: the body is no JSON"
-    except Exception as error:  # whatever a server's answer leads a check to
+    except Exception as error:  # a server's answer may raise anything in a check
         said = " ".join(str(error).split())[:60]
         return f"no: {said or type(error).__name__}"
     return "yes"
@@ -365,7 +365,7 @@ def ours(model: Path, folder: Path) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def mlx_lm(model: Path, folder: Path) -> Iterator[Target]:
-    """Start mlx_lm's server, as it comes."""
+    """Start mlx_lm's server with its defaults."""
     port, log = free_port(), folder / f"mlx_lm-{time.monotonic_ns()}.log"
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model)]
     command += ["--port", str(port)]
@@ -381,7 +381,7 @@ def outcomes(
     model: Path,
     folder: Path,
 ) -> Iterator[str]:
-    """Yield each check's outcome; a server that serves nothing any more is started again."""
+    """Yield each check's outcome; restart a server that no longer responds."""
     left = list(CHECKS.items())
     while left:
         with start(model, folder) as target:

@@ -1,12 +1,12 @@
-"""Two trees of labkit side by side: how fast is one, of the other?
+"""Speed of one checkout of labkit relative to another.
 
-    python benchmarks/trees.py OLD NEW path/to/an/mlx_lm/model [--pairs 16]
+    python benchmarks/compare_checkouts.py OLD NEW path/to/an/mlx_lm/model [--pairs 16]
 
-Two processes live at the same time, one of each tree, and take turns, a batch of requests each in
-random order, so that what the machine does in a second happens to both. A pair of processes gives
-one number for each case, the median of its ten ratios; the table shows the mean over pairs, its
-95 % interval and the range. A tree is a checkout, for example by ``git worktree add``; each
-compiles into a cache of its own, beside the model's folder.
+Two processes, one of each checkout, live at the same time and take turns. Each serves a batch of
+requests per turn, in random order, so that what the machine does within a second happens to both. A
+pair of processes gives one number per case, the median of its ten ratios. The table shows the mean
+over pairs, its 95 % interval and the range. Make a checkout with ``git worktree add``, for example;
+each compiles into its own cache beside the model's folder.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Requests, tokens of their prompts, tokens of output: prompts are timed where there is one.
+# Requests, prompt tokens, output tokens. With one output token the prompts are timed.
 CASES = {
     "prefill of 512": (1, 512, 1),
     "decode, 1 stream": (1, 32, 32),
     "decode, 16 streams": (16, 32, 12),
 }
-TURNS = 10  # of each tree in a pair of processes
+TURNS = 10  # of each checkout in a pair of processes
 PARKED_S = 0.004  # twice as long as a thread of the pool spins
 
 
@@ -84,7 +84,7 @@ def start(tree: Path, model: Path) -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], case: str) -> float:
-    """Let a process serve a case; return its seconds."""
+    """Have a process serve a case; return its seconds."""
     assert process.stdin is not None
     process.stdin.write(f"{case}\n")
     process.stdin.flush()
@@ -102,7 +102,7 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 
 def child(model: Path) -> None:
-    """Load the model, warm up, and serve what is asked on standard input."""
+    """Load the model, warm up, and serve the cases named on standard input."""
     serve = server(model)
     for case in CASES:
         for _ in range(2):
@@ -126,7 +126,7 @@ def server(model: Path) -> Callable[[str], float]:
     rng, served = np.random.default_rng(0), 0
 
     def serve(case: str) -> float:
-        """Return the seconds until all prompts are read, or from then on."""
+        """Return the seconds of prefill if one output token is requested, else those of decoding."""
         nonlocal served
         count, prompt, output = CASES[case]
         for _ in range(count):

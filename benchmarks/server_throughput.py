@@ -1,11 +1,11 @@
-"""What HTTP costs: output tokens per second inside the process, through our server, and others'.
+"""The cost of HTTP: output tokens/s of the engine in process, of labkit's server and of others.
 
-All servers are started once and stay; rounds are interleaved in a fresh random order. In a round
-16 clients each send their next request (the same texts everywhere, greedy) when the last one has
-ended, so that an engine that ends a request finds the next one a round trip later. The client is
-one event loop that reads raw sockets. mlx_lm.server gets OpenBLAS (preloaded), which it does not
-have from pip. llama.cpp's server runs where ``--llama`` names its command and a GGUF file of the
-same weights. Run as ``python benchmarks/server.py``; ``--json FILE`` writes every figure.
+All servers start once and stay alive; rounds are interleaved in a fresh random order. In a round 16
+clients each send their next request (the same texts for all servers, greedy) when the last one has
+ended, so an engine gets the next request one round trip later. The client is one event loop on raw
+sockets. mlx_lm.server gets a preloaded OpenBLAS, which its pip package lacks. llama.cpp's server
+takes part if ``--llama`` gives its command with a GGUF file of the same weights. Run as
+``python benchmarks/server_throughput.py``; ``--json FILE`` writes every figure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TARGETS = {INSIDE: 0.95, MLX_LM: 4.0, LLAMA: 1.3}
 
 @dataclass(frozen=True)
 class Load:
-    """What a round asks: so many texts, so many tokens of each, so many at once."""
+    """The load of a round: number of texts, output tokens of each, requests at once."""
 
     texts: tuple[str, ...]
     max_tokens: int
@@ -47,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of it."""
+    """The result of a round."""
 
     tokens: int
     seconds: float
@@ -62,7 +62,7 @@ class Round:
 
 
 def child(model: str) -> None:
-    """Serve rounds that come as lines of JSON; print their figures."""
+    """Serve rounds that arrive as lines of JSON; print their figures."""
     from labkit.engine.request import Request, SamplingParams
     from labkit.serve import compose
     from labkit.server.__main__ import load
@@ -89,13 +89,13 @@ def child(model: str) -> None:
 
 
 class Inside:
-    """The engine in a process of its own, driven by its steps."""
+    """The engine in a separate process, driven by calls of ``step``."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def round(self, asked: Load) -> Round:
-        """Do a round."""
+        """Run a round."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(vars(asked)) + "\n")
         self._process.stdin.flush()
@@ -106,14 +106,14 @@ class Inside:
 
 
 class Served:
-    """An OpenAI-compatible server, asked by as many clients as a round has."""
+    """An OpenAI-compatible server and the clients of a round."""
 
     def __init__(self, url: str, extra: dict[str, Any]) -> None:
         self._host, _, self._port = urlsplit(url).netloc.partition(":")
         self._extra = extra
 
     def round(self, asked: Load) -> Round:
-        """Do a round."""
+        """Run a round."""
         return asyncio.run(self._round(asked))
 
     async def _round(self, asked: Load) -> Round:
@@ -129,7 +129,7 @@ class Served:
         return Round(tokens, time.perf_counter() - start)
 
     async def _ask(self, text: str, max_tokens: int) -> int:
-        """Stream a completion; return how many tokens the server says it had."""
+        """Stream a completion; return the number of tokens the server reports."""
         body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         body |= {"stream_options": {"include_usage": True}, **self._extra}
         data = json.dumps(body).encode()
@@ -149,7 +149,7 @@ class Served:
 
 @contextlib.contextmanager
 def process(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a group of its own, and end it with all that it started."""
+    """Run a command in a process group of its own; end the whole group on exit."""
     with log.open("w") as output:
         started = subprocess.Popen(
             command, stderr=output, text=True, start_new_session=True, **options
@@ -163,7 +163,7 @@ def process(command: Sequence[str], log: Path, **options: Any) -> Iterator[subpr
 
 
 def until_it_generates(arm: Served, text: str, started: subprocess.Popen[str], log: Path) -> None:
-    """Wait for a first token: a health page may answer over a dead engine."""
+    """Wait for a first token, because a health page may answer for a dead engine."""
     deadline = time.monotonic() + 180
     while True:
         try:
@@ -234,7 +234,7 @@ def llama(command: str, folder: Path, text: str) -> Iterator[Served]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a free port."""
     import socket
 
     with socket.socket() as found:
@@ -246,7 +246,7 @@ def free_port() -> int:
 
 
 def texts(path: Path, count: int, tokens: int) -> tuple[str, ...]:
-    """Return texts of about so many tokens each, no two alike at their beginning."""
+    """Return texts of about ``tokens`` tokens each, no two with the same prefix."""
     from labkit.models.tokenizer import load
 
     tokenizer, draw = load(path), random.Random(0)

@@ -1,11 +1,11 @@
-"""How far an engine's throughput spreads from process to process, and the machine's beside it.
+"""Variance of an engine's throughput between processes, beside that of the machine itself.
 
-    python benchmarks/spread.py 20 outputs/reference/sensitivity/spread
+    python benchmarks/process_variance.py 20 outputs/reference/sensitivity/spread
 
-``ragged`` on model=small, alone in fresh processes one after the other. Between them a program
-without anything of labkit's, in a fresh process too, multiplies matrices by NumPy's BLAS and reads
-memory, each with two threads and for as long as labkit is measured: what varies there is the
-machine's. It goes on where it was ended; ``--show`` prints the table of what is there.
+``ragged`` on model=small runs in fresh processes, one after the other. Between them a program
+without labkit, also in a fresh process, multiplies matrices with NumPy's BLAS and reads memory, each
+with two threads and as long as labkit is measured: its variance is the machine's. An interrupted
+benchmark resumes; ``--show`` prints the table of the results so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from labkit.experiment.permuted_blocks import Run
     from labkit.records import Record
 
-SECONDS = 3.6  # of each part: about as long as labkit is measured
+SECONDS = 3.6  # per part: about as long as labkit is measured
 OVERRIDES = [
     "workload=ragged", "model=small", "ablation=none", "design.control=false",
     "design.isolation=process", "design.runs_per_block=1", "design.looks=[]",

@@ -1,10 +1,10 @@
-"""What the sender costs: an open loop at a rate against an engine that does nothing.
+"""The load generator's overhead: an open loop against an engine that computes nothing.
 
-    python benchmarks/open_loop.py [--rate 50] [--seconds 20]
+    python benchmarks/open_loop_overhead.py [--rate 50] [--seconds 20]
 
-The engine serves a token per request and step and takes no time for it, so the CPU that the
-process uses is the sender's: waiting, sending, stamping tokens, looking at the engine. Issue
-line: under 5 % of a core at 50 requests/s, with the lateness recorded.
+The engine returns a token per request and step without work, so the process's CPU time is the load
+generator's: waiting, sending, time-stamping tokens, sampling the engine. The target is under 5 % of
+a core at 50 requests/s; the lateness is printed, too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.tokenized_prompts import Prompt
 
-STEP_S = 0.01  # an engine at work sleeps: its own time is none of the sender's CPU
+STEP_S = 0.01  # the engine sleeps while it works, so its time is not CPU time
 TOKENS = 20
 
 
 class Idle:
-    """A token per live request and step of 10 ms, which it sleeps through."""
+    """An engine that returns a token per live request after sleeping 10 ms per step."""
 
     name = "stub"
 
@@ -35,11 +35,11 @@ class Idle:
         self._left[request.request_id] = request.params.max_tokens
 
     def has_work(self) -> bool:
-        """Tell whether a request is live."""
+        """Return whether a request is live."""
         return bool(self._left)
 
     def step(self) -> list[TokenEvent]:
-        """Give every live request a token."""
+        """Return a token for every live request."""
         time.sleep(STEP_S)
         events = []
         for request_id in list(self._left):
