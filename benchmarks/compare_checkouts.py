@@ -126,7 +126,7 @@ def server(model: Path) -> Callable[[str], float]:
     rng, served = np.random.default_rng(0), 0
 
     def serve(case: str) -> float:
-        """Return the seconds of prefill if one output token is requested, else those of decoding."""
+        """Return the seconds of prefill for one output token, else those of decoding."""
         nonlocal served
         count, prompt, output = CASES[case]
         for _ in range(count):

@@ -3,9 +3,9 @@
     python benchmarks/process_variance.py 20 outputs/reference/sensitivity/spread
 
 ``ragged`` on model=small runs in fresh processes, one after the other. Between them a program
-without labkit, also in a fresh process, multiplies matrices with NumPy's BLAS and reads memory, each
-with two threads and as long as labkit is measured: its variance is the machine's. An interrupted
-benchmark resumes; ``--show`` prints the table of the results so far.
+without labkit, also in a fresh process, multiplies matrices with NumPy's BLAS and reads memory,
+each with two threads and as long as labkit is measured: its variance is the machine's. An
+interrupted benchmark resumes; ``--show`` prints the table of the results so far.
 """
 
 from __future__ import annotations

@@ -3,17 +3,18 @@
     python benchmarks/sensitivity.py kernels 20 outputs/reference/sensitivity
     python benchmarks/sensitivity.py requests 20 outputs/reference/sensitivity --busy
 
-Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for kernels,
-by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A detection
-is a row in which the planted arm differs (adjusted p at most alpha) in the planted direction. A
-false claim is a row in which the copy differs. ``--busy`` runs a busy process at the same time; then
-engines leave it a core (``engine.threads``), because a step waits for all of its threads.
+Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for
+kernels, by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A
+detection is a row in which the planted arm differs (adjusted p at most alpha) in the planted
+direction. A false claim is a row in which the copy differs. ``--busy`` runs a busy process at the
+same time; then engines leave it a core (``engine.threads``), because a step waits for all of its
+threads.
 
-``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``. Both
-compare in-process turns with the given number of pairs of separate processes, and resume if
-interrupted. ``agreement-beside-...`` compares with pairs of processes that live at the same time and
-take turns, a round of a kernel or a slice of steps each, so that the machine affects both alike.
-``table`` writes the finished studies as ``docs/sensitivity.md`` shows them:
+``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``.
+Both compare in-process turns with the given number of pairs of separate processes, and resume if
+interrupted. ``agreement-beside-...`` compares with pairs of processes that live at the same time
+and take turns, a round of a kernel or a slice of steps each, so that the machine affects both
+alike. ``table`` writes the finished studies as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
     python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
