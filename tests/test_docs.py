@@ -208,4 +208,4 @@ def test_the_table_of_sensitivity_is_that_of_the_committed_records(benchmark):
         table = sensitivity.agreed(records, kinds)
         assert table.count("\n") == 4
         assert table in page
-    assert benchmark("spread").table(records / "spread") in page
+    assert benchmark("process_variance").table(records / "spread") in page
