@@ -5,82 +5,14 @@ Importing this package imports neither MLX nor numba.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine import plugins
-from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.backend_factory import create, create_from_config
 
 if TYPE_CHECKING:
-    from labkit import config
     from labkit.engine.attention.attention_op import paged_attention
-    from labkit.engine.attention.paged_backend import PagedBackend
 
 __all__ = ["create", "create_from_config", "paged_attention"]
-
-DEVICES = ("cpu", "emulated", "metal")
-_METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
-
-
-def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> PagedBackend:
-    """Return a backend of paged attention.
-
-    Parameters
-    ----------
-    backend
-        ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
-        ``reference`` (the float64 oracle in NumPy) or ``package.module:Class``, a user's
-        own class, which is called with ``resolver``.
-    device
-        Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
-        on a CPU).
-    switches
-        Fields of ``KernelSwitches``.
-
-    Raises
-    ------
-    ValueError
-        A name is unknown, a number is out of range, a resolver cannot be loaded or a device
-        lacks something; one line that says which.
-    """
-    kernel_switches = KernelSwitches(**switches)
-    if ":" in backend:
-        own_backend: PagedBackend = plugins.create_plugin(
-            "engine.attention.backend", backend, _METHODS, resolver=kernel_switches.resolver
-        )
-        return own_backend
-    if backend == "reference":
-        if kernel_switches.split_kv != "off":
-            raise ValueError(
-                f"split_kv={kernel_switches.split_kv}: backend=reference does not split keys; "
-                "set split_kv=off"
-            )
-        from labkit.engine.attention.reference import ReferenceBackend
-
-        return ReferenceBackend(kernel_switches.resolver)
-    if backend == "gather":
-        from labkit.engine.attention.gather import GatherBackend
-
-        return GatherBackend()
-    if backend != "fused":
-        raise ValueError(
-            f"backend={backend}: allowed are fused, gather, reference or package.module:Class"
-        )
-    if device == "cpu":
-        from labkit.engine.attention.cpu_backend import CpuBackend
-
-        return CpuBackend(kernel_switches)
-    if device not in DEVICES:
-        raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
-    from labkit.engine.attention.metal_backend import MetalBackend
-
-    return MetalBackend(kernel_switches, device)
-
-
-def create_from_config(options: config.Attention) -> PagedBackend:
-    """Return the backend that a config describes; raises ``ValueError`` as ``create`` does."""
-    switches = {field.name: getattr(options, field.name) for field in fields(KernelSwitches)}
-    return create(backend=options.backend, device=options.device.value, **switches)
 
 
 def __getattr__(name: str) -> Any:

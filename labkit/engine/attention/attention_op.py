@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention import create, input_validation
+from labkit.engine.attention import input_validation
+from labkit.engine.attention.backend_factory import create
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.mlx_backend import to_mlx
 
