@@ -289,9 +289,9 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
         for found in isolation_agreements(AnalysisCache().cell(out / kind)) or []:
             row = "`ragged` on model=small" if found.case == "all" else found.case
             lines.append(
-                f"| {row} | {blocks[0]}, {blocks[1]} | {found.turns_pct:+.1f} % | "
-                f"{found.processes_pct:+.1f} % | {abs(found.difference_pct or 0):.1f} % | "
-                f"{found.unseen_pct:.1f} % |"
+                f"| {row} | {blocks[0]}, {blocks[1]} | {found.interleaved_pct:+.1f} % | "
+                f"{found.separate_pct:+.1f} % | {abs(found.difference_pct or 0):.1f} % | "
+                f"{found.undetected_pct:.1f} % |"
             )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What arms could reach at best and did: prefix hits, accepted drafts, padding, and controls."""
+"""Attained against attainable rates of an arm: prefix hits, accepted drafts and padding."""
 
 from __future__ import annotations
 
@@ -8,79 +8,82 @@ from statistics import median
 
 from labkit.records import Record
 
-CHANCE = 0.01  # of random drafts more are not accepted by chance
-# What pads a batch: whose count of padding is shown where it is 0, too.
-PADS = ("layout.padded", "engine.mlx_lm")
-# Rows beyond the requests' own, whatever their lengths.
-BY_SHAPE = ("decode_shape.bucketed", "decode_shape.fixed")
+MAX_CHANCE_ACCEPTANCE = 0.01  # share of random drafts that may be accepted by chance
+# Layouts that pad a batch: their padding is shown even if it is 0.
+PADDING_LAYOUTS = ("layout.padded", "engine.mlx_lm")
+# Decode shapes that add rows whatever the lengths of the requests.
+PADDED_SHAPES = ("decode_shape.bucketed", "decode_shape.fixed")
 
 
 @dataclass(frozen=True)
 class AttainedRates:
-    """What an arm could reach and did, as shares; None: it has nothing of the kind.
+    """An arm's rates as shares, 0 to 1; None if they do not apply to it.
 
-    ``hits_allowed``: prompt tokens that an unlimited cache would find, ``hits``: that were found;
-    ``accepted``: drafted tokens that were right. ``padded``: rows computed for no token,
-    ``rectangle``: of one rectangle of all requests, as long as the longest, what holds none.
-    ``alike``: the control, no row can be padding: requests of one length, prompts of one step.
-    ``unshared`` and ``random``: the arm is the control of hits, or of acceptance.
+    Prefix cache: an unlimited cache would hit ``attainable_hits`` of the prompt tokens, the arm
+    hit ``hits``. Speculation: ``accepted`` of the drafted tokens. Padding: ``padded`` of the
+    computed rows hold no token; in one rectangle of all requests, as long as the longest, it
+    would be ``rectangle``.
+
+    Three flags mark arms whose rate is known to be 0: ``equal_lengths`` (all requests have one
+    length and all prompts one step: no padding), ``unshared`` (no two prompts share a prefix: no
+    hits) and ``random`` (random drafts: hardly any is accepted).
     """
 
     arm: str
-    hits_allowed: float | None
+    attainable_hits: float | None
     hits: float | None
     accepted: float | None
     rectangle: float | None
     padded: float | None
-    alike: bool
+    equal_lengths: bool
     unshared: bool
     random: bool
 
-    def disagreements(self) -> Iterator[str]:
-        """Name what cannot be: a count that is not what it is called."""
-        if self.hits is not None and self.hits_allowed is not None:
+    def impossible_counts(self) -> Iterator[str]:
+        """Yield counts that are impossible, so that their counter must be wrong."""
+        if self.hits is not None and self.attainable_hits is not None:
             if self.unshared and self.hits > 0:
-                yield f"{self.arm}: {self.hits:.1%} of its prompts hit, and no two begin alike"
-            elif self.hits > self.hits_allowed:
+                yield f"{self.arm}: {self.hits:.1%} of its prompts hit, but prompts share none"
+            elif self.hits > self.attainable_hits:
                 yield (
-                    f"{self.arm}: {self.hits:.1%} of its prompts hit, and they share "
-                    f"{self.hits_allowed:.1%}"
+                    f"{self.arm}: {self.hits:.1%} of its prompts hit, but they share only "
+                    f"{self.attainable_hits:.1%}"
                 )
-        if self.alike and (self.padded or 0.0) > 0:
+        if self.equal_lengths and (self.padded or 0.0) > 0:
             share = f"{self.padded:.1%}"
-            yield f"{self.arm}: {share} of its rows are padding, and all requests are alike"
-        if self.random and (self.accepted or 0.0) > CHANCE:
-            yield f"{self.arm}: {self.accepted:.1%} of its drafts are right, and they are random"
+            yield f"{self.arm}: {share} of its rows are padding, but all requests have one length"
+        if self.random and (self.accepted or 0.0) > MAX_CHANCE_ACCEPTANCE:
+            yield f"{self.arm}: {self.accepted:.1%} of its drafts are accepted, but they are random"
 
 
 def attained_rates(names: Sequence[str], records: Sequence[Record]) -> list[AttainedRates]:
-    """Return which of these arms have something to reach, as medians over their runs."""
+    """Return the rates of the arms that have any, as medians over their runs."""
     arms: dict[str, list[Record]] = {arm: [] for arm in names}
     for record in records:
         if record.ok and record.arm in arms and "sharing" in record.notes:
             arms[record.arm].append(record)
-    found = [_reached(arm, runs) for arm, runs in arms.items() if runs]
-    return [one for one in found if not one.hits is one.accepted is one.padded is None]
+    rates = [_rates(arm, runs) for arm, runs in arms.items() if runs]
+    return [one for one in rates if not one.hits is one.accepted is one.padded is None]
 
 
-def _reached(arm: str, runs: Sequence[Record]) -> AttainedRates:
+def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
     sharing, counters = runs[0].notes["sharing"], [run.counters for run in runs]
     caches = any(
         counts.get("prefix.queried_tokens") and not counts.get("prefix_cache.none")
         for counts in counters
     )
-    asked = sharing["prompt_tokens"]
-    # A preempted request looks its own prompt up again, which is no sharing.
-    alone = caches and not any(counts.get("preemptions") for counts in counters)
-    found = [counts.get("prefix.hit_tokens", 0.0) / asked for counts in counters]
+    prompt_tokens = sharing["prompt_tokens"]
+    # A preempted request looks up its own prompt again, which is not sharing.
+    known = caches and not any(counts.get("preemptions") for counts in counters)
+    hits = [counts.get("prefix.hit_tokens", 0.0) / prompt_tokens for counts in counters]
     return AttainedRates(
         arm=arm,
-        hits_allowed=sharing["shared_tokens"] / asked if alone else None,
-        hits=median(found) if caches else None,
+        attainable_hits=sharing["shared_tokens"] / prompt_tokens if known else None,
+        hits=median(hits) if caches else None,
         accepted=_share(counters, "spec.accepted", "spec.drafted"),
         rectangle=_rectangle(runs[0].notes.get("rectangle"), counters),
         padded=_share(counters, "tokens.padded", "tokens.padded", "tokens.computed"),
-        alike=_alike(runs[0].notes.get("rectangle"), counters),
+        equal_lengths=_equal_lengths(runs[0].notes.get("rectangle"), counters),
         unshared=bool(sharing["unshared"]) and runs[0].notes.get("cache_state") != "warm",
         random=any(counts.get("spec.random") for counts in counters),
     )
@@ -89,28 +92,34 @@ def _reached(arm: str, runs: Sequence[Record]) -> AttainedRates:
 def _rectangle(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> float | None:
-    """Return the share of a rectangle that holds no token; None of an arm that pads otherwise."""
-    pads = any(counts.get(name) for counts in counters for name in PADS)
-    if rectangle is None or not pads or any(c.get(name) for c in counters for name in BY_SHAPE):
+    """Return the share of a rectangle that holds no token; None if the arm pads otherwise."""
+    pads = any(counts.get(name) for counts in counters for name in PADDING_LAYOUTS)
+    if (
+        rectangle is None
+        or not pads
+        or any(c.get(name) for c in counters for name in PADDED_SHAPES)
+    ):
         return None
     return 1 - rectangle["tokens"] / rectangle["slots"]
 
 
-def _alike(rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]) -> bool:
-    """Tell whether nothing may be padded: none waits while others' prompts are computed."""
+def _equal_lengths(
+    rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
+) -> bool:
+    """Return whether no row can be padding: equal lengths, and all prompts in one step."""
     if rectangle is None or rectangle["tokens"] < rectangle["slots"]:
         return False
-    return all(c.get("steps.prefill") == 1 and not any(map(c.get, BY_SHAPE)) for c in counters)
+    return all(c.get("steps.prefill") == 1 and not any(map(c.get, PADDED_SHAPES)) for c in counters)
 
 
 def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> float | None:
-    """Return the median share of a counter in others; None where it or they are 0 throughout."""
+    """Return the median share of a counter in others; None if it or they are 0 in all runs."""
     known = [
         counts.get(part, 0.0) / whole
         for counts in counters
         if (whole := sum(counts.get(name, 0.0) for name in of))
     ]
-    zeros = part in of and not any(c.get(name) for c in counters for name in PADS)
+    zeros = part in of and not any(c.get(name) for c in counters for name in PADDING_LAYOUTS)
     if not known or (zeros and not any(known)):
         return None
     return median(known)

@@ -1,4 +1,4 @@
-"""What weakens a result: said right under the table, like with like."""
+"""Caveats: what weakens a result, listed right under its table."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.records import Record, describe_last_session
 
-STEAL_SHARE = 0.01
-FOREIGN_CORES = 0.25
-MEMORY_WAIT = 0.01
-CLOCK_SPREAD = 0.10
-PROBE_SPREAD = 0.10
-SHOWN = 3
+MAX_STEAL_SHARE = 0.01
+MAX_FOREIGN_CORES = 0.25
+MAX_MEMORY_WAIT_SHARE = 0.01
+MAX_CLOCK_VARIATION = 0.10
+MAX_PROBE_VARIATION = 0.10
+MAX_SHOWN_REASONS = 3  # of one gate
 
 
 def caveats(analysis: CellAnalysis) -> list[str]:
-    """List what a reader must know of the numbers, the gravest first, one line of a kind."""
-    found = [
+    """Return the caveats on a cell's numbers, the gravest first, one line of each kind."""
+    lines = [
         f"gate {name} failed: {reason}"
         for name, gate in analysis.gates.items()
         if gate.status == "fail"
         for reason in _shortened(gate.reasons)
     ]
-    found += _design(analysis)
-    found += _noise(analysis)
-    found += _traffic(analysis)
-    found += client_lateness.caveats(analysis.data.records)
-    found += _disagreements(analysis)
-    found += _emulated(analysis)
+    lines += _design(analysis)
+    lines += _noise(analysis)
+    lines += _traffic(analysis)
+    lines += client_lateness.caveats(analysis.data.records)
+    lines += _impossible_counts(analysis)
+    lines += _emulated(analysis)
     hosts = group_by_host(analysis.data.records)
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
-        found += [f"{where}{line}" for line in machine_caveats(records)]
-    found += _modes(analysis)
-    found += _skipped(analysis)
-    return found
+        lines += [f"{where}{line}" for line in machine_caveats(records)]
+    lines += _modes(analysis)
+    lines += _skipped(analysis)
+    return lines
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
-    rest = len(lines) - SHOWN
-    return [*lines[:SHOWN], *([f"and {rest} more like these"] if rest > 0 else [])]
+    rest = len(lines) - MAX_SHOWN_REASONS
+    return [*lines[:MAX_SHOWN_REASONS], *([f"and {rest} more like these"] if rest > 0 else [])]
 
 
 def _design(analysis: CellAnalysis) -> Iterator[str]:
     data = analysis.data
-    asked, done = int(data.design["blocks"]), len(data.blocks_done)
-    if done < asked:
+    planned, done = int(data.design["blocks"]), len(data.blocks_done)
+    if done < planned:
         last = describe_last_session(data.dir)
-        yield f"unfinished: {done} of {asked} blocks; {last}; the same command continues"
+        yield f"unfinished: {done} of {planned} blocks; {last}; repeat the command to continue"
     elif data.withheld_reason is not None:
         yield data.withheld_reason
-    fewest = min_blocks_to_claim(data.criteria.runs)
-    if asked < fewest:
-        runs = f"{count_text(asked, 'block')} of {data.criteria.runs}"
-        yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
+    needed = min_blocks_to_claim(data.criteria.runs)
+    if planned < needed:
+        runs = f"{count_text(planned, 'block')} of {data.criteria.runs}"
+        yield f"estimate only: {runs} cannot support a claim, {needed} blocks can"
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts
@@ -84,14 +84,14 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
         yield f"{beside.name} ran on another machine: the two are not compared"
     elif data.design.get("isolation") == "in_process" and isolation_agreements(analysis) is None:
         yield (
-            "every process held all arms in turn (design.isolation=in_process): an arm could "
-            "disturb another, and what differs from process to process is paired away; "
-            "design=strict adds separate processes that must agree"
+            "all arms were interleaved in one process (design.isolation=in_process): an arm could "
+            "disturb another, and differences between processes cancel; design=strict adds "
+            "separate processes that must agree"
         )
     if analysis.stalls is not None:
         yield from analysis.stalls.caveats()
     if data.control is None:
-        yield "no A/A control: the noise of this machine is not known"
+        yield "no A/A control: the noise of this machine is unknown"
 
 
 def _noise(analysis: CellAnalysis) -> Iterator[str]:
@@ -115,22 +115,22 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     ]
     if rows:
         p, worst = min(rows)
-        where = repr(worst) if len(rows) == 1 else f"{len(rows)} rows, most in {worst!r}"
+        where = repr(worst) if len(rows) == 1 else f"{len(rows)} rows, above all in {worst!r}"
         yield (
             f"the A/A control differs from the baseline in {where} (adjusted p = {p_text(p)}): "
-            "something besides the arms has an effect"
+            "something other than the arms has an effect"
         )
 
 
-def _disagreements(analysis: CellAnalysis) -> Iterator[str]:
-    """Name counts that a control, or what could be reached at best, shows to be wrong."""
+def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
+    """Yield counts that must be wrong: beyond what is attainable, or above 0 in a control."""
     names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
     for one in attained_rates(names, analysis.data.records):
-        yield from one.disagreements()
+        yield from one.impossible_counts()
 
 
 def _traffic(analysis: CellAnalysis) -> Iterator[str]:
-    """Name arms whose requests were not all served, or waited for the client instead."""
+    """Yield arms whose requests were not all served, or waited at the client."""
     noted: dict[str, list[dict[str, Any]]] = {}
     for record in analysis.data.records:
         for case in record.cases:
@@ -143,13 +143,13 @@ def _traffic(analysis: CellAnalysis) -> Iterator[str]:
             total, first = sum(n["requests"] for n in notes), unserved[0]
             yield (
                 f"{arm}: {refused} of {total} requests were refused and {failed} failed (request "
-                f"{first['id']}: {first['error']}); its numbers are those of the others"
+                f"{first['id']}: {first['error']}); its numbers describe the rest"
             )
         waits = [note["queue_ms"]["p50"] for note in notes if "queue_ms" in note]
         if waits and statistics.median(waits) > 0:
             yield (
                 f"{arm}: half of the requests waited {statistics.median(waits):,.0f} ms or more at "
-                "the client (workload.concurrency), which is in no latency"
+                "the client (workload.concurrency), which no latency includes"
             )
 
 
@@ -158,38 +158,38 @@ def _emulated(analysis: CellAnalysis) -> Iterator[str]:
     if names:
         yield (
             f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "
-            "times say nothing about Metal"
+            "their times say nothing about Metal"
         )
 
 
 def _skipped(analysis: CellAnalysis) -> Iterator[str]:
-    """Name the rows that were not measured, those of one reason together."""
-    why: dict[str, list[str]] = {}
+    """Yield the rows without measurements, grouped by reason."""
+    reasons: dict[str, list[str]] = {}
     for row in analysis.rows:
         if row.skipped is not None:
-            why.setdefault(row.skipped, []).append(row.case)
-    for reason, cases in why.items():
+            reasons.setdefault(row.skipped, []).append(row.case)
+    for reason, cases in reasons.items():
         yield f"{count_text(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
 
 
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Say what else the machine did, from fingerprints, the probe and the observer."""
+    """Yield what else the machine did, from fingerprints, the probe and the observer."""
     records = [r for r in records if r.ok]
     if not records:
         return
     yield from _busy(records)
     changed = _changed_settings(records)
     if changed:
-        yield f"settings of the machine changed between runs: {changed}"
+        yield f"machine settings changed between runs: {changed}"
     clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
-    if clocks and max(clocks) / min(clocks) - 1 > CLOCK_SPREAD:
+    if clocks and max(clocks) / min(clocks) - 1 > MAX_CLOCK_VARIATION:
         yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
     yield from _heat_and_power(records)
     probes = [probe_us(r) for r in records]
     known = [p for p in probes if p is not None]
     if len(known) > 2:
         low, high = np.percentile(known, [10, 90])
-        if high / low - 1 > PROBE_SPREAD:
+        if high / low - 1 > MAX_PROBE_VARIATION:
             yield (
                 f"the machine's own speed varied by {100 * (high / low - 1):.0f} % "
                 "between runs (arm-blind probe, 10th to 90th percentile)"
@@ -201,13 +201,13 @@ def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
 
 def _busy(records: Sequence[Record]) -> Iterator[str]:
     foreign = [x for r in records for x in samples(r, "foreign_cores")]
-    if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
+    if foreign and statistics.fmean(foreign) > MAX_FOREIGN_CORES:
         yield f"other processes used {statistics.fmean(foreign):.1f} cores on average"
     steal = [s for r in records if (s := steal_share(r)) is not None]
-    if steal and max(steal) > STEAL_SHARE:
+    if steal and max(steal) > MAX_STEAL_SHARE:
         yield f"the hypervisor took up to {100 * max(steal):.0f} % of the CPU time of a run"
     waited = max((memory_wait_share(r) or 0.0 for r in records), default=0.0)
-    if waited > MEMORY_WAIT:
+    if waited > MAX_MEMORY_WAIT_SHARE:
         yield f"processes waited for memory (up to {100 * waited:.0f} % of a run)"
     if any(level > 1 for r in records for level in samples(r, "memory_pressure_level")):
         yield "macOS reported memory pressure"
@@ -223,7 +223,7 @@ def _heat_and_power(records: Sequence[Record]) -> Iterator[str]:
         yield "low power mode was on"
     for name in ("time_machine", "spotlight"):
         if any((r.environment.get("background") or {}).get(name) for r in records):
-            yield f"{name.replace('_', ' ').title()} was at work during runs"
+            yield f"{name.replace('_', ' ').title()} was active during runs"
 
 
 def _changed_settings(records: Sequence[Record]) -> str:
@@ -237,7 +237,7 @@ def _changed_settings(records: Sequence[Record]) -> str:
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
-    """Yield the primary rows in which fast and slow processes are told apart."""
+    """Yield the primary rows whose runs fall into two modes."""
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:
         if row.primary and row.metric is not None and row.positive:
@@ -250,17 +250,17 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
 
 
 def _modes(analysis: CellAnalysis) -> Iterator[str]:
-    """Say in how many rows there are fast and slow processes, with the widest gap."""
-    found = list(primary_modes(analysis))
-    if not found:
+    """Yield the number of rows with two modes, and the widest gap."""
+    bimodal = list(primary_modes(analysis))
+    if not bimodal:
         return
-    case, modes = max(found, key=lambda item: item[1].gap_pct)
+    case, modes = max(bimodal, key=lambda item: item[1].gap_pct)
     counts = ", ".join(f"{a} {modes.above_gap[a]} of {modes.total[a]}" for a in modes.above_gap)
     tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
-    least = min((p, where) for where, each in found for p in each.fisher_p.values())
-    rows = "" if len(found) == 1 else f"in {len(found)} rows, the widest "
-    smallest = "" if len(found) == 1 else f"; the smallest of all rows {p_text(least[0])}"
+    least = min((p, where) for where, each in bimodal for p in each.fisher_p.values())
+    rows = "" if len(bimodal) == 1 else f"in {len(bimodal)} rows, the widest "
+    smallest = "" if len(bimodal) == 1 else f"; the smallest of all rows {p_text(least[0])}"
     yield (
-        f"two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; in the upper: {counts} "
-        f"(Fisher's exact test against the baseline: {tests}{smallest}); none dropped"
+        f"two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; above the gap: {counts} "
+        f"(Fisher's exact test against the baseline: {tests}{smallest}); no run was dropped"
     )

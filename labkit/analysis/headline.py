@@ -1,8 +1,8 @@
-"""The answer to a cell's question in one sentence, the same in every form.
+"""The headline: the answer to a cell's question in one sentence, the same in every format.
 
-It says what was decided and how large it is, then what was not decided and the smallest
-effect that could have been seen there. Only verdicts make it: a row that is not decided has
-no direction in it.
+It states what was decided and how large it is, then what was not decided and the smallest effect
+that could have been detected there. It is built from verdicts alone: an undecided row shows no
+direction.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from labkit.analysis.observations import MetricRow
 from labkit.analysis.verdict import Verdict
 from labkit.analysis.verdict_sentences import direction
 
-NAMED = 3  # more rows than these are counted, and the extreme one is named
-MOVED = ("faster", "slower")
-FLAT = ("equivalent", "trivial")
-OPEN = ("inconclusive", "estimate_only")
+MAX_NAMED_ROWS = 3  # more rows are counted, and only the extremes are named
+CHANGED_WORDS = ("faster", "slower")
+UNCHANGED_WORDS = ("equivalent", "trivial")
+UNDECIDED_WORDS = ("inconclusive", "estimate_only")
 
 
 @dataclass(frozen=True)
-class _Result:
-    """One primary row and arm with its verdict; ``name`` is the row's."""
+class _RowVerdict:
+    """The verdict on one arm in one primary row; ``name`` is the row's."""
 
     name: str
     row: MetricRow
@@ -38,43 +38,43 @@ class _Result:
 
     @property
     def bound(self) -> float:
-        """The end of the interval that is further from no effect, in percent."""
+        """The interval's limit that is further from 0, as a size in percent."""
         return max(map(abs, self.comparison.ci_pct or (self.effect,)))
 
     @property
-    def moved(self) -> str:
-        """The effect in words: ``2.1 % faster``."""
+    def effect_text(self) -> str:
+        """The effect as text: ``2.1 % faster``."""
         return direction(self.row.unit, self.row.better, self.effect)
 
 
 def headline(analysis: CellAnalysis) -> str:
-    """Answer a cell's question in one sentence, from its verdicts on the primary rows."""
+    """Return a cell's headline, from the verdicts on its primary rows."""
     arms, baseline = analysis.data.treatment_arms, analysis.data.baseline
     if not arms:
-        return _without_arms(analysis)
-    found = {arm: _results(analysis, arm) for arm in arms}
-    every = [result for results in found.values() for result in results]
-    words = {result.verdict.word for result in every}
-    missing = _missing(analysis)
-    if not every:
-        return f"No answer: nothing was measured of {_listed(arms)} and {baseline}{missing}."
+        return _no_arms(analysis)
+    by_arm = {arm: _row_verdicts(analysis, arm) for arm in arms}
+    all_results = [result for results in by_arm.values() for result in results]
+    words = {result.verdict.word for result in all_results}
+    missing = _not_measured(analysis)
+    if not all_results:
+        return f"No answer: nothing was measured for {_join_names(arms)} and {baseline}{missing}."
     if words == {"invalid"}:
-        return f"No answer: {_invalid(found)}."
-    if words.isdisjoint((*MOVED, *FLAT)):
-        return f"Not decided: {_undecided(found, baseline)}{missing}."
+        return f"No answer: {_invalid_arms(by_arm)}."
+    if words.isdisjoint((*CHANGED_WORDS, *UNCHANGED_WORDS)):
+        return f"Not decided: {_not_decided(by_arm, baseline)}{missing}."
     where = "In the emulator" if analysis.data.emulated else "On this machine"
     if len(arms) == 1:
-        return f"{where} {_clause(arms[0], every, baseline)}{missing}."
-    clauses = [_clause(arm, results, None) for arm, results in found.items()]
+        return f"{where} {_arm_clause(arms[0], all_results, baseline)}{missing}."
+    clauses = [_arm_clause(arm, results, None) for arm, results in by_arm.items()]
     return f"{where}, against {baseline}: {'; '.join(clauses)}{missing}."
 
 
-def _results(analysis: CellAnalysis, arm: str) -> list[_Result]:
-    """Return an arm's results in the primary rows that were measured."""
+def _row_verdicts(analysis: CellAnalysis, arm: str) -> list[_RowVerdict]:
+    """Return an arm's verdicts in the measured primary rows."""
     primary = [row for row in analysis.rows if row.primary]
     several = len({row.metric for row in primary if row.metric is not None}) > 1
     return [
-        _Result(_name(one.row, several), one.row, one.comparison, one.verdict)
+        _RowVerdict(_name(one.row, several), one.row, one.comparison, one.verdict)
         for one in analysis.judged
         if one.row.primary and one.comparison.arm == arm
     ]
@@ -86,101 +86,104 @@ def _name(row: MetricRow, several: bool) -> str:
     return f"{row.case}: {row.metric}" if several else row.case
 
 
-def _missing(analysis: CellAnalysis) -> str:
-    """Name the rows that were not measured."""
+def _not_measured(analysis: CellAnalysis) -> str:
+    """Return a clause that names the rows without measurements, or an empty string."""
     names = [row.case for row in analysis.rows if row.primary and row.skipped is not None]
-    return f"; not measured: {_few(names)}" if names else ""
+    return f"; not measured: {_first_names(names)}" if names else ""
 
 
-def _clause(arm: str, results: Sequence[_Result], baseline: str | None) -> str:
-    """Say one arm's part: what changed, what did not, what was not decided."""
-    than, against = (f" than {baseline}", f" against {baseline}") if baseline else ("", "")
-    moved = [r for r in results if r.verdict.word in MOVED]
-    flat = [r for r in results if r.verdict.word in FLAT]
+def _arm_clause(arm: str, results: Sequence[_RowVerdict], baseline: str | None) -> str:
+    """Return one arm's clause: what changed, what did not, what was not decided."""
+    than, from_baseline = (f" than {baseline}", f" from {baseline}") if baseline else ("", "")
+    changed = [r for r in results if r.verdict.word in CHANGED_WORDS]
+    unchanged = [r for r in results if r.verdict.word in UNCHANGED_WORDS]
     total = len(results)
     parts: list[str] = []
-    if moved and len(moved) <= len(flat):
-        exceptions = _listed([f"{r.name} ({r.moved})" for r in _largest(moved)])
-        if len(moved) > NAMED:
-            exceptions = f"{count_text(len(moved), 'row')} ({_span(moved)})"
-        if len(flat) + len(moved) == total:
-            exceptions = f", except {exceptions}"
+    if changed and len(changed) <= len(unchanged):
+        parts.append(f"{arm} {_unchanged_clause(unchanged, from_baseline)}")
+        exceptions = _join_names([f"{r.name} ({r.effect_text})" for r in _by_size(changed)])
+        if len(changed) > MAX_NAMED_ROWS:
+            exceptions = f"{count_text(len(changed), 'row')} ({_effect_range(changed)})"
+        if len(unchanged) + len(changed) < total:
+            parts[0] += f"{_in_some_rows(len(unchanged), total)}; it differs more in {exceptions}"
         else:
-            exceptions = f"{_share(len(flat), total)}; it changes {exceptions}"
-        parts.append(
-            f"{arm} changes nothing by more than {magnitude_text(_bound(flat))} %"
-            f"{against}{exceptions}"
-        )
+            parts[0] += f", except in {exceptions}"
     else:
-        if moved:
-            parts.append(f"{arm} is {_moves(moved, than, total)}")
-        if flat:
-            subject = "and" if moved else arm
-            parts.append(
-                f"{subject} changes nothing by more than {magnitude_text(_bound(flat))} %"
-                f"{'' if moved else against}{_share(len(flat), total)}"
-            )
-    said = [" ".join(parts)] if parts else []
-    for word, results_of in (
-        ("not decided", [r for r in results if r.verdict.word in OPEN]),
+        if changed:
+            parts.append(f"{arm} is {_changed_clause(changed, than, total)}")
+        if unchanged:
+            clause = _unchanged_clause(unchanged, "" if changed else from_baseline)
+            subject = "and" if changed else arm
+            parts.append(f"{subject} {clause}{_in_some_rows(len(unchanged), total)}")
+    clauses = [" ".join(parts)] if parts else []
+    for word, rows in (
+        ("not decided", [r for r in results if r.verdict.word in UNDECIDED_WORDS]),
         ("invalid", [r for r in results if r.verdict.word == "invalid"]),
     ):
-        if results_of:
-            why = f": {_cause(results_of)}" if word == "invalid" else _sight(results_of)
-            said.append(f"{'' if said else f'{arm} is '}{word}{_where(results_of, total)}{why}")
-    return "; ".join(said)
+        if rows:
+            reason = f": {_cause(rows)}" if word == "invalid" else _detectable(rows)
+            subject = "" if clauses else f"{arm} is "
+            clauses.append(f"{subject}{word}{_in_named_rows(rows, total)}{reason}")
+    return "; ".join(clauses)
 
 
-def _moves(moved: Sequence[_Result], than: str, total: int) -> str:
-    """Say which way rows moved, by how much: ``faster than x in 3 of 5 rows, by 2 to 4 %``."""
-    ways: dict[str, list[_Result]] = {}
-    for result in moved:
-        ways.setdefault(result.moved.rsplit(" ", 1)[1], []).append(result)
+def _unchanged_clause(unchanged: Sequence[_RowVerdict], from_baseline: str) -> str:
+    limit = magnitude_text(_largest_bound(unchanged))
+    return f"differs{from_baseline} by at most {limit} %"
+
+
+def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> str:
+    """Return directions and sizes: ``faster than x in 3 of 5 rows, by 2 to 4 %``."""
+    by_direction: dict[str, list[_RowVerdict]] = {}
+    for result in changed:
+        by_direction.setdefault(result.effect_text.rsplit(" ", 1)[1], []).append(result)
     parts: list[str] = []
-    for way, results in ways.items():
-        said = f"{way}{than if not parts else ''}"
+    for word, results in by_direction.items():
+        comparative = f"{word}{than if not parts else ''}"
         if total == 1:
             low, high = sorted(map(abs, results[0].comparison.ci_pct or (results[0].effect,) * 2))
             parts.append(
-                f"{magnitude_text(results[0].effect)} % {said} ({results[0].name}, "
+                f"{magnitude_text(results[0].effect)} % {comparative} ({results[0].name}, "
                 f"{magnitude_text(low)} to {magnitude_text(high)} %)"
             )
-        else:
-            names = (
-                f" ({_listed([r.name for r in results])})" if len(results) < min(3, total) else ""
-            )
-            parts.append(f"{said} in {_of(len(results), total)}{names}, by {_sizes(results)} %")
+            continue
+        few = len(results) < min(3, total)
+        names = f" ({_join_names([r.name for r in results])})" if few else ""
+        rows = _rows_of(len(results), total)
+        parts.append(f"{comparative} in {rows}{names}, by {_size_range(results)} %")
     return " and ".join(parts)
 
 
-def _undecided(found: dict[str, list[_Result]], baseline: str) -> str:
-    """Say that nothing was decided of any arm, and what could have been seen."""
-    every = [result for results in found.values() for result in results]
-    left = [r for r in every if r.verdict.word in OPEN]
-    broken = [r for r in every if r.verdict.word == "invalid"]
+def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
+    """Return the sentence for a cell without any decision, with the detectable effects."""
+    all_results = [result for results in by_arm.values() for result in results]
+    left = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
+    broken = [r for r in all_results if r.verdict.word == "invalid"]
     arms = list(dict.fromkeys(r.comparison.arm for r in left))
     rows = list(dict.fromkeys(r.name for r in left))
     where = f"in {rows[0]}" if len(rows) == 1 else f"in any of {len(rows)} rows"
     differ = "differs" if len(arms) == 1 else "differ"
-    text = f"whether {_listed(arms, 'or')} {differ} from {baseline} {where}{_sight(left)}"
+    text = f"whether {_join_names(arms, 'or')} {differ} from {baseline} {where}{_detectable(left)}"
     if broken:
-        names = _listed(list(dict.fromkeys(r.comparison.arm for r in broken)))
+        names = _join_names(list(dict.fromkeys(r.comparison.arm for r in broken)))
         text += f"; {names}: invalid: {_cause(broken)}"
     return text
 
 
-def _sight(left: Sequence[_Result]) -> str:
-    """Say what could have been seen where nothing was decided, or why nothing could."""
-    guessed = [r for r in left if r.verdict.word == "estimate_only" and r.comparison.effect_pct]
-    if guessed and len(guessed) == len(left):
-        reasons = list(dict.fromkeys(str(r.verdict.reason) for r in guessed))
-        return f"; an estimate only ({reasons[0]}): {_span(guessed)}"
-    seen = [r for r in left if r.comparison.mde_pct is not None]
-    if not seen:
+def _detectable(left: Sequence[_RowVerdict]) -> str:
+    """Return the smallest detectable effects of undecided rows, or why there are none."""
+    estimates = [r for r in left if r.verdict.word == "estimate_only" and r.comparison.effect_pct]
+    if estimates and len(estimates) == len(left):
+        reasons = list(dict.fromkeys(str(r.verdict.reason) for r in estimates))
+        return f"; an estimate only ({reasons[0]}): {_effect_range(estimates)}"
+    detectable = [r for r in left if r.comparison.mde_pct is not None]
+    if not detectable:
         return f" ({_cause(left)})"
-    sizes = sorted(((r.comparison.mde_pct or 0.0, r.name) for r in seen), key=lambda pair: pair[0])
+    sizes = sorted(
+        ((r.comparison.mde_pct or 0.0, r.name) for r in detectable), key=lambda pair: pair[0]
+    )
     (low, here), (high, there) = sizes[0], sizes[-1]
-    text = f"; the smallest effect that could be seen is {magnitude_text(low)} %"
+    text = f"; the smallest detectable effect is {magnitude_text(low)} %"
     if magnitude_text(low) == magnitude_text(high):
         return text
     if here == there:
@@ -188,85 +191,85 @@ def _sight(left: Sequence[_Result]) -> str:
     return f"{text} ({here}) to {magnitude_text(high)} % ({there})"
 
 
-def _span(results: Sequence[_Result]) -> str:
-    """Return the range of effects with their rows: ``8.4 % faster (x) to 0.1 % slower (y)``."""
+def _effect_range(results: Sequence[_RowVerdict]) -> str:
+    """Return the range of effects with its rows: ``8.4 % faster (x) to 0.1 % slower (y)``."""
     best, worst = (
         pick(results, key=lambda r: r.effect if r.row.better == "higher" else -r.effect)
         for pick in (max, min)
     )
     if best is worst:
-        return f"{best.moved} ({best.name})"
-    return f"{best.moved} ({best.name}) to {worst.moved} ({worst.name})"
+        return f"{best.effect_text} ({best.name})"
+    return f"{best.effect_text} ({best.name}) to {worst.effect_text} ({worst.name})"
 
 
-def _invalid(found: dict[str, list[_Result]]) -> str:
+def _invalid_arms(by_arm: dict[str, list[_RowVerdict]]) -> str:
     causes: dict[str, list[str]] = {}
-    for arm, results in found.items():
+    for arm, results in by_arm.items():
         causes.setdefault(_cause(results), []).append(arm)
     return "; ".join(
-        f"{_listed(arms)} {'is' if len(arms) == 1 else 'are'} invalid: {cause}"
+        f"{_join_names(arms)} {'is' if len(arms) == 1 else 'are'} invalid: {cause}"
         for cause, arms in causes.items()
     )
 
 
-def _cause(results: Sequence[_Result]) -> str:
+def _cause(results: Sequence[_RowVerdict]) -> str:
     causes = list(dict.fromkeys(str(r.verdict.reason) for r in results))
-    more = f" (and {len(causes) - 1} more causes)" if len(causes) > 1 else ""
+    more = f" (and {len(causes) - 1} other causes)" if len(causes) > 1 else ""
     return f"{causes[0]}{more}"
 
 
-def _without_arms(analysis: CellAnalysis) -> str:
-    """Say what there is where nothing was asked: the noise between two equal arms."""
+def _no_arms(analysis: CellAnalysis) -> str:
+    """Return the sentence for a cell without treatment arms: the noise of the A/A control."""
     control = analysis.data.control
-    results = _results(analysis, control) if control is not None else []
+    results = _row_verdicts(analysis, control) if control is not None else []
     known = [r for r in results if r.comparison.effect_pct is not None]
     if not known:
-        return f"No question was asked: {analysis.data.baseline} is the only arm."
+        return f"No arms to compare: {analysis.data.baseline} is the only one."
     largest = max(known, key=lambda r: abs(r.effect))
     return (
-        f"No question was asked: {analysis.data.baseline} run twice measured up to "
-        f"{percent_text(largest.effect)} apart ({largest.name}){_sight(known)}."
+        f"No arms to compare: two identical copies of {analysis.data.baseline} measured up to "
+        f"{percent_text(largest.effect)} apart ({largest.name}){_detectable(known)}."
     )
 
 
-def _bound(results: Iterable[_Result]) -> float:
+def _largest_bound(results: Iterable[_RowVerdict]) -> float:
     return max(r.bound for r in results)
 
 
-def _largest(results: Iterable[_Result]) -> list[_Result]:
+def _by_size(results: Iterable[_RowVerdict]) -> list[_RowVerdict]:
     return sorted(results, key=lambda r: -abs(r.effect))
 
 
-def _sizes(results: Sequence[_Result]) -> str:
+def _size_range(results: Sequence[_RowVerdict]) -> str:
     sizes = sorted(abs(r.effect) for r in results)
     low, high = magnitude_text(sizes[0]), magnitude_text(sizes[-1])
     return low if low == high else f"{low} to {high}"
 
 
-def _share(part: int, total: int) -> str:
-    """Say in how many of the rows, where it is not in all of them."""
-    return "" if part == total else f" in {_of(part, total)}"
+def _in_some_rows(part: int, total: int) -> str:
+    """Return `` in 3 of 5 rows``, or an empty string for all rows."""
+    return "" if part == total else f" in {_rows_of(part, total)}"
 
 
-def _of(part: int, total: int) -> str:
+def _rows_of(part: int, total: int) -> str:
     if part == total:
         return "both rows" if total == 2 else f"all {total} rows"
     return f"{part} of {total} rows"
 
 
-def _where(results: Sequence[_Result], total: int) -> str:
+def _in_named_rows(results: Sequence[_RowVerdict], total: int) -> str:
     if len(results) == total:
         return ""
-    return f" in {count_text(len(results), 'row')} ({_few([r.name for r in results])})"
+    return f" in {count_text(len(results), 'row')} ({_first_names([r.name for r in results])})"
 
 
-def _few(names: Sequence[str]) -> str:
-    shown = list(names[:NAMED])
+def _first_names(names: Sequence[str]) -> str:
+    shown = list(names[:MAX_NAMED_ROWS])
     rest = len(names) - len(shown)
     return "; ".join([*shown, *([f"{rest} more"] if rest else [])])
 
 
-def _listed(names: Sequence[str], last: str = "and") -> str:
+def _join_names(names: Sequence[str], last: str = "and") -> str:
     if len(names) < 3:
         return f" {last} ".join(names)
     return f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -1,11 +1,11 @@
-"""The machines of a study: whose cells may stand beside each other, and whose runs.
+"""Host groups: which cells of a study ran on the same machine and may be compared.
 
-A machine here is a host: two of one kind differ too, by a few percent (firmware, cooling, where
-memory lies). Within a cell every block is of one host, so relabelling within blocks compares no
-two hosts, however far apart they are: with ``design.across_hosts=true`` the host is a blocking
-factor, coarser than the block, and the permutation test is as exact as on one host. Its effect
-is then that of these hosts together. Between cells nothing is interleaved: cells of several
-machines are shown apart, and no curve or confirmation joins them, unless they say so too.
+Every host is a machine of its own: two of one model differ by a few percent too (firmware,
+cooling, memory placement). Within a cell every block runs on one host, so relabelling within
+blocks compares no two hosts. With ``design.across_hosts=true`` the host is a blocking factor,
+coarser than the block, and the permutation test is as exact as on one host; its effect is then
+that of these hosts together. Cells are not interleaved with each other: cells of several machines
+are shown apart, and no curve or confirmation joins them unless they declare ``across_hosts``.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from labkit.analysis.number_format import percent_text
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
 
-ANY = "any host (design.across_hosts=true)"
+ANY_HOST = "any host (design.across_hosts=true)"
 
 
 @dataclass(frozen=True)
 class HostGroup:
-    """One machine in words, and the places of its cells in the study."""
+    """A machine's description, and the indices of its cells in the study."""
 
     name: str
     cells: tuple[int, ...]
 
 
 def machine_name(analysis: CellAnalysis) -> str | None:
-    """Name the machine of a cell's runs; None: none has left a record."""
-    found = analysis.environment
+    """Return a description of the machine of a cell's runs, or None without records."""
+    environment = analysis.environment
     if analysis.data.design.get("across_hosts", False):
-        return ANY
-    if not found:
+        return ANY_HOST
+    if not environment:
         return None
-    memory = found.get("memory_bytes")
+    memory = environment.get("memory_bytes")
     parts = (
-        f"host {found.get('host')}",
-        found.get("cpu_model"),
-        f"{found['cores']} cores" if found.get("cores") else None,
+        f"host {environment.get('host')}",
+        environment.get("cpu_model"),
+        f"{environment['cores']} cores" if environment.get("cores") else None,
         f"{memory / 2**30:.0f} GiB" if memory else None,
-        found.get("os"),
-        found.get("accelerator"),
+        environment.get("os"),
+        environment.get("accelerator"),
     )
     return ", ".join(str(part) for part in parts if part)
 
 
 def host_groups(analyses: Sequence[CellAnalysis]) -> list[HostGroup]:
-    """Group the cells of a study by machine; those without runs stand with the first."""
+    """Group the cells of a study by machine; cells without runs join the first group."""
     groups: dict[str, list[int]] = {}
     names = [machine_name(analysis) for analysis in analyses]
     first = next((name for name in names if name is not None), "no runs")
@@ -59,52 +59,52 @@ def host_groups(analyses: Sequence[CellAnalysis]) -> list[HostGroup]:
 
 
 def on_same_machine(one: CellAnalysis, other: CellAnalysis) -> bool:
-    """Tell whether two cells may be compared with each other."""
+    """Return whether two cells ran on the same machine, so that they may be compared."""
     return len(host_groups([one, other])) == 1
 
 
 @dataclass(frozen=True)
 class HostEffects:
-    """One arm in one row: its effect by host, in percent."""
+    """The effect of one arm in one row on each host, in percent."""
 
     row: MetricRow
     arm: str
     by_host: dict[str, float]
 
     @property
-    def spread(self) -> float:
-        """Percentage points between the hosts that are furthest apart."""
+    def range_pct(self) -> float:
+        """Difference between the largest and the smallest effect, in percentage points."""
         return max(self.by_host.values()) - min(self.by_host.values())
 
 
 def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
-    """Estimate every arm's effect in every primary row on each host by itself."""
+    """Yield every arm's effect in every primary row, estimated on each host by itself."""
     data = analysis.data
     hosts = {block: host for host, blocks in data.hosts.items() for block in blocks}
     for row in analysis.rows:
         if not row.primary or row.skipped is not None or not row.positive:
             continue
         for arm in data.treatment_arms:
-            found = {}
+            by_host = {}
             blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
             for host in data.hosts:
-                mine = [block for block in blocks if hosts.get(block) == host]
-                if mine:
-                    pair = (log_values(row, name, mine) for name in (data.baseline, arm))
-                    found[host] = to_percent(hodges_lehmann(*pair))
-            if len(found) > 1:
-                yield HostEffects(row, arm, found)
+                own_blocks = [block for block in blocks if hosts.get(block) == host]
+                if own_blocks:
+                    pair = (log_values(row, name, own_blocks) for name in (data.baseline, arm))
+                    by_host[host] = to_percent(hodges_lehmann(*pair))
+            if len(by_host) > 1:
+                yield HostEffects(row, arm, by_host)
 
 
 def hosts_sentence(analysis: CellAnalysis) -> str | None:
-    """Say that a cell's blocks are of several hosts, and how far these are apart at most."""
+    """Return how a cell's blocks are spread over hosts and how much these differ, or None."""
     hosts = analysis.data.hosts
     if len(hosts) < 2:
         return None
-    blocks = ", ".join(f"{len(found)} of {host}" for host, found in hosts.items())
-    text = f"blocks are of {len(hosts)} hosts ({blocks}), each compared within itself"
-    worst = max(host_effects(analysis), key=lambda one: one.spread, default=None)
+    counts = ", ".join(f"{len(blocks)} on {host}" for host, blocks in hosts.items())
+    text = f"blocks ran on {len(hosts)} hosts ({counts}), each compared within one host"
+    worst = max(host_effects(analysis), key=lambda one: one.range_pct, default=None)
     if worst is None:
         return text
     each = ", ".join(f"{percent_text(e)} on {host}" for host, e in worst.by_host.items())
-    return f"{text}; most apart in {worst.row.case!r}: {worst.arm} {each} (estimates)"
+    return f"{text}; hosts differ most in {worst.row.case!r}: {worst.arm} {each} (estimates)"

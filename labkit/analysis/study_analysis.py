@@ -1,4 +1,4 @@
-"""A study: its cells found and analysed, and what they say together."""
+"""Analysis of a study: its cells, their analyses and the p-values over all of them."""
 
 from __future__ import annotations
 
@@ -18,73 +18,75 @@ Stamp = frozenset[tuple[str, int]]
 
 
 class AnalysisCache:
-    """Analyses cells, each once for as long as its runs stay as they are."""
+    """Analyses of cells, each made again only when the cell's runs have changed."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Stamp, CellAnalysis]] = {}
 
     def cell(self, cell_dir: Path) -> CellAnalysis:
-        """Analyse a cell, or return the analysis of its very runs; raises :class:`RecordError`."""
+        """Return a cell's analysis, cached if its runs are the same; raise :class:`RecordError`."""
         stamp, known = _stamp(cell_dir), self._known.get(cell_dir)
         if known is not None and known[0] == stamp:
             return known[1]
-        found = analyse(cell_dir, lambda: self._beside(cell_dir))
-        self._known[cell_dir] = stamp, found
-        return found
+        analysis = analyse(cell_dir, lambda: self._companion(cell_dir))
+        self._known[cell_dir] = stamp, analysis
+        return analysis
 
     def study(self, study_dir: Path) -> list[CellAnalysis]:
-        """Analyse every cell of a study; raises :class:`RecordError`."""
+        """Return the analyses of a study's cells; raise :class:`RecordError`."""
         return [self.cell(path) for path in cell_dirs(study_dir)]
 
     def decided(self, cell_dir: Path) -> bool:
-        """Tell whether every arm has a verdict in every primary row."""
+        """Return whether every arm has a decided verdict in every primary row."""
         analysis = self.cell(cell_dir)
-        asked = analysis.data.treatment_arms
+        arms = analysis.data.treatment_arms
         words = {
             one.verdict.word
             for one in analysis.judged
-            if one.row.primary and one.comparison.arm in asked
+            if one.row.primary and one.comparison.arm in arms
         }
         return bool(words) and words <= DECIDED_WORDS
 
-    def _beside(self, cell_dir: Path) -> CellAnalysis | None:
-        """Find the cell of turns that this one confirms, or the one that confirms it."""
+    def _companion(self, cell_dir: Path) -> CellAnalysis | None:
+        """Return the interleaved cell that this one confirms, or the one that confirms it."""
         name = cell_dir.name
-        turns = name.removesuffix(PROCESSES_SUFFIX)
-        other = cell_dir.with_name(f"{name}{PROCESSES_SUFFIX}" if turns == name else turns)
+        interleaved = name.removesuffix(PROCESSES_SUFFIX)
+        other = cell_dir.with_name(
+            f"{name}{PROCESSES_SUFFIX}" if interleaved == name else interleaved
+        )
         has_runs = is_cell(other) and any((other / "runs").glob("b*.json"))
         return self.cell(other) if has_runs else None
 
 
 def _stamp(cell_dir: Path) -> Stamp:
-    """Return what tells whether a cell has other runs: their names and when they were written."""
+    """Return the names and modification times of a cell's runs."""
     files = (cell_dir / "runs").glob("*.json")
     return frozenset((path.name, path.stat().st_mtime_ns) for path in files)
 
 
 def is_cell(folder: Path) -> bool:
-    """Tell a cell's folder: it has a ``cell.json``, or arms and runs to make one anew from."""
+    """Return whether a folder is a cell: it has a ``cell.json``, or arms and runs to rebuild it."""
     if (folder / "cell.json").is_file():
         return True
     return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))
 
 
 def cell_dirs(study_dir: Path) -> list[Path]:
-    """Find a study's cells, sorted by name; a cell's own folder is a study of one.
+    """Return a study's cell folders, sorted by name; a cell's own folder is a study of one.
 
     Raises
     ------
     RecordError
-        There is no such folder, or no cell in it.
+        The folder does not exist, or has no cell.
     """
     if not study_dir.is_dir():
         raise RecordError(f"{study_dir}: no such directory")
     if is_cell(study_dir):
         return [study_dir]
-    found = sorted(path for path in study_dir.iterdir() if is_cell(path))
-    if not found:
+    cells = sorted(path for path in study_dir.iterdir() if is_cell(path))
+    if not cells:
         raise RecordError(f"{study_dir}: no cell in it (a folder with arms/ and runs/)")
-    return found
+    return cells
 
 
 def exit_code(study_dir: str | Path) -> int:
@@ -93,7 +95,7 @@ def exit_code(study_dir: str | Path) -> int:
     Raises
     ------
     RecordError
-        A file of a cell is not valid.
+        A cell's file is not valid.
     """
     return max(analysis.status for analysis in AnalysisCache().study(Path(study_dir)))
 
@@ -101,8 +103,8 @@ def exit_code(study_dir: str | Path) -> int:
 def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
     """Return ``study.json``: the cells with their status, gates and verdicts.
 
-    With several cells, ``family`` holds the p-values of all their primary rows adjusted as
-    one family (max-T over joint relabellings, times the number of arms where several).
+    With several cells, ``family`` holds the p-values of all primary rows, adjusted as one family:
+    max-T over joint relabellings, times the largest number of arms in a cell.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -118,9 +120,9 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
     cell = analysis.json
     words: dict[str, int] = {}
     for row in cell["rows"]:
-        for found in row["comparisons"]:
-            if row["primary"] and found["arm"] in analysis.data.treatment_arms:
-                words[found["verdict"]] = words.get(found["verdict"], 0) + 1
+        for comparison in row["comparisons"]:
+            if row["primary"] and comparison["arm"] in analysis.data.treatment_arms:
+                words[comparison["verdict"]] = words.get(comparison["verdict"], 0) + 1
     return {
         "cell": cell["cell"],
         "dir": analysis.data.dir.name,
@@ -139,14 +141,14 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
 
 def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     """Adjust the primary rows of all cells as one family, arm by arm."""
-    places, families = [], []
-    widest = max(len(analysis.data.treatment_arms) for analysis in analyses)
+    tested, families = [], []
+    most_arms = max(len(analysis.data.treatment_arms) for analysis in analyses)
     for analysis in analyses:
         data = analysis.data
         for arm in data.treatment_arms if data.withheld_reason is None else ():
             tests = row_tests(analysis.rows, arm, data.baseline, data.criteria.runs, True)
             if tests:
-                places.append((analysis, arm, list(tests)))
+                tested.append((analysis, arm, list(tests)))
                 families.append(list(tests.values()))
     adjusted = joint_p_values(families) if families else []
     return [
@@ -155,8 +157,8 @@ def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
             "case": analysis.rows[member].case,
             "metric": analysis.rows[member].metric,
             "arm": arm,
-            "p_adjusted": min(1.0, widest * p),
+            "p_adjusted": min(1.0, most_arms * p),
         }
-        for (analysis, arm, members), ps in zip(places, adjusted, strict=True)
+        for (analysis, arm, members), ps in zip(tested, adjusted, strict=True)
         for member, p in zip(members, ps, strict=True)
     ]

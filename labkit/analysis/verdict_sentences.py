@@ -1,4 +1,4 @@
-"""One plain sentence per comparison, derived from ``cell.json`` alone."""
+"""Verdict sentences: one plain sentence per comparison, derived from ``cell.json`` alone."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Json = Mapping[str, Any]
 
 
 def title(cell: Json) -> str:
-    """Name a cell by its question, else by its folder, and say at which scale it was asked."""
+    """Return a cell's question (or its name), with its scale."""
     scale = cell.get("scale")
     return f"{cell['question'] or cell['cell']}" + (f" (scale={scale})" if scale else "")
 
 
-LOOKED_AT = 0.02  # an A/A row with a smaller p is named
+MAX_UNREMARKED_P = 0.02  # A/A rows with a smaller p are named
 
 
 def test_method_text(cell: Json) -> str:
-    """Say how the p-values were found: ``exact``, or ``Monte Carlo, 100,000 draws``.
+    """Return how p-values were computed: ``exact``, or ``Monte Carlo, 100,000 draws``.
 
-    Rows that lack a block are tested under the relabellings of those that have all.
+    Rows that lack a block are tested under the relabellings of the complete rows.
     """
     labels = _labels(cell)
     if labels is None or labels.exact:
@@ -40,7 +40,7 @@ def test_method_text(cell: Json) -> str:
 
 
 def relabellings_text(cell: Json) -> str:
-    """Say over what the p-values were found: ``all 1,296 relabellings``, or the draws."""
+    """Return the set behind the p-values: ``all 1,296 relabellings``, or the draws."""
     labels = _labels(cell)
     if labels is None or not labels.exact:
         return test_method_text(cell)
@@ -53,20 +53,20 @@ def _labels(cell: Json) -> Relabellings | None:
 
 
 def level_text(cell: Json) -> str:
-    """Write the level of the intervals that are shown: ``95 %``, or ``99 %`` at a look."""
+    """Return the confidence level of the intervals: ``95 %``, or ``99 %`` at a look."""
     known = (c["level"] for row in cell["rows"] for c in row["comparisons"] if c["level"])
     return f"{100 * next(known, 1 - float(cell['design']['alpha'])):g} %"
 
 
 def identity_phrase(cell: Json, claim: str) -> str:
-    """Say what was proven about the outputs."""
+    """Return what the identity gate established about the outputs."""
     if cell["gates"]["identical"]["status"] != "pass":
         return "outputs not compared"
     return IDENTITY_CLAIMS.get(claim, "outputs not compared")
 
 
 def direction(unit: str | None, better: str | None, effect_pct: float) -> str:
-    """Say an effect in words: ``2.1 % faster``; sizes (bytes) are more or less."""
+    """Return an effect as text: ``2.1 % faster``; bytes are ``more`` or ``less``."""
     size = f"{magnitude_text(effect_pct)} %"
     if unit == "bytes":
         return f"{size} {'more' if effect_pct > 0 else 'less'}"
@@ -78,7 +78,7 @@ def _direction(row: Json, comparison: Json) -> str:
 
 
 def _interval(comparison: Json, key: str, directed: bool) -> str:
-    """Write an interval: of the size in the effect's direction, or with its signs."""
+    """Return an interval as text: sizes in the effect's direction, or signed limits."""
     low, high = comparison[f"{key}_low_pct"], comparison[f"{key}_high_pct"]
     if low is None:
         return "unknown"
@@ -91,23 +91,23 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
 
 
 def _evidence(cell: Json, comparison: Json, directed: bool) -> str:
-    """Write what supports a verdict: adjusted interval and p, then those of the row alone."""
+    """Return the evidence for a verdict: adjusted interval and p, then the row's own."""
     effect = "" if directed else f"{percent_text(comparison['effect_pct'])}, "
     return (
         f"({effect}adjusted {level_text(cell)} CI {_interval(comparison, 'ci', directed)}, "
-        f"adjusted p = {p_text(comparison['p_adjusted'])}; alone "
+        f"adjusted p = {p_text(comparison['p_adjusted'])}; this row alone "
         f"{_interval(comparison, 'ci_raw', directed)}, p = {p_text(comparison['p'])} "
         f"({test_method_text(cell)}); {count_text(comparison['blocks'], 'block')})"
     )
 
 
 def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
-    """Say a comparison's verdict in one plain sentence, without the row's name."""
+    """Return a comparison's verdict as one plain sentence, without the row's name."""
     arm, word, reason = comparison["arm"], comparison["verdict"], comparison["reason"]
     if word == "invalid":
         return f"{arm}: invalid: {reason}"
     if comparison["effect_pct"] is None:
-        return f"{arm}: can't tell: {reason}"
+        return f"{arm}: inconclusive: {reason}"
     if word == "estimate_only":
         blocks = count_text(comparison["blocks"], "block")
         return f"{arm}: estimate only: {_direction(row, comparison)} in {blocks} ({reason})"
@@ -119,31 +119,31 @@ def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str
         margin = f"±{cell['design']['margin_pct']:g} %"
         return f"{arm} is {_direction(row, comparison)}, inside the margin of {margin} {evidence}"
     if word == "equivalent":
-        return f"{arm}: flat: {reason} {evidence}"
-    return f"{arm}: can't tell: {reason} {evidence}"
+        return f"{arm}: equivalent: {reason} {evidence}"
+    return f"{arm}: inconclusive: {reason} {evidence}"
 
 
 def row_name(row: Json) -> str:
-    """Name a row: its case, or its metric where the case is all requests."""
+    """Return a row's name: its case, or its metric if the case is all requests."""
     return str(row["metric"] if row["case"] == "all" else row["case"])
 
 
 def verdict_sentences(cell: Json, claim: str) -> list[str]:
-    """Return a cell's sentences: its primary rows, arm by arm, or why a row was skipped."""
-    found = []
+    """Return the sentences of a cell's primary rows, arm by arm, or why a row was skipped."""
+    lines = []
     for row in cell["rows"]:
         if not row["primary"]:
             continue
         name = row_name(row)
         if row["skipped"] is not None:
-            found.append(f"{name}: skipped: {row['skipped']}")
+            lines.append(f"{name}: skipped: {row['skipped']}")
         for comparison in row["comparisons"]:
-            found.append(f"{name}: {verdict_sentence(cell, row, comparison, claim)}")
-    return found
+            lines.append(f"{name}: {verdict_sentence(cell, row, comparison, claim)}")
+    return lines
 
 
 def real_arms(cell: Json) -> list[str]:
-    """Name all arms but the control, the baseline first."""
+    """Return the names of all arms but the control, the baseline first."""
     return [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
 
 
@@ -153,36 +153,39 @@ def control_name(cell: Json) -> str | None:
 
 
 def control_sentence(cell: Json) -> str | None:
-    """Say what the A/A control measured: the noise that nothing explains.
+    """Return what the A/A control measured, the noise, or None without a control.
 
-    Its largest effect and its smallest p stand side by side, and every row that a reader
-    who looks for an effect would have found is named.
+    The sentence has its largest effect, its smallest p, and every row whose p alone is so small
+    that a reader would take it for an effect.
     """
     control = control_name(cell)
-    found = [
+    comparisons = [
         (row_name(row), c)
         for row in cell["rows"]
         if row["primary"]
         for c in row["comparisons"]
         if c["arm"] == control and c["effect_pct"] is not None and c["p"] is not None
     ]
-    if control is None or not found:
+    if control is None or not comparisons:
         return None
-    where, largest = max(found, key=lambda item: abs(item[1]["effect_pct"]))
-    there, surest = min(found, key=lambda item: item[1]["p"])
+    largest_row, largest = max(comparisons, key=lambda item: abs(item[1]["effect_pct"]))
+    smallest_row, smallest = min(comparisons, key=lambda item: item[1]["p"])
     text = (
-        f"A/A control: at most {percent_text(largest['effect_pct'])} from the baseline ({where}); "
-        f"smallest p {p_text(surest['p'])} alone, {p_text(surest['p_adjusted'])} adjusted ({there})"
+        f"A/A control: at most {percent_text(largest['effect_pct'])} from the baseline "
+        f"({largest_row}); smallest p {p_text(smallest['p'])} unadjusted, "
+        f"{p_text(smallest['p_adjusted'])} adjusted ({smallest_row})"
     )
-    limits = [abs(c[key]) for _, c in found for key in ("ci_low_pct", "ci_high_pct") if c[key]]
+    keys = ("ci_low_pct", "ci_high_pct")
+    limits = [abs(c[key]) for _, c in comparisons for key in keys if c[key]]
     if limits:
         text += f"; widest interval ±{magnitude_text(max(limits))} %"
-    low = [
+    remarkable = [
         f"{name} ({percent_text(c['effect_pct'])}, p = {p_text(c['p'])})"
-        for name, c in found
-        if c["p"] < LOOKED_AT
+        for name, c in comparisons
+        if c["p"] < MAX_UNREMARKED_P
     ]
-    if low:
-        text += f"; {len(low)} of {count_text(len(found), 'row')} below p = {LOOKED_AT:g} alone: "
-        text += "; ".join(low)
+    if remarkable:
+        rows = count_text(len(comparisons), "row")
+        text += f"; {len(remarkable)} of {rows} with p below {MAX_UNREMARKED_P:g} unadjusted: "
+        text += "; ".join(remarkable)
     return text

@@ -12,7 +12,7 @@ from labkit.analysis.observations import MetricRow
 from labkit.analysis.verdict import Verdict
 from labkit.records import Arm
 
-SIGHT = "smallest detectable effect: 6.8 %"
+DETECTABLE = "smallest detectable effect: 6.8 %"
 
 
 def arm(name, role="arm", device="cpu"):
@@ -47,36 +47,35 @@ def faster(effect=-4.1, low=-5.0, high=-3.2):
     return {"map": ("faster" if effect < 0 else "slower", effect, (low, high))}
 
 
-def unseen(mde, reason=SIGHT):
+def unseen(mde, reason=DETECTABLE):
     return {"map": ("inconclusive", -3.0, mde, reason)}
 
 
 SENTENCES = {
     "all flat: the largest bound of all rows": (
         cell(("a", flat()), ("b", flat(-0.3, -0.9, 0.4, "trivial"))),
-        "On this machine map changes nothing by more than 1.2 % against search.",
+        "On this machine map differs from search by at most 1.2 %.",
     ),
     "flat but for one": (
         cell(("a", flat()), ("b", flat()), ("prefill, 8 × 512", faster())),
-        "On this machine map changes nothing by more than 1.2 % against search, except "
-        "prefill, 8 × 512 (4.1 % faster).",
+        "On this machine map differs from search by at most 1.2 %, except in prefill, 8 × 512 "
+        "(4.1 % faster).",
     ),
     "flat but for two, the larger first": (
         cell(("a", flat()), ("b", flat()), ("c", faster()), ("d", faster(6.0, 5.0, 7.0))),
-        "On this machine map changes nothing by more than 1.2 % against search, except "
-        "d (6.0 % slower) and c (4.1 % faster).",
+        "On this machine map differs from search by at most 1.2 %, except in d (6.0 % slower) and "
+        "c (4.1 % faster).",
     ),
     "flat but for one, one open": (
         cell(("a", flat()), ("b", flat()), ("c", faster(1.0, 0.5, 1.5)), ("d", unseen(6.8))),
-        "On this machine map changes nothing by more than 1.2 % against search in 2 of 4 rows; "
-        "it changes c (1.0 % slower); not decided in 1 row (d); the smallest effect that could "
-        "be seen is 6.8 %.",
+        "On this machine map differs from search by at most 1.2 % in 2 of 4 rows; it differs more "
+        "in c (1.0 % slower); not decided in 1 row (d); the smallest detectable effect is 6.8 %.",
     ),
     "many exceptions are counted": (
         cell(*((f"f{i}", flat()) for i in range(4)),
              *((f"m{i}", faster(-3.0 - i, -9.0, -2.0)) for i in range(4))),
-        "On this machine map changes nothing by more than 1.2 % against search, except 4 rows "
-        "(6.0 % faster (m3) to 3.0 % faster (m0)).",
+        "On this machine map differs from search by at most 1.2 %, except in 4 rows (6.0 % faster "
+        "(m3) to 3.0 % faster (m0)).",
     ),
     "all moved one way": (
         cell(("a", faster()), ("b", faster(-8.0, -9.0, -7.0)), ("c", faster(-6.0, -7.0, -5.0))),
@@ -84,31 +83,31 @@ SENTENCES = {
     ),
     "both ways": (
         cell(("a", faster()), ("b", faster(-8.0, -9.0, -7.0)), ("c", faster(2.5, 2.1, 3.0))),
-        "On this machine map is faster than search in 2 of 3 rows (a and b), by 4.1 to 8.0 % "
-        "and slower in 1 of 3 rows (c), by 2.5 %.",
+        "On this machine map is faster than search in 2 of 3 rows (a and b), by 4.1 to 8.0 % and "
+        "slower in 1 of 3 rows (c), by 2.5 %.",
     ),
     "more moved than flat, one open": (
         cell(("a", faster()), ("b", faster()), ("c", flat()), ("d", unseen(6.8))),
-        "On this machine map is faster than search in 2 of 4 rows (a and b), by 4.1 % and "
-        "changes nothing by more than 1.2 % in 1 of 4 rows; not decided in 1 row (d); the "
-        "smallest effect that could be seen is 6.8 %.",
+        "On this machine map is faster than search in 2 of 4 rows (a and b), by 4.1 % and differs "
+        "by at most 1.2 % in 1 of 4 rows; not decided in 1 row (d); the smallest detectable "
+        "effect is 6.8 %.",
     ),
     "flat, open and invalid": (
         cell(("a", flat()), ("b", unseen(6.8)), ("c", unseen(35.9)),
              ("d", {"map": ("invalid", -1.0, 3.0, "outputs differ: case 'd'")})),
-        "On this machine map changes nothing by more than 1.2 % against search in 1 of 4 rows; "
-        "not decided in 2 rows (b; c); the smallest effect that could be seen is 6.8 % (b) to "
-        "35.9 % (c); invalid in 1 row (d): outputs differ: case 'd'.",
+        "On this machine map differs from search by at most 1.2 % in 1 of 4 rows; not decided in "
+        "2 rows (b; c); the smallest detectable effect is 6.8 % (b) to 35.9 % (c); invalid in 1 "
+        "row (d): outputs differ: case 'd'.",
     ),
     "nothing decided": (
         cell(("a", unseen(6.8)), ("b", unseen(35.9)), ("c", unseen(9.0))),
-        "Not decided: whether map differs from search in any of 3 rows; the smallest effect that "
-        "could be seen is 6.8 % (a) to 35.9 % (b).",
+        "Not decided: whether map differs from search in any of 3 rows; the smallest detectable "
+        "effect is 6.8 % (a) to 35.9 % (b).",
     ),
     "noise withholds what looks flat": (
         cell(("a", unseen(1.5, "noise exceeds margin"))),
-        "Not decided: whether map differs from search in a; the smallest effect that could be "
-        "seen is 1.5 %.",
+        "Not decided: whether map differs from search in a; the smallest detectable effect is 1.5 "
+        "%.",
     ),
     "an estimate has its reason and no claim": (
         cell(("a", {"map": ("estimate_only", -50.2, None, "2 blocks of 2: a claim needs 3")}),
@@ -118,8 +117,8 @@ SENTENCES = {
     ),
     "a grown study is exploratory": (
         cell(("a", {"map": ("estimate_only", -9.0, None, "exploratory: blocks were added")})),
-        "Not decided: whether map differs from search in a; an estimate only (exploratory: "
-        "blocks were added): 9.0 % faster (a).",
+        "Not decided: whether map differs from search in a; an estimate only (exploratory: blocks "
+        "were added): 9.0 % faster (a).",
     ),
     "invalid in every row": (
         cell(*((n, {"map": ("invalid", -9.0, 3.0, "vacuous: resolver.map stayed 0")})
@@ -129,24 +128,24 @@ SENTENCES = {
     "invalid and open": (
         cell(("a", {"map": ("invalid", -9.0, 3.0, "vacuous"), "plan": ("inconclusive", 1.0, 4.0)}),
              arms=("map", "plan")),
-        "Not decided: whether plan differs from search in a; the smallest effect that could be "
-        "seen is 4.0 %; map: invalid: vacuous.",
+        "Not decided: whether plan differs from search in a; the smallest detectable effect is "
+        "4.0 %; map: invalid: vacuous.",
     ),
     "several arms": (
         cell(("a", {"map": ("faster", -9.0, (-10.0, -8.0)),
                     "plan": ("equivalent", 0.1, (-1.0, 1.0)),
-                    "grid": ("inconclusive", 1.0, 4.0, SIGHT)}),
+                    "grid": ("inconclusive", 1.0, 4.0, DETECTABLE)}),
              ("b", {"map": ("faster", -7.0, (-8.0, -6.0)), "plan": ("trivial", 0.5, (0.1, 0.9)),
-                    "grid": ("inconclusive", 1.0, 5.5, SIGHT)}), arms=("map", "plan", "grid")),
-        "On this machine, against search: map is faster in both rows, by 7.0 to 9.0 %; "
-        "plan changes nothing by more than 1.0 %; grid is not decided; the smallest effect that "
-        "could be seen is 4.0 % (a) to 5.5 % (b).",
+                    "grid": ("inconclusive", 1.0, 5.5, DETECTABLE)}), arms=("map", "plan", "grid")),
+        "On this machine, against search: map is faster in both rows, by 7.0 to 9.0 %; plan "
+        "differs by at most 1.0 %; grid is not decided; the smallest detectable effect is 4.0 % "
+        "(a) to 5.5 % (b).",
     ),
     "several arms, none decided": (
-        cell(("a", {"map": ("inconclusive", 1.0, 4.0, SIGHT), "plan": ("inconclusive", 1.0, 3.0)}),
+        cell(("a", {"map": ("inconclusive", 1.0, 4.0), "plan": ("inconclusive", 1.0, 3.0)}),
              arms=("map", "plan")),
-        "Not decided: whether map or plan differ from search in a; the smallest effect that could "
-        "be seen is 3.0 % to 4.0 %.",
+        "Not decided: whether map or plan differ from search in a; the smallest detectable effect "
+        "is 3.0 % to 4.0 %.",
     ),
     "requests: one row of all, with its interval": (
         cell(("all", {"map": ("faster", 3.0, (1.9, 4.2))}), unit="tok/s",
@@ -161,26 +160,25 @@ SENTENCES = {
     "several metrics are named": (
         cell(("a", flat()), ("a", flat()), ("a", faster()),
              metrics=("x_us", "y_us", "z_us")),
-        "On this machine map changes nothing by more than 1.2 % against search, except "
-        "a: z_us (4.1 % faster).",
+        "On this machine map differs from search by at most 1.2 %, except in a: z_us (4.1 % "
+        "faster).",
     ),
     "what was not measured is named": (
         cell(("a", flat()), skipped=("huge",)),
-        "On this machine map changes nothing by more than 1.2 % against search; not measured: "
-        "huge.",
+        "On this machine map differs from search by at most 1.2 %; not measured: huge.",
     ),
     "nothing was measured": (
         cell(skipped=("huge",)),
-        "No answer: nothing was measured of map and search; not measured: huge.",
+        "No answer: nothing was measured for map and search; not measured: huge.",
     ),
     "the emulator says so": (
         cell(("a", flat()), device="emulated"),
-        "In the emulator map changes nothing by more than 1.2 % against search.",
+        "In the emulator map differs from search by at most 1.2 %.",
     ),
     "no arm: the same twice": (
-        cell(("a", {"control": ("inconclusive", -14.3, 30.0, SIGHT)}), arms=()),
-        "No question was asked: search run twice measured up to −14.3% apart (a); the smallest "
-        "effect that could be seen is 30.0 %.",
+        cell(("a", {"control": ("inconclusive", -14.3, 30.0, DETECTABLE)}), arms=()),
+        "No arms to compare: two identical copies of search measured up to −14.3% apart (a); the "
+        "smallest detectable effect is 30.0 %.",
     ),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_a_quiet_machine_says_nothing(make_cell):
             lambda r: replace(
                 r, environment={**r.environment, "settings": {"governor": f"g{r.block // 2}"}}
             ),
-            "settings of the machine changed between runs: governor g0 to g1 (b02-",
+            "machine settings changed between runs: governor g0 to g1 (b02-",
         ),
         (
             lambda r: replace(r, probe={"before": {"matmul_us": 100.0 * (1 + r.block)}}),
@@ -115,15 +115,15 @@ def slow_at(place, factors):
 
 def test_two_modes_are_reported_with_fishers_p(make_cell):
     text = said(make_cell(change=slow_at(2, (1.2, 1.0)), noise=0.002))
-    assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; in the upper: " in text
-    assert "Fisher's exact test" in text and "none dropped" in text
+    assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; above the gap: " in text
+    assert "Fisher's exact test" in text and "no run was dropped" in text
 
 
 def test_modes_of_many_rows_are_one_line_with_their_number_and_the_worst(make_cell):
     factors = (1.1, 1.3, 1.2, 1.15)
     text = said(make_cell(cases=tuple("abcd"), change=slow_at(2, factors), noise=0.002))
     (line,) = [line for line in text.splitlines() if "modes" in line]
-    assert line.startswith("two modes in 4 rows, the widest 30 % apart in 'b'; in the upper: ")
+    assert line.startswith("two modes in 4 rows, the widest 30 % apart in 'b'; above the gap: ")
     assert "the smallest of all rows" in line
 
 
@@ -132,7 +132,7 @@ def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
         return slow_at(record.position, (1.2, 1.3))(record) if record.arm == "control" else record
 
     (line,) = [line for line in said(make_cell(change=leak)).splitlines() if "A/A" in line]
-    assert line.startswith("the A/A control differs from the baseline in 2 rows, most in ")
+    assert line.startswith("the A/A control differs from the baseline in 2 rows, above all in ")
 
 
 def test_skipped_rows_of_one_reason_are_one_line(make_cell):

@@ -118,7 +118,7 @@ def test_flat_is_equivalent_and_says_the_bound(make_cell):
     c = found(cell)
     assert c["verdict"] == "equivalent"
     assert c["reason"].startswith("any difference is within ±0.")
-    assert "flat: any difference is within ±0." in verdict_sentences(cell, "bitwise")[0]
+    assert "equivalent: any difference is within ±0." in verdict_sentences(cell, "bitwise")[0]
 
 
 def test_small_but_certain_is_trivial(make_cell):
@@ -136,7 +136,7 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
     target = max(1.0, abs(round(c["effect_pct"], 1)))
     need = blocks_needed(c["sd"], 2, c["alpha_row"], target)
     assert f"about {need} blocks would detect {target:g} %" in c["reason"]
-    assert "can't tell: smallest detectable effect" in verdict_sentences(cell, "bitwise")[0]
+    assert "inconclusive: smallest detectable effect" in verdict_sentences(cell, "bitwise")[0]
 
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):

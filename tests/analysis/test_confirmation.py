@@ -50,14 +50,14 @@ def test_designs_that_estimate_different_things_are_told_apart():
     apart = [not found.agrees for found in pairs(0.1, 0.3, 50)]
     assert np.mean(apart) >= 0.9
     first = next(pairs(0.1, 0.3, 1))
-    assert first.difference_pct < 0 < first.unseen_pct < abs(first.difference_pct)
+    assert first.difference_pct < 0 < first.undetected_pct < abs(first.difference_pct)
 
 
 @pytest.mark.parametrize(
     ("effect", "says"),
     [
-        (0.90, "Separate processes agree with the turns in all 2 rows"),
-        (1.10, "Separate processes disagree with the turns in 2 of 2 rows, most in"),
+        (0.90, "Separate processes agree with interleaved runs in all 2 rows"),
+        (1.10, "Separate processes disagree with interleaved runs in 2 of 2 rows, most in"),
     ],
 )
 def test_two_cells_of_a_study_are_held_against_each_other(make_cell, effect, says):
@@ -68,7 +68,7 @@ def test_two_cells_of_a_study_are_held_against_each_other(make_cell, effect, say
         ("decode, 64 reqs, ctx 128", "seq_map"),
         ("prefill, 8 × 512", "seq_map"),
     ]
-    assert all(abs(a.turns_pct + 10) < 1 for a in found)
+    assert all(abs(a.interleaved_pct + 10) < 1 for a in found)
     assert agreement_sentence(found).startswith(says)
 
 
@@ -89,7 +89,7 @@ def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     alone = analyse(turns)
     assert isolation_sentence(alone) is None
-    assert any("every process held all arms" in line for line in caveats(alone))
+    assert any("all arms were interleaved in one process" in line for line in caveats(alone))
     apart = make_cell("s/cell~processes", seed=2, effects={"seq_map": 0.9})
     write_study(turns.parent, plots=False)
     for folder in (turns, apart):
@@ -97,8 +97,9 @@ def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
             "Separate processes agree"
         )
     assert not any(
-        "every process held all arms" in line for line in caveats(AnalysisCache().cell(turns))
+        "all arms were interleaved in one process" in line
+        for line in caveats(AnalysisCache().cell(turns))
     )
     for name in ("report.md", "report.html"):
         text = (turns.parent / name).read_text()
-        assert text.count("Separate processes agree with the turns in all 2 rows") == 2
+        assert text.count("Separate processes agree with interleaved runs in all 2 rows") == 2

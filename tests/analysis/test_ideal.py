@@ -19,7 +19,7 @@ def hits(tokens, **more):
 
 
 def disagreements(*records):
-    return [line for one in attained_rates(["a", "b"], records) for line in one.disagreements()]
+    return [line for one in attained_rates(["a", "b"], records) for line in one.impossible_counts()]
 
 
 def test_shares_stand_beside_what_was_allowed():
@@ -41,7 +41,7 @@ def test_shares_stand_beside_what_was_allowed():
 def test_more_hits_than_the_prompts_share_are_a_disagreement():
     assert disagreements(run("a", hits(500))) == []
     assert disagreements(run("a", hits(516))) == [
-        "a: 51.6% of its prompts hit, and they share 50.0%"
+        "a: 51.6% of its prompts hit, but they share only 50.0%"
     ]
     # A preempted request finds its own blocks again.
     assert disagreements(run("a", hits(516, preemptions=2.0))) == []
@@ -49,7 +49,7 @@ def test_more_hits_than_the_prompts_share_are_a_disagreement():
 
 def test_the_controls_find_counts_that_are_not_what_they_are_called():
     assert disagreements(run("a", hits(16), shared=0, unshared=True)) == [
-        "a: 1.6% of its prompts hit, and no two begin alike"
+        "a: 1.6% of its prompts hit, but prompts share none"
     ]
     assert disagreements(run("a", hits(0), shared=0, unshared=True)) == []
     warm = run("a", hits(900), shared=950, unshared=True, cache_state="warm")
@@ -57,7 +57,7 @@ def test_the_controls_find_counts_that_are_not_what_they_are_called():
     random = {"spec.random": 9.0, "spec.drafted": 1000.0}
     assert disagreements(run("b", {**random, "spec.accepted": 2.0})) == []
     (line,) = disagreements(run("b", {**random, "spec.accepted": 100.0}))
-    assert line == "b: 10.0% of its drafts are right, and they are random"
+    assert line == "b: 10.0% of its drafts are accepted, but they are random"
 
 
 def test_records_of_before_and_arms_with_nothing_to_reach_have_no_table():
@@ -81,7 +81,7 @@ def test_padding_stands_beside_that_of_a_rectangle():
 
 def test_padding_of_requests_that_are_alike_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
-        "a: 1.0% of its rows are padding, and all requests are alike"
+        "a: 1.0% of its rows are padding, but all requests have one length"
     ]
     alike = attained_rates_table(CELL, [padding(0, tokens=100)])
     assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]

@@ -181,10 +181,10 @@ def test_the_control_s_smallest_p_stands_beside_its_largest_effect(make_cell, ca
     (line,) = [line for line in text.splitlines() if line.startswith("A/A control: ")]
     found = re.match(
         r"A/A control: at most \+(\d\.\d)% from the baseline \(decode, 64 reqs, ctx 128\); "
-        r"smallest p (\S+) alone, (\S+) adjusted \(decode, 64 reqs, ctx 128\); widest", line
+        r"smallest p (\S+) unadjusted, (\S+) adjusted \(decode, 64 reqs, ctx 128\); widest", line
     )  # fmt: skip
     assert found and 2 < float(found[1]) < 4 and float(found[2]) < 0.02
-    assert "1 of 2 rows below p = 0.02 alone: decode, 64 reqs, ctx 128 (+" in line
+    assert "1 of 2 rows with p below 0.02 unadjusted: decode, 64 reqs, ctx 128 (+" in line
     quiet = printed(capsysbinary, make_cell("quiet/cell").parent, "md")
     assert "below p" not in quiet and "A/A control: at most" in quiet
 

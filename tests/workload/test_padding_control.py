@@ -53,9 +53,9 @@ def test_requests_that_are_alike_leave_nothing_to_pad(composed):
         shown = {"counters": found.counters, "notes": found.notes}
         records.append(Record(name, role, 0, 0, 0, "ok", "now", **shown))
     shares = {one.arm: one for one in attained_rates(list(cell.experiments), records)}
-    assert not [line for one in shares.values() for line in one.disagreements()]
+    assert not [line for one in shares.values() for line in one.impossible_counts()]
     for arm in ("alike", "alike_static"):
-        assert shares[arm].alike and shares[arm].padded == shares[arm].rectangle == 0
+        assert shares[arm].equal_lengths and shares[arm].padded == shares[arm].rectangle == 0
     for arm in ("uneven", "uneven_static"):
-        assert not shares[arm].alike and 0 < shares[arm].padded < 1
+        assert not shares[arm].equal_lengths and 0 < shares[arm].padded < 1
         assert 0 < shares[arm].rectangle < 1

@@ -23,14 +23,14 @@ def attained_rates_table(cell: Json, records: Sequence[Record]) -> Table[Attaine
     if not rates:
         return None
     columns = [
-        _share_column("prefix hits allowed", lambda arm: arm.hits_allowed, rates),
+        _share_column("prefix hits allowed", lambda arm: arm.attainable_hits, rates),
         _share_column("reached", lambda arm: arm.hits, rates),
         _share_column("drafts accepted", lambda arm: arm.accepted, rates),
         _share_column("padding of one rectangle", lambda arm: arm.rectangle, rates),
         _share_column("rows of padding", lambda arm: arm.padded, rates),
     ]
     name = Column[AttainedRates]("arm", lambda arm: arm.arm, numeric=False)
-    notes = [f"Disagreement: {line}." for arm in rates for line in arm.disagreements()]
+    notes = [f"Disagreement: {line}." for arm in rates for line in arm.impossible_counts()]
     if any(arm.hits is not None for arm in rates):
         notes.append(
             "Allowed: prompt tokens in whole blocks that an earlier prompt starts with, if every "
