@@ -69,7 +69,7 @@ def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell
         if one.comparison.arm == "seq_map":
             assert one.comparison.effect_pct == pytest.approx(-5, abs=1.0)
     (said,) = [line for line in caveats(found) if "2 hosts" in line]
-    assert "4 of abc, 4 of def" in said and re.search(r"seq_map −[45]\.\d% on abc", said)
+    assert "4 on abc, 4 on def" in said and re.search(r"seq_map −[45]\.\d% on abc", said)
 
 
 def test_a_slower_host_is_no_disturbance(make_cell):
