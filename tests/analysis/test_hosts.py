@@ -151,7 +151,7 @@ def test_cells_of_one_machine_or_of_any_stand_in_one_table(make_cell):
 def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "labkit.analysis.rendering.study_overview.curves",
+        "labkit.analysis.rendering.study_overview.load_curves",
         lambda cells: seen.append([cell.name for cell in cells]) or [],
     )
     write_study(two_machines(make_cell), plots=False)
