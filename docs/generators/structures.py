@@ -1,7 +1,7 @@
-"""Walks through the engine's own structures, without a model: docs/structures.md.
+"""Generate docs/structures.md: block tables, chunks and a radix tree, step by step.
 
-What a scheduler schedules, a block table holds and a radix tree keeps, step by step, of requests
-whose answers are given. ``python -m docs.generators.structures > docs/structures.md``.
+A scheduler and a KV cache manager serve requests whose answers are given, without a model.
+``python -m docs.generators.structures > docs/structures.md``.
 
 Sources: the alloc and table demos of "Inference Engines 2/N: Batching and PagedAttention"; the
 example of three users and that of chunked prefill in M. Saroufim's notes on mini-sglang (24
@@ -24,13 +24,13 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
 
-GREATEST = 2_048  # tokens that a cache set aside for any request would hold
-BLOCK = 16
+RESERVED_TOKENS = 2_048  # per request, of a cache that reserves memory for the longest
+BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What a step computed of a request: tokens from ``start`` on; whether it sampled."""
+class ComputedChunk:
+    """The tokens of a request that a step computed, from ``start`` on, and whether it sampled."""
 
     request: str
     start: int
@@ -38,17 +38,17 @@ class Chunk:
     samples: bool
 
 
-class Walk:
-    """A scheduler over a pool of blocks, whose requests answer what they are told to.
+class Simulation:
+    """A scheduler over a pool of blocks, whose requests have given answers.
 
-    ``words``: spells tokens, in the order of their ids; a token's id is its place there.
+    ``words`` has the text of each token id.
     """
 
     def __init__(
         self,
         *,
         blocks: int = 200,
-        block_size: int = BLOCK,
+        block_size: int = BLOCK_SIZE,
         prefixes: str = "none",
         words: Sequence[str] = ("-",),
         **options: Any,
@@ -57,8 +57,8 @@ class Walk:
         self.prefixes = prefix_cache.create(prefixes, self.pool, block_size)
         self.cache = PagedKVCacheManager(self.pool, block_size, self.prefixes)
         optimistic = {"reservation": config.Reservation.optimistic, "watermark": 0.0}
-        asked = config.Scheduler(**{**optimistic, **options})
-        self.scheduler = Scheduler(asked, self.cache, frozenset())
+        scheduling = config.Scheduler(**{**optimistic, **options})
+        self.scheduler = Scheduler(scheduling, self.cache, frozenset())
         self.words = words
         self._answers: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
@@ -67,14 +67,14 @@ class Walk:
         """Return the token ids of words."""
         return [self.words.index(word) for word in words]
 
-    def ask(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def submit(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Queue a request."""
         self._answers[name] = list(answer)
         params = SamplingParams(max_tokens=len(answer), ignore_eos=True)
         self.scheduler.add(Request(name, tuple(prompt), params))
 
-    def step(self) -> list[Chunk]:
-        """Run a step; return what was computed."""
+    def step(self) -> list[ComputedChunk]:
+        """Run a step; return the chunks that it computed."""
         output = self.scheduler.schedule()
         sampled = {
             chunk.state.request_id: [Sampled(self._answers[chunk.state.request_id].pop(0), None)]
@@ -83,20 +83,20 @@ class Walk:
         }
         for chunk in output.chunks:
             self.computed[chunk.state.request_id] = chunk.start + chunk.num_tokens
-        made = [
-            Chunk(chunk.state.request_id, chunk.start, chunk.num_tokens, chunk.samples)
+        chunks = [
+            ComputedChunk(chunk.state.request_id, chunk.start, chunk.num_tokens, chunk.samples)
             for chunk in output.chunks
         ]
         self.scheduler.update(output, sampled)
         self.scheduler.check()
-        return made
+        return chunks
 
     def blocks(self, name: str) -> list[int]:
         """Return a running request's block table."""
         return [int(block) for block in self.cache.table(name).block_ids]
 
     def is_running(self, name: str) -> bool:
-        """Tell whether a request runs."""
+        """Return whether a request runs."""
         return self.scheduler.is_running(name)
 
     def finish(self, name: str) -> None:
@@ -105,74 +105,75 @@ class Walk:
             self.step()
 
 
-# How many blocks a sequence takes.
+# Blocks per sequence.
 
 
 def blocks_used() -> Iterator[str]:
-    """Serve two requests together and lay out what they held at their ends."""
-    walk = Walk(max_num_batched_tokens=64)
-    asked = {"What is the capital of France?": (20, 10), "Explain in detail how ...": (26, 1_270)}
-    for name, (prompt, answer) in asked.items():
-        walk.ask(name, [0] * prompt, [0] * answer)
-    held: dict[str, int] = {}
-    while walk.scheduler.has_work():
-        walk.step()
-        held |= {name: len(walk.blocks(name)) for name in asked if walk.is_running(name)}
+    """Serve two requests together and yield a table of the blocks that they had at their ends."""
+    simulation = Simulation(max_num_batched_tokens=64)
+    prompts = {"What is the capital of France?": (20, 10), "Explain in detail how ...": (26, 1_270)}
+    for name, (prompt, answer) in prompts.items():
+        simulation.submit(name, [0] * prompt, [0] * answer)
+    num_blocks: dict[str, int] = {}
+    while simulation.scheduler.has_work():
+        simulation.step()
+        num_blocks |= {
+            name: len(simulation.blocks(name)) for name in prompts if simulation.is_running(name)
+        }
     yield from _table(
         ("sequence", "tokens in the cache", "blocks", "not filled", "for 2,048", "not filled"),
         [
             (
                 name,
-                f"{walk.computed[name]:,}",
-                held[name],
-                f"{1 - walk.computed[name] / (held[name] * BLOCK):.0%}",
-                GREATEST // BLOCK,
-                f"{1 - walk.computed[name] / GREATEST:.0%}",
+                f"{simulation.computed[name]:,}",
+                num_blocks[name],
+                f"{1 - simulation.computed[name] / (num_blocks[name] * BLOCK_SIZE):.0%}",
+                RESERVED_TOKENS // BLOCK_SIZE,
+                f"{1 - simulation.computed[name] / RESERVED_TOKENS:.0%}",
             )
-            for name in asked
+            for name in prompts
         ],
     )
 
 
-# A block table, as it grows.
+# A block table while it grows.
 
 
 def block_table() -> Iterator[str]:
-    """List a block table whenever a block begins or a prompt ends."""
-    walk = Walk(chunk=BLOCK)
-    walk.ask("alone", [0] * 24, [0] * 61)
+    """Yield a block table whenever a block is added or the prompt ends."""
+    simulation = Simulation(chunk=BLOCK_SIZE)
+    simulation.submit("alone", [0] * 24, [0] * 61)
     yield from ["    prompt tokens: 24  generated: 61  total: 85  block_size: 16", ""]
-    size = 0
-    while walk.scheduler.has_work():
-        walk.step()
-        tokens = walk.computed["alone"]
-        if not walk.is_running("alone"):
+    num_listed = 0
+    while simulation.scheduler.has_work():
+        simulation.step()
+        tokens = simulation.computed["alone"]
+        if not simulation.is_running("alone"):
             break
-        blocks = walk.blocks("alone")
-        if tokens in (16, 24) or len(blocks) > size or tokens == 84:
-            said = {16: "after token 16", 24: "after prefill (24 prompt tokens)"}
-            yield from _listing(blocks, tokens, said.get(tokens, f"after token {tokens}"))
-        size = len(blocks)
-    yield from [
-        f"    [after the answer]  {walk.pool.num_free} of {walk.pool.capacity} blocks are free",
-    ]
+        blocks = simulation.blocks("alone")
+        if tokens in (16, 24) or len(blocks) > num_listed or tokens == 84:
+            after = "prefill (24 prompt tokens)" if tokens == 24 else f"token {tokens}"
+            yield from _listing(blocks, tokens, f"after {after}")
+        num_listed = len(blocks)
+    pool = simulation.pool
+    yield f"    [after the answer]  {pool.num_free} of {pool.capacity} blocks are free"
 
 
 def scattered_table() -> Iterator[str]:
-    """List the block table of a request that shares the pool with others."""
-    walk = Walk(chunk=BLOCK)
-    walk.ask("long", [0] * 24, [0] * 61)
-    walk.ask("short", [0] * 20, [0] * 8)
-    walk.ask("second", [0] * 10, [0] * 40)
-    walk.finish("short")
-    walk.ask("third", [0] * 40, [0] * 20)
-    while walk.computed["long"] < 80:
-        walk.step()
-    yield from _listing(walk.blocks("long"), 80, "after token 80, beside three others")
-    block, offset = divmod(47, BLOCK)
+    """Yield the block table of a request that shares the pool with others."""
+    simulation = Simulation(chunk=BLOCK_SIZE)
+    simulation.submit("long", [0] * 24, [0] * 61)
+    simulation.submit("short", [0] * 20, [0] * 8)
+    simulation.submit("second", [0] * 10, [0] * 40)
+    simulation.finish("short")
+    simulation.submit("third", [0] * 40, [0] * 20)
+    while simulation.computed["long"] < 80:
+        simulation.step()
+    yield from _listing(simulation.blocks("long"), 80, "after token 80, beside three others")
+    block, offset = divmod(47, BLOCK_SIZE)
     yield (
         f"    position 47: logical block {block}, offset {offset}: "
-        f"physical block {walk.blocks('long')[block]}, offset {offset}"
+        f"physical block {simulation.blocks('long')[block]}, offset {offset}"
     )
 
 
@@ -180,9 +181,9 @@ def _listing(blocks: Sequence[int], tokens: int, title: str) -> Iterator[str]:
     yield f"    [{title}]  ({tokens} tokens in KV cache)"
     yield f"    {'logical':>8}{'physical':>11}{'tokens':>12}{'fill':>9}"
     for index, block in enumerate(blocks):
-        start, stop = index * BLOCK, min((index + 1) * BLOCK, tokens)
+        start, stop = index * BLOCK_SIZE, min((index + 1) * BLOCK_SIZE, tokens)
         span = f"{start}-{stop - 1}" if stop > start else "-"
-        yield f"    {index:>8}{block:>11}{span:>12}{f'{max(0, stop - start)}/{BLOCK}':>9}"
+        yield f"    {index:>8}{block:>11}{span:>12}{f'{max(0, stop - start)}/{BLOCK_SIZE}':>9}"
     yield ""
 
 
@@ -190,20 +191,20 @@ def _listing(blocks: Sequence[int], tokens: int, title: str) -> Iterator[str]:
 
 
 def chunks(decodes: int, **options: Any) -> Iterator[str]:
-    """Lay out the steps that compute a prompt of 1,200 tokens beside so many decodes."""
-    walk = Walk(blocks=400, max_num_seqs=8, **options)
+    """Yield a table of the steps that compute a prompt of 1,200 tokens beside some decodes."""
+    simulation = Simulation(blocks=400, max_num_seqs=8, **options)
     for index in range(decodes):
-        walk.ask(f"d{index}", [0], [0] * 50)
-    while decodes and len(walk.step()) < decodes:
+        simulation.submit(f"d{index}", [0], [0] * 50)
+    while decodes and len(simulation.step()) < decodes:
         pass
-    walk.ask("long", [0] * 1_200, [0])
+    simulation.submit("long", [0] * 1_200, [0])
     lines = list[tuple[object, ...]]()
-    while walk.scheduler.is_live("long"):
-        made = walk.step()
-        (chunk,) = (one for one in made if one.request == "long")
+    while simulation.scheduler.is_live("long"):
+        computed = simulation.step()
+        (chunk,) = (c for c in computed if c.request == "long")
         left = 1_200 - chunk.start - chunk.tokens
-        what = "samples its first token" if chunk.samples else ""
-        lines.append((len(lines) + 1, len(made) - 1, chunk.tokens, f"{left:,}", what))
+        note = "samples its first token" if chunk.samples else ""
+        lines.append((len(lines) + 1, len(computed) - 1, chunk.tokens, f"{left:,}", note))
     yield from _table(("step", "decodes", "tokens of the prompt", "left", ""), lines)
 
 
@@ -219,79 +220,83 @@ WORDS = (
 
 
 def radix() -> Iterator[str]:
-    """Serve users A, B and C, who share a template, and show the tree after each event."""
-    walk = Walk(blocks=21, block_size=1, prefixes="radix", words=WORDS, max_num_batched_tokens=64)
+    """Serve users A, B and C, who share a template, and yield the tree after each event."""
+    simulation = Simulation(
+        blocks=21, block_size=1, prefixes="radix", words=WORDS, max_num_batched_tokens=64
+    )
 
     def ask(name: str, prompt: Sequence[str]) -> None:
         answer = [f"{name.lower()}{place}" for place in range(1, ANSWERS[name] + 1)]
-        walk.ask(name, walk.ids(prompt), walk.ids(answer))
+        simulation.submit(name, simulation.ids(prompt), simulation.ids(answer))
 
     def computed(name: str) -> str:
-        (chunk,) = (one for one in walk.step() if one.request == name)
-        found = "".join(f" {word}" for word in [*TEMPLATE][: chunk.start])
-        hit = f"finds{found} ({chunk.start} tokens)" if chunk.start else "finds nothing"
+        (chunk,) = (c for c in simulation.step() if c.request == name)
+        prefix = "".join(f" {word}" for word in [*TEMPLATE][: chunk.start])
+        hit = f"finds{prefix} ({chunk.start} tokens)" if chunk.start else "finds nothing"
         tokens = "1 token" if chunk.tokens == 1 else f"{chunk.tokens} tokens"
         return f"{hit} and computes {tokens}"
 
     ask("A", [*TEMPLATE, "Q1"])
-    yield from _event(walk, f"1. A arrives at an empty cache: it {computed('A')}.")
+    yield from _event(simulation, f"1. A arrives at an empty cache: it {computed('A')}.")
     for _ in range(4):
-        walk.step()
+        simulation.step()
     ask("B", [*TEMPLATE, "Q2"])
     yield from _event(
-        walk,
+        simulation,
         f"2. B arrives while A decodes: it {computed('B')}. The node that both begin with is split "
         "where they part, and locked twice.",
     )
     ask("C", [*TEMPLATE, "Q3"])
     yield from _event(
-        walk,
+        simulation,
         f"3. C arrives while A and B decode: it {computed('C')}; the template is locked thrice.",
     )
-    walk.finish("A")
+    simulation.finish("A")
     yield from _event(
-        walk,
-        "4. A has ended. Its own tokens stay, without a lock: they can be found, and evicted.",
+        simulation,
+        "4. A has ended. Its own tokens stay cached without a lock: they can match, or be evicted.",
     )
-    needed = walk.pool.num_free + 2
+    needed = simulation.pool.num_free + 2
     ask("D", ["d"] * needed)
-    walk.step()
+    simulation.step()
     yield from _event(
-        walk,
+        simulation,
         "5. D's prompt needs more blocks than are free: those that A left are cut, from the end. "
         "What B and C hold, and the template under them, is locked and stays.",
     )
     for name in ("D", "B", "C"):
-        walk.finish(name)
-    yield from _event(walk, "6. All have ended: nothing is locked, everything can be evicted.")
-    ask("E", ["e"] * 8)
-    walk.step()
+        simulation.finish(name)
     yield from _event(
-        walk,
+        simulation, "6. All have ended: nothing is locked, everything can be evicted."
+    )
+    ask("E", ["e"] * 8)
+    simulation.step()
+    yield from _event(
+        simulation,
         "7. E needs 8 blocks: leaves are cut in the order of their release, tails first. The "
         "template, released last, is still there for the next user.",
     )
 
 
-def _event(walk: Walk, text: str) -> Iterator[str]:
-    """Say what happened and draw the tree."""
-    assert isinstance(walk.prefixes, RadixPrefixCache)
-    walk.prefixes.check()
+def _event(simulation: Simulation, text: str) -> Iterator[str]:
+    """Yield the description of an event and a drawing of the tree."""
+    assert isinstance(simulation.prefixes, RadixPrefixCache)
+    simulation.prefixes.check()
     depth: dict[int, int] = {}
     yield from [textwrap.fill(text, 100), ""]
-    for node in _in_depth(walk.prefixes):
+    for node in _depth_first(simulation.prefixes):
         depth[id(node)] = depth.get(id(node.parent), -1) + 1
-        spelled = " ".join(walk.words[token] for span in node.tokens for token in span)
+        text_of_node = " ".join(simulation.words[token] for span in node.tokens for token in span)
         locks = f"locks {node.locks}" if node.locks else "no lock"
         blocks = ", ".join(map(str, node.blocks))
-        yield f"    {'    ' * depth[id(node)]}[{spelled}]  blocks {blocks}; {locks}"
-    pool = walk.pool
-    yield f"    {pool.num_free} blocks free, {pool.num_evictable} kept for nobody"
+        yield f"    {'    ' * depth[id(node)]}[{text_of_node}]  blocks {blocks}; {locks}"
+    pool = simulation.pool
+    yield f"    {pool.num_free} blocks free, {pool.num_evictable} evictable"
     yield ""
 
 
-def _in_depth(cache: RadixPrefixCache) -> Iterator[RadixNode]:
-    """Yield the nodes of a tree, each with what is below it."""
+def _depth_first(cache: RadixPrefixCache) -> Iterator[RadixNode]:
+    """Yield the nodes of a tree in depth-first order."""
     nodes = list(cache.nodes())
     tops = [node for node in nodes if node.parent is not None and node.parent not in nodes]
     stack = tops[::-1]
@@ -323,47 +328,47 @@ HEAD = """\
 # The engine's structures, step by step
 
 Block tables, chunks and a radix tree while requests are served: what the scheduler and the KV
-cache do, without a model, because it would change none of it. Everything below was printed by the
-structures themselves (`docs/generators/structures.py`), and a test holds that it still is:
+cache do, without a model, which would change none of it. Everything below is printed by the
+structures themselves (`docs/generators/structures.py`), and a test checks that it is up to date:
 `python -m docs.generators.structures > docs/structures.md`."""
 
 BLOCKS = """\
-## Blocks, as many as are needed
+## Blocks on demand
 
-Two answers, a short and a long one, in blocks of 16 tokens. The article's figures (alloc demo of
-*Inference Engines 2/N*): 29 tokens in 2 blocks, 1,295 tokens in 81, and 128 blocks for either if
-2,048 tokens were set aside."""
+A short and a long answer, in blocks of 16 tokens. The article's figures (alloc demo of *Inference
+Engines 2/N*): 29 tokens take 2 blocks, 1,295 tokens take 81, and either would take 128 blocks if
+2,048 tokens were reserved for it."""
 
 TABLE = """\
 ## A block table
 
-The article's table demo: one sequence, 24 tokens of prompt and 61 of answer. Its listing, in the
-article's layout; block 0 is the null block here and is never handed out, and the last token sampled
-is never computed, so that 84 of the 85 end in the cache. The prompt is computed 16 tokens a step,
-so that it can be seen half done; blocks for all of it are held from the beginning."""
+The article's table demo: one sequence, 24 tokens of prompt and 61 of answer, in the article's
+layout. Block 0 is the null block here and is never allocated. The last token sampled is never
+computed, so 84 of the 85 tokens end in the cache. The prompt is computed 16 tokens per step, to
+show it half done; its blocks are all allocated at the beginning."""
 
 SCATTERED = """\
-Alone, logical and physical blocks count in step. The same sequence in a batch, where others take
-blocks between two of its own and give theirs back:"""
+A sequence that is alone gets consecutive physical blocks. In a batch, other sequences allocate and
+free blocks in between:"""
 
 CHUNKS = """\
 ## A prompt in chunks
 
-The notes' example: of a prompt of 1,200 tokens 256 are computed in a step
-(`engine.scheduler.chunk`), and 944 are left for later ones."""
+The notes' example: a step computes 256 tokens of a prompt of 1,200 (`engine.scheduler.chunk`), and
+944 are left for later steps."""
 
 BUDGET = """\
-The same under a budget of 256 tokens a step (`engine.scheduler.max_num_batched_tokens`), of which
-six requests that decode take theirs first:"""
+The same with a budget of 256 tokens per step (`engine.scheduler.max_num_batched_tokens`), of which
+six decoding requests get a token each first:"""
 
 RADIX = """\
 ## Three users in a radix tree
 
-The notes' example, with blocks of one token so that every step can be seen: A, B and C share
-`SYS You are helpful` and ask Q1, Q2 and Q3. A line is a node with its tokens, its blocks and its
-locks: as many as requests end in it or below it. labkit offers a prompt for reuse as soon as it is
-computed; in the notes that is when its request ends. The last token of a prompt is always computed,
-for it is what the first answer is sampled from."""
+The notes' example, with blocks of one token to show every step: A, B and C share `SYS You are
+helpful` and ask Q1, Q2 and Q3. A line is a node with its tokens, its blocks and its locks, the
+number of requests that end in it or below it. labkit caches a prompt as soon as it is computed; in
+the notes it is cached when its request ends. The last token of a prompt is always computed, because
+the first token of the answer is sampled from its logits."""
 
 
 if __name__ == "__main__":

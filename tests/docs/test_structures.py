@@ -1,4 +1,4 @@
-"""The page of walks is what the structures do, and says what the articles say of them."""
+"""docs/structures.md is what the structures do, with the figures of the articles."""
 
 from pathlib import Path
 
