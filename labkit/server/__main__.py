@@ -1,7 +1,7 @@
 """The server's process: ``python -m labkit.server FD``, started by ``labkit.serve``.
 
-``FD`` is an open file that holds the checked config as JSON. Exit codes: 0 where a signal
-ended it, 2 with one line where it cannot serve, 130 where ctrl-C came before it served.
+``FD`` is an open file descriptor with the validated config as JSON. Exit codes: 0 if a signal
+ended the server, 2 with one line if it cannot serve, 130 if ctrl-C came before it served.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
 
 PROG = "labkit.serve"
-WARM_ROWS = 16  # requests that the warm-up serves together at most
+MAX_WARM_UP_REQUESTS = 16  # that the warm-up serves at once
 
 
 def main() -> int:
-    """Serve; return the exit code."""
+    """Run the server and return the exit code."""
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
-        asked = from_plain(Serve, json.load(file))
+        options = from_plain(Serve, json.load(file))
     try:
-        serve(asked)
+        serve(options)
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
@@ -40,68 +40,70 @@ def main() -> int:
     return 0
 
 
-def serve(asked: Serve) -> None:
-    """Load, warm up, and serve until a signal; or talk in this terminal."""
-    if asked.shell:
+def serve(options: Serve) -> None:
+    """Load the model and serve until a signal comes, or run the chat shell in this terminal."""
+    if options.shell:
         from labkit.server.chat_shell import Shell
 
-        loaded = load(asked)
-        Shell(loaded.engine, loaded.tokenizer, asked.server.max_output_tokens).run()
+        loaded = load(options)
+        Shell(loaded.engine, loaded.tokenizer, options.server.max_output_tokens).run()
         return
     from labkit.server import http_listener, routes
     from labkit.server.serving_service import Service
 
-    bound = http_listener.bind(asked.server)
-    loaded, name = load(asked), asked.server.model_name
+    bound = http_listener.bind(options.server)
+    loaded, name = load(options), options.server.model_name
     service = Service(
-        asked.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
+        options.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
     )
-    where = http_listener.url(bound)
+    url = http_listener.url(bound)
 
-    # What was loaded stays: looking through it again would stop every stream for some 0.1 s.
+    # Loaded objects are never garbage; scanning them would pause every stream for about 0.1 s.
     gc.collect()
     gc.freeze()
 
     def ready() -> None:
-        engine = asked.engine.name
-        note(f"{where} serves {service.name} (engine={engine}); ctrl-C stops it")
+        engine = options.engine.name
+        print_status(f"{url} serves {service.name} (engine={engine}); ctrl-C stops it")
 
     http_listener.run(service, routes.create_app(service), bound, ready)
-    note("stopped")
+    print_status("stopped")
 
 
-def note(line: str) -> None:
-    """Print a line for whoever started the server."""
+def print_status(line: str) -> None:
+    """Print a line to standard output with the program's name."""
     print(f"{PROG}: {line}", flush=True)
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model that has generated tokens."""
+class LoadedModel:
+    """A model with its tokenizer and an engine that is warmed up."""
 
     model: ModelDir
     tokenizer: Tokenizer
     engine: InferenceEngine
 
 
-def load(asked: Serve) -> Loaded:
-    """Settle what the process has one of, load the model, and generate a token."""
-    note(f"loading model={asked.model.name}")
-    settle(asked.engine)
+def load(options: Serve) -> LoadedModel:
+    """Configure the process, load the model, and warm the engine up."""
+    print_status(f"loading model={options.model.name}")
+    configure_process(options.engine)
     from labkit import models
     from labkit.engine.engine_factory import create
     from labkit.models import tokenizer
     from labkit.server.engine_thread import warm_up
 
-    model = models.resolve(asked.model)
-    reader = tokenizer.load(model.path)
-    engine = create(asked.engine, model.path)
-    warm_up(engine, min(WARM_ROWS, asked.engine.scheduler.max_num_seqs), model.vocab_size)
-    return Loaded(model, reader, engine)
+    model = models.resolve(options.model)
+    loaded_tokenizer = tokenizer.load(model.path)
+    engine = create(options.engine, model.path)
+    warm_up(
+        engine, min(MAX_WARM_UP_REQUESTS, options.engine.scheduler.max_num_seqs), model.vocab_size
+    )
+    return LoadedModel(model, loaded_tokenizer, engine)
 
 
-def settle(engine: Engine) -> None:
-    """Set what a process has one of, as a run's worker does."""
+def configure_process(engine: Engine) -> None:
+    """Set thread pool, memory limit, BLAS and thread count, as a run's worker does."""
     from labkit.machine import openblas_for_mlx, process_memory_limit, worker_environment
 
     with worker_environment.numba_without_scipy():
@@ -123,5 +125,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Taking LLVM and the thread pools apart would only cost time.
+    # A regular exit would spend time on tearing down LLVM and the thread pools.
     os._exit(status)

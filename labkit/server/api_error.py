@@ -1,4 +1,4 @@
-"""What goes wrong, as the OpenAI API says it: a status and one object."""
+"""Errors of the OpenAI API: an HTTP status and one JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong: ``param`` names the option at fault, ``code`` the mistake."""
+    """An error: ``param`` is the parameter at fault, ``code`` the API's error code."""
 
     message: str
     type: str
@@ -15,24 +15,24 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer that is not 200."""
+    """The body of every response whose status is not 200."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """A request that cannot be answered.
+    """An error to send to the client.
 
     Parameters
     ----------
     status
         The HTTP status.
     message
-        One line for whoever sent it.
+        One line for the client.
     param, code
-        The option at fault and the API's word for the mistake, where there is one.
+        The parameter at fault and the API's error code, or None.
     retry_after
-        Seconds after which it is worth trying again.
+        Seconds after which the client may retry, or None.
     """
 
     def __init__(
@@ -46,17 +46,19 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = ErrorDetail(" ".join(message.split()), TYPES[status], param, code)
+        self.detail = ErrorDetail(
+            " ".join(message.split()), ERROR_TYPES_BY_STATUS[status], param, code
+        )
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
 
     def encode(self) -> bytes:
-        """Return the body."""
+        """Return the response's body."""
         return msgspec.json.encode(ErrorBody(self.detail))
 
 
-TYPES = {
+ERROR_TYPES_BY_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -70,5 +72,5 @@ TYPES = {
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return a mistake in the request (400)."""
+    """Return the error for an invalid request (400)."""
     return ApiError(400, message, param=param, code=code)

@@ -1,4 +1,4 @@
-"""An API request under way: the engine's requests that it became, and what has come of them."""
+"""The generation of one API request: its engine requests and the tokens they have produced."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OnEnd = Callable[[str, bool, str], None]
 
 
 @dataclass(slots=True)
-class Times:
-    """When what happened to an engine request (seconds on the monotonic clock)."""
+class RequestTimestamps:
+    """Times of an engine request's events (seconds on the monotonic clock), and its token count."""
 
     arrived: float
     admitted: float | None = None
@@ -29,12 +29,12 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One more token of a choice, or its end.
+class TokenOutput:
+    """The next token of a choice, or its end.
 
-    ``token`` is None for an end without a token. ``text`` is what the token adds to the
-    choice's text, often nothing; ``finish_reason`` is None but for the last piece, and
-    ``stop`` the stop text that ended the choice, if one did.
+    ``token`` is None if the choice ends without another token. ``text`` is what the token adds
+    to the choice's text (often empty). ``finish_reason`` is set on the last piece only, and
+    ``stop`` is the stop string that ended the choice, if one did.
     """
 
     index: int
@@ -46,11 +46,11 @@ class Piece:
 
 
 class Generation:
-    """One API request under way: the engine's requests it became, and the pieces that wait.
+    """The generation of one API request: its engine requests, and the pieces not yet read.
 
-    Made, read and closed on the event loop. ``index`` of a piece counts choices, those of
-    the first prompt first. ``on_end`` is told of each request that ends: its id, whether the
-    engine must still abort it, and how (stop, length or abort).
+    Created, read and closed on the event loop. A piece's ``index`` counts choices, those of the
+    first prompt first. ``on_end`` is called for each engine request that ends, with its id,
+    whether the engine must still abort it, and the reason (stop, length or abort).
     """
 
     def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, on_end: OnEnd) -> None:
@@ -62,14 +62,14 @@ class Generation:
         }
         self.requests = {request.request_id: request for request in requests}
         now = time.monotonic()
-        self.times = {request.request_id: Times(now) for request in requests}
+        self.times = {request.request_id: RequestTimestamps(now) for request in requests}
         self._unfinished = set(self._choices)
-        self._pieces: list[Piece] = []
+        self._pieces: list[TokenOutput] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        """Take an event of one of its requests."""
+        """Add an event of one of the engine requests."""
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":
@@ -82,27 +82,29 @@ class Generation:
             self._on_end(event.request_id, event.finish_reason is None, reason)
         token = None if event.token == NO_TOKEN else event.token
         done: Any = reason
-        self._pieces.append(Piece(index, token, text, done, event.logprobs, processor.stop_text))
+        self._pieces.append(
+            TokenOutput(index, token, text, done, event.logprobs, processor.stop_text)
+        )
 
     def fail(self, error: ApiError) -> None:
-        """End it with an error, which its reader gets after the pieces that are there."""
+        """End with an error, which the reader gets after the pieces that are already there."""
         if self._error is None and self._unfinished:
             self._error = error
             self.close()
             self.wake()
 
     def wake(self) -> None:
-        """Let the reader go on."""
+        """Wake the reader."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """Yield what has come since the last time, until every choice has ended.
+    async def pieces(self) -> AsyncIterator[list[TokenOutput]]:
+        """Yield newly arrived pieces until every choice has ended.
 
         Raises
         ------
         ApiError
-            It could not be served, or not to its end.
+            The generation failed.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -118,7 +120,7 @@ class Generation:
                 await self._waiter
 
     def close(self) -> None:
-        """Abort what has not ended; harmless to call again."""
+        """Abort the engine requests that have not ended; may be called more than once."""
         for request_id in self._unfinished:
             self._on_end(request_id, True, "abort")
         self._unfinished.clear()

@@ -18,7 +18,7 @@ from labkit.server.openai_types import (
     SchemaFormat,
     ToolCall,
 )
-from labkit.server.response_streams import Answer
+from labkit.server.response_streams import GenerationResponse
 from labkit.server.sampling_translation import (
     check_choices,
     check_model,
@@ -30,54 +30,54 @@ from labkit.server.sampling_translation import (
 )
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
-from labkit.server.tool_calls import CallFormat
+from labkit.server.tool_calls import ToolCallFormat
 
 Tools = list[dict[str, Any]]
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
-async def answer(service: Service, body: bytes) -> Answer:
-    """Begin what a body asks for.
+async def create_response(service: Service, body: bytes) -> GenerationResponse:
+    """Start the generation that a request's body asks for.
 
     Raises
     ------
     ApiError
-        It cannot be served.
+        The request cannot be served.
     """
-    asked = decode(_decoder, body)
-    check_model(service, asked.model)
-    check_stream(asked)
-    n = check_choices(service, asked.n)
-    form, tools = _tools(service, asked)
-    prompt = await encode_conversation(service, plain(asked.messages), tools)
-    limit = _limit(asked)
+    request = decode(_decoder, body)
+    check_model(service, request.model)
+    check_stream(request)
+    n = check_choices(service, request.n)
+    tool_format, tools = _tools(service, request)
+    prompt = await encode_conversation(service, plain(request.messages), tools)
+    limit = _limit(request)
     most = service.options.max_output_tokens
     max_tokens = output_tokens(service, prompt, limit, default=most, param="messages")
-    params = to_params(service, asked, max_tokens=max_tokens, logprobs=_logprobs(asked))
-    constraint = await service.read(_constraint, service, asked, form, tools)
+    params = to_params(service, request, max_tokens=max_tokens, logprobs=_logprobs(request))
+    constraint = await service.read(_constraint, service, request, tool_format, tools)
     call_id = new_id("chatcmpl")
     generation = service.generate(call_id, [prompt], params, n, constraint)
-    writer = ChatWriter(service, asked, call_id, generation, prompt, n, form, tools)
+    writer = ChatWriter(service, request, call_id, generation, prompt, n, tool_format, tools)
     timeout_s = service.options.timeout_s
-    if asked.stream:
-        return Answer(generation, timeout_s, events=writer.events())
-    return Answer(generation, timeout_s, whole=writer.whole)
+    if request.stream:
+        return GenerationResponse(generation, timeout_s, events=writer.events())
+    return GenerationResponse(generation, timeout_s, body=writer.full_body)
 
 
-def _limit(asked: ChatRequest) -> int | None:
-    both = {asked.max_tokens, asked.max_completion_tokens} - {None}
+def _limit(request: ChatRequest) -> int | None:
+    both = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(both) > 1:
         raise invalid("max_tokens and max_completion_tokens are one option; give one", "max_tokens")
     return both.pop() if both else None
 
 
-def _logprobs(asked: ChatRequest) -> int | None:
-    if asked.top_logprobs is not None and not asked.logprobs:
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs: only with logprobs=true", "top_logprobs")
-    return (asked.top_logprobs or 0) if asked.logprobs else None
+    return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _tools(service: Service, asked: ChatRequest) -> tuple[CallFormat | None, Tools]:
+def _tools(service: Service, request: ChatRequest) -> tuple[ToolCallFormat | None, Tools]:
     """Return how calls are written and what may be called; (None, []) where nothing may.
 
     Raises
@@ -85,53 +85,53 @@ def _tools(service: Service, asked: ChatRequest) -> tuple[CallFormat | None, Too
     ApiError
         The model's template has no tools, or the choice names none of them.
     """
-    choice = asked.tool_choice
-    if not asked.tools:
+    choice = request.tool_choice
+    if not request.tools:
         if choice not in (None, "none"):
             raise invalid("tool_choice: there are no tools", "tool_choice")
         return None, []
-    if asked.parallel_tool_calls is False:
+    if request.parallel_tool_calls is False:
         raise invalid("parallel_tool_calls=false: not here", "parallel_tool_calls")
     if choice == "none":
         return None, []
-    form = service.call_format
-    if form is None:
+    tool_format = service.call_format
+    if tool_format is None:
         raise invalid("tools: the model's chat template has none that are known here", "tools")
-    if asked.response_format is not None and not _is_text(asked):
+    if request.response_format is not None and not _is_text(request):
         raise invalid("response_format: with tools only tool_choice=none", "response_format")
-    tools: Tools = [msgspec.to_builtins(tool) for tool in asked.tools]
+    tools: Tools = [msgspec.to_builtins(tool) for tool in request.tools]
     for tool in tools:
         tool["function"] = {k: v for k, v in tool["function"].items() if v is not None}
     if isinstance(choice, NamedTool):
         named = choice.function.name
         if named not in {tool["function"]["name"] for tool in tools}:
             raise invalid(f"tool_choice: there is no function {named!r}", "tool_choice")
-    return form, tools
+    return tool_format, tools
 
 
-def _is_text(asked: ChatRequest) -> bool:
-    return not isinstance(asked.response_format, JsonFormat | SchemaFormat)
+def _is_text(request: ChatRequest) -> bool:
+    return not isinstance(request.response_format, JsonFormat | SchemaFormat)
 
 
 def _constraint(
-    service: Service, asked: ChatRequest, form: CallFormat | None, tools: Tools
+    service: Service, request: ChatRequest, tool_format: ToolCallFormat | None, tools: Tools
 ) -> GrammarConstraint | None:
     """Return what the output must look like; None: anything."""
-    choice, wanted = asked.tool_choice, asked.response_format
-    forced = form is not None and (choice == "required" or isinstance(choice, NamedTool))
-    if asked.ignore_eos and (forced or not _is_text(asked)):
+    choice, wanted = request.tool_choice, request.response_format
+    forced = tool_format is not None and (choice == "required" or isinstance(choice, NamedTool))
+    if request.ignore_eos and (forced or not _is_text(request)):
         raise invalid("ignore_eos: what has a form has an end", "ignore_eos")
-    if form is not None and forced:
+    if tool_format is not None and forced:
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        grammar = form.grammar(tools, service.tokenizer)
+        grammar = tool_format.grammar(tools, service.tokenizer)
         if grammar is None:
             raise invalid("tool_choice: this model's calls cannot be enforced", "tool_choice")
-        return service.grammars.of_lark(grammar, "tools")
+        return service.grammars.from_lark(grammar, "tools")
     if isinstance(wanted, SchemaFormat):
-        return service.grammars.of_schema(wanted.json_schema.schema, "response_format")
+        return service.grammars.from_schema(wanted.json_schema.schema, "response_format")
     if isinstance(wanted, JsonFormat):
-        return service.grammars.of_schema({"type": "object"}, "response_format")
+        return service.grammars.from_schema({"type": "object"}, "response_format")
     return None
 
 
@@ -149,14 +149,14 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
             raise invalid(f"messages: a message of role {message.role} needs content", "messages")
         content = message.refusal or ""
     role = "system" if message.role == "developer" else message.role
-    written: dict[str, Any] = {"role": role, "content": content}
+    generated: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
-        written["name"] = message.name
+        generated["name"] = message.name
     if message.tool_calls and role == "assistant":
-        written["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        generated["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
-        written["tool_call_id"] = message.tool_call_id
-    return written
+        generated["tool_call_id"] = message.tool_call_id
+    return generated
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:

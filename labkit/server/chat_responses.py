@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs
-from labkit.server.api_generation import Generation, Piece
+from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.openai_types import (
     ChatChoice,
     ChatChunk,
@@ -26,24 +26,24 @@ from labkit.server.openai_types import (
     Usage,
 )
 from labkit.server.response_streams import DONE, event
-from labkit.server.sampling_translation import Written, collect, token_logprob, usage
+from labkit.server.sampling_translation import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.serving_service import Service
-from labkit.server.tool_calls import Call, CallFormat, CallReader
+from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Speaker:
+class DeltaWriter:
     """One choice of a stream: what of it has been said."""
 
-    def __init__(self, reader: CallReader | None) -> None:
+    def __init__(self, reader: ToolCallParser | None) -> None:
         self._reader = reader
         self._begun = False
         self._calls = 0
 
-    def deltas(self, piece: Piece) -> list[Delta]:
+    def deltas(self, piece: TokenOutput) -> list[Delta]:
         """Return what a piece adds, the role with the first of all."""
-        said: list[str | Call] = [piece.text] if piece.text else []
+        said: list[str | ParsedToolCall] = [piece.text] if piece.text else []
         if self._reader is not None:
             said = list(self._reader.add(piece.text))
             said += self._reader.finish() if piece.finish_reason else ()
@@ -53,7 +53,7 @@ class Speaker:
         """Return what a chunk without text says: nothing, or at the beginning the role."""
         return Delta() if self._begun else Delta(self._role(), "")
 
-    def finish_reason(self, piece: Piece) -> Any:
+    def finish_reason(self, piece: TokenOutput) -> Any:
         """Return how the choice ends with the piece, if it does."""
         return (
             "tool_calls" if self._calls and piece.finish_reason == "stop" else piece.finish_reason
@@ -63,7 +63,7 @@ class Speaker:
         role, self._begun = UNSET if self._begun else "assistant", True
         return role
 
-    def _delta(self, item: str | Call) -> Iterator[Delta]:
+    def _delta(self, item: str | ParsedToolCall) -> Iterator[Delta]:
         if isinstance(item, str):
             yield Delta(self._role(), item)
             return
@@ -76,37 +76,37 @@ class Speaker:
 class ChatWriter:
     """Writes a generation as the API's objects.
 
-    ``form`` and ``tools``: how calls are written, and what may be called; None: nothing.
+    ``tool_format`` and ``tools``: how calls are written, and what may be called; None: nothing.
     """
 
     def __init__(
         self,
         service: Service,
-        asked: ChatRequest,
+        request: ChatRequest,
         call_id: str,
         generation: Generation,
         prompt: Sequence[int],
         n: int,
-        form: CallFormat | None,
+        tool_format: ToolCallFormat | None,
         tools: Sequence[dict[str, Any]],
     ) -> None:
         self._service = service
-        self._asked = asked
+        self._request = request
         self._id = call_id
         self._generation = generation
         self._prompt = prompt
         self._n = n
-        self._form = form
+        self._form = tool_format
         self._tools = tools
-        self._ids = bool(asked.return_token_ids)
+        self._ids = bool(request.return_token_ids)
 
-    def _reader(self) -> CallReader | None:
-        return None if self._form is None else CallReader(self._form, self._tools)
+    def _reader(self) -> ToolCallParser | None:
+        return None if self._form is None else ToolCallParser(self._form, self._tools)
 
-    async def whole(self) -> bytes:
+    async def full_body(self) -> bytes:
         """Return the answer in one piece."""
         found = await collect(self._generation, self._n)
-        choices = [self._choice(index, written) for index, written in enumerate(found)]
+        choices = [self._choice(index, generated) for index, generated in enumerate(found)]
         return _encode(
             ChatCompletion(
                 self._id,
@@ -119,11 +119,11 @@ class ChatWriter:
             )
         )
 
-    def _choice(self, index: int, written: Written) -> ChatChoice:
-        reader, calls, text = self._reader(), [], written.text
+    def _choice(self, index: int, generated: GeneratedChoice) -> ChatChoice:
+        reader, calls, text = self._reader(), [], generated.text
         if reader is not None:
             said = [*reader.add(text), *reader.finish()]
-            calls = [item for item in said if isinstance(item, Call)]
+            calls = [item for item in said if isinstance(item, ParsedToolCall)]
             text = "".join(item for item in said if isinstance(item, str))
         made = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in calls]
         message = Message("assistant", None if made and not text else text, None, made or UNSET)
@@ -131,32 +131,32 @@ class ChatWriter:
             index,
             message,
             "tool_calls"
-            if made and written.finish_reason == "stop"
-            else cast(Any, written.finish_reason),
-            self._logprobs(written.tokens, written.logprobs),
-            written.tokens if self._ids else UNSET,
+            if made and generated.finish_reason == "stop"
+            else cast(Any, generated.finish_reason),
+            self._logprobs(generated.tokens, generated.logprobs),
+            generated.tokens if self._ids else UNSET,
         )
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the answer as server-sent events, each step's together."""
-        options = self._asked.stream_options
+        options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         running = bool(options and options.continuous_usage_stats)
-        speakers = [Speaker(self._reader()) for _ in range(self._n)]
-        written, first = 0, True
+        speakers = [DeltaWriter(self._reader()) for _ in range(self._n)]
+        generated, first = 0, True
         async for pieces in self._generation.pieces():
             parts = []
             for piece in pieces:
-                written += piece.token is not None
-                now: Any = self._usage(written) if running else None if with_usage else UNSET
+                generated += piece.token is not None
+                now: Any = self._usage(generated) if running else None if with_usage else UNSET
                 for choice in self._chunk_choices(piece, speakers[piece.index]):
                     parts.append(self._chunk([choice], now, first=first))
                     first = False
             if parts:
                 yield b"".join(parts)
-        yield (self._chunk([], self._usage(written)) if with_usage else b"") + DONE
+        yield (self._chunk([], self._usage(generated)) if with_usage else b"") + DONE
 
-    def _chunk_choices(self, piece: Piece, speaker: Speaker) -> list[ChunkChoice]:
+    def _chunk_choices(self, piece: TokenOutput, speaker: DeltaWriter) -> list[ChunkChoice]:
         """Return what a piece adds to the stream: none, where it has nothing to say yet."""
         deltas = speaker.deltas(piece)
         if not deltas and (self._ids or piece.logprobs or piece.finish_reason):
@@ -186,11 +186,11 @@ class ChatWriter:
             )
         )
 
-    def _usage(self, written: int) -> Usage:
-        return usage(len(self._prompt), written)
+    def _usage(self, generated: int) -> Usage:
+        return usage(len(self._prompt), generated)
 
     def _logprobs(self, tokens: Sequence[int], found: Sequence[Logprobs]) -> ChatLogprobs | None:
-        if not self._asked.logprobs:
+        if not self._request.logprobs:
             return None
         pairs = zip(tokens, found, strict=True)
         return ChatLogprobs([token_logprob(self._service, token, one) for token, one in pairs])

@@ -18,9 +18,9 @@ from labkit.server.openai_types import (
     TextLogprobs,
     Usage,
 )
-from labkit.server.response_streams import DONE, Answer, event
+from labkit.server.response_streams import DONE, GenerationResponse, event
 from labkit.server.sampling_translation import (
-    Written,
+    GeneratedChoice,
     check_choices,
     check_model,
     check_stream,
@@ -39,31 +39,31 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def answer(service: Service, body: bytes) -> Answer:
-    """Begin what a body asks for.
+async def create_response(service: Service, body: bytes) -> GenerationResponse:
+    """Start the generation that a request's body asks for.
 
     Raises
     ------
     ApiError
-        It cannot be served.
+        The request cannot be served.
     """
-    asked = decode(_decoder, body)
-    check_model(service, asked.model)
-    check_stream(asked)
-    n = check_choices(service, asked.n)
-    prompts = await _prompts(service, asked.prompt)
+    request = decode(_decoder, body)
+    check_model(service, request.model)
+    check_stream(request)
+    n = check_choices(service, request.n)
+    prompts = await _prompts(service, request.prompt)
     allowed = [
-        output_tokens(service, p, asked.max_tokens, default=DEFAULT_MAX_TOKENS, param="prompt")
+        output_tokens(service, p, request.max_tokens, default=DEFAULT_MAX_TOKENS, param="prompt")
         for p in prompts
     ]
-    params = to_params(service, asked, max_tokens=min(allowed), logprobs=asked.logprobs)
+    params = to_params(service, request, max_tokens=min(allowed), logprobs=request.logprobs)
     call_id = new_id("cmpl")
     generation = service.generate(call_id, prompts, params, n)
-    writer = CompletionWriter(service, asked, call_id, generation, prompts, n)
+    writer = CompletionWriter(service, request, call_id, generation, prompts, n)
     timeout_s = service.options.timeout_s
-    if asked.stream:
-        return Answer(generation, timeout_s, events=writer.events())
-    return Answer(generation, timeout_s, whole=writer.whole)
+    if request.stream:
+        return GenerationResponse(generation, timeout_s, events=writer.events())
+    return GenerationResponse(generation, timeout_s, body=writer.full_body)
 
 
 async def _prompts(service: Service, prompt: str | list[Any]) -> list[list[int]]:
@@ -85,49 +85,49 @@ class CompletionWriter:
     def __init__(
         self,
         service: Service,
-        asked: CompletionRequest,
+        request: CompletionRequest,
         call_id: str,
         generation: Generation,
         prompts: Sequence[Sequence[int]],
         n: int,
     ) -> None:
         self._service = service
-        self._asked = asked
+        self._request = request
         self._id = call_id
         self._generation = generation
         self._prompts = prompts
         self._n = n
         self._offsets = [0] * (len(prompts) * n)
 
-    async def whole(self) -> bytes:
+    async def full_body(self) -> bytes:
         """Return the answer in one piece."""
         found = await collect(self._generation, len(self._offsets))
-        choices = [self._choice(index, written) for index, written in enumerate(found)]
-        written = sum(len(choice.tokens) for choice in found)
-        return _encode(self._completion(choices, self._usage(written)))
+        choices = [self._choice(index, generated) for index, generated in enumerate(found)]
+        generated = sum(len(choice.tokens) for choice in found)
+        return _encode(self._completion(choices, self._usage(generated)))
 
-    def _choice(self, index: int, written: Written) -> TextChoice:
-        ids = bool(self._asked.return_token_ids)
+    def _choice(self, index: int, generated: GeneratedChoice) -> TextChoice:
+        ids = bool(self._request.return_token_ids)
         return TextChoice(
             index,
-            written.text,
-            cast(Any, written.finish_reason),
-            self._logprobs(index, written.tokens, written.logprobs),
-            written.tokens if ids else UNSET,
+            generated.text,
+            cast(Any, generated.finish_reason),
+            self._logprobs(index, generated.tokens, generated.logprobs),
+            generated.tokens if ids else UNSET,
             list(self._prompts[index // self._n]) if ids else UNSET,
         )
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the answer as server-sent events, each step's together."""
-        options = self._asked.stream_options
+        options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         running = bool(options and options.continuous_usage_stats)
-        ids, told = bool(self._asked.return_token_ids), set()
-        written = 0
+        ids, told = bool(self._request.return_token_ids), set()
+        generated = 0
         async for pieces in self._generation.pieces():
             parts = []
             for piece in pieces:
-                written += piece.token is not None
+                generated += piece.token is not None
                 if not (piece.text or ids or piece.logprobs or piece.finish_reason):
                     continue
                 tokens = [] if piece.token is None else [piece.token]
@@ -141,24 +141,24 @@ class CompletionWriter:
                     tokens if ids else UNSET,
                     list(self._prompts[piece.index // self._n]) if first else UNSET,
                 )
-                now: Any = self._usage(written) if running else None if with_usage else UNSET
+                now: Any = self._usage(generated) if running else None if with_usage else UNSET
                 parts.append(event(_encode(self._completion([choice], now))))
             if parts:
                 yield b"".join(parts)
-        last = event(_encode(self._completion([], self._usage(written)))) if with_usage else b""
+        last = event(_encode(self._completion([], self._usage(generated)))) if with_usage else b""
         yield last + DONE
 
     def _completion(self, choices: list[TextChoice], used: Any) -> Completion:
         created, name = self._generation.created, self._service.name
         return Completion(self._id, "text_completion", created, name, choices, used)
 
-    def _usage(self, written: int) -> Usage:
-        return usage(sum(map(len, self._prompts)), written)
+    def _usage(self, generated: int) -> Usage:
+        return usage(sum(map(len, self._prompts)), generated)
 
     def _logprobs(
         self, index: int, tokens: Sequence[int], found: Sequence[Logprobs]
     ) -> TextLogprobs | None:
-        if self._asked.logprobs is None:
+        if self._request.logprobs is None:
             return None
         piece = self._service.spell
         spelled = [piece(token) for token in tokens]

@@ -17,7 +17,7 @@ Command = Callable[[InferenceEngine], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EngineStep:
     """What a step did.
 
     ``began`` and ``ended`` are seconds on the thread's clock; ``admitted`` are the requests
@@ -51,7 +51,7 @@ class EngineThread:
     def __init__(
         self,
         engine: InferenceEngine,
-        on_step: Callable[[Step], None],
+        on_step: Callable[[EngineStep], None],
         on_end: Callable[[BaseException | None], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,7 +107,7 @@ class EngineThread:
     def _run(self) -> None:
         ended_by: BaseException | None = None
         try:
-            while self._obey():
+            while self._run_commands():
                 if self._engine.has_work():
                     self._step()
             self._engine.close()
@@ -133,9 +133,9 @@ class EngineThread:
             self._queued.difference_update(admitted)
         kv_bytes = watched.kv_bytes().reserved if watched else None
         counters = engine.counters()
-        self._on_step(Step(began, self._clock(), events, admitted, counters, kv_bytes))
+        self._on_step(EngineStep(began, self._clock(), events, admitted, counters, kv_bytes))
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Carry out the commands that are there, waiting for one if there is nothing to do.
 
         False: it shall end.

@@ -10,8 +10,14 @@ from msgspec import Meta, Struct
 
 from labkit.server.api_error import ApiError
 from labkit.server.openai_types import Sampling, TextPart
-from labkit.server.response_streams import Answer, named_event
-from labkit.server.sampling_translation import Conversation, Written, check_model, converse, decode
+from labkit.server.response_streams import GenerationResponse, named_event
+from labkit.server.sampling_translation import (
+    Conversation,
+    GeneratedChoice,
+    check_model,
+    converse,
+    decode,
+)
 from labkit.server.serving_service import Service
 
 ERROR_TYPES = {
@@ -105,33 +111,35 @@ def encode_error(error: ApiError) -> bytes:
     return _encode(MessageError(MessageErrorDetail(kind, error.detail.message)))
 
 
-async def answer(service: Service, body: bytes) -> Answer:
-    """Begin what a body asks for.
+async def create_response(service: Service, body: bytes) -> GenerationResponse:
+    """Start the generation that a request's body asks for.
 
     Raises
     ------
     ApiError
-        It cannot be served.
+        The request cannot be served.
     """
-    asked = decode(_decoder, body)
-    check_model(service, asked.model)
-    said = [{"role": "system", "content": _text(asked.system)}] if asked.system else []
-    said += [{"role": m.role, "content": _text(m.content)} for m in asked.messages]
+    request = decode(_decoder, body)
+    check_model(service, request.model)
+    said = [{"role": "system", "content": _text(request.system)}] if request.system else []
+    said += [{"role": m.role, "content": _text(m.content)} for m in request.messages]
     sampling = Sampling(
-        model=asked.model,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        stop=asked.stop_sequences,
+        model=request.model,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=request.stop_sequences,
     )
     conversation = await converse(
-        service, "msg", said, sampling, limit=asked.max_tokens, param="messages"
+        service, "msg", said, sampling, limit=request.max_tokens, param="messages"
     )
     writer = MessageWriter(service.name, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation
-    if asked.stream:
-        return Answer(generation, timeout_s, events=writer.events(), broken=writer.broken)
-    return Answer(generation, timeout_s, whole=writer.whole)
+    if request.stream:
+        return GenerationResponse(
+            generation, timeout_s, events=writer.events(), encode_error=writer.encode_error_event
+        )
+    return GenerationResponse(generation, timeout_s, body=writer.full_body)
 
 
 def _text(content: str | list[TextPart]) -> str:
@@ -145,62 +153,64 @@ class MessageWriter:
         self._model = model
         self._conversation = conversation
 
-    async def whole(self) -> bytes:
+    async def full_body(self) -> bytes:
         """Return the answer in one piece."""
-        written = Written()
+        generated = GeneratedChoice()
         async for pieces in self._conversation.generation.pieces():
             for piece in pieces:
-                written.add(piece)
-        return _encode(self._message(written, [TextBlock(written.text)]))
+                generated.add(piece)
+        return _encode(self._message(generated, [TextBlock(generated.text)]))
 
-    def _message(self, written: Written, content: list[TextBlock]) -> MessageObject:
+    def _message(self, generated: GeneratedChoice, content: list[TextBlock]) -> MessageObject:
         prompt = len(self._conversation.prompt)
         return MessageObject(
             self._conversation.id,
             self._model,
             content,
-            _stop_reason(written),
-            written.stop,
-            MessageUsage(prompt, len(written.tokens)),
+            _stop_reason(generated),
+            generated.stop,
+            MessageUsage(prompt, len(generated.tokens)),
         )
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the answer as the API's events, each step's together."""
-        written, begun = Written(), False
+        generated, begun = GeneratedChoice(), False
         async for pieces in self._conversation.generation.pieces():
             sent = []
             if not begun:
                 begun = True
-                blank = self._message(Written(), [])
+                blank = self._message(GeneratedChoice(), [])
                 sent = [
                     _event("message_start", message=blank),
                     _event("content_block_start", index=0, content_block=TextBlock("")),
                 ]
             for piece in pieces:
-                written.add(piece)
+                generated.add(piece)
                 if piece.text:
                     delta = {"type": "text_delta", "text": piece.text}
                     sent.append(_event("content_block_delta", index=0, delta=delta))
             if sent:
                 yield b"".join(sent)
-        ended = {"stop_reason": _stop_reason(written), "stop_sequence": written.stop}
+        ended = {"stop_reason": _stop_reason(generated), "stop_sequence": generated.stop}
         yield b"".join(
             [
                 _event("content_block_stop", index=0),
-                _event("message_delta", delta=ended, usage={"output_tokens": len(written.tokens)}),
+                _event(
+                    "message_delta", delta=ended, usage={"output_tokens": len(generated.tokens)}
+                ),
                 _event("message_stop"),
             ]
         )
 
-    def broken(self, error: ApiError) -> bytes:
+    def encode_error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream which has begun."""
         return named_event("error", encode_error(error))
 
 
-def _stop_reason(written: Written) -> Any:
-    if written.stop is not None:
+def _stop_reason(generated: GeneratedChoice) -> Any:
+    if generated.stop is not None:
         return "stop_sequence"
-    return STOP_REASONS.get(written.finish_reason or "")
+    return STOP_REASONS.get(generated.finish_reason or "")
 
 
 def _event(name: str, **fields: Any) -> bytes:

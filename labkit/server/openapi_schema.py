@@ -15,12 +15,12 @@ from labkit.server.serving_service import Service
 
 REFERENCE = "#/components/schemas/{name}"
 JSON, EVENTS = "application/json", "text/event-stream"
-EVENT = {
+EVENT_SCHEMA = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
-WHY = {
+ERROR_DESCRIPTIONS = {
     400: "a mistake in the request",
     401: "no valid API key",
     404: "there is no such model",
@@ -33,7 +33,7 @@ WHY = {
 
 
 @dataclass(frozen=True)
-class Posted:
+class PostRoute:
     """An address that a body is posted to.
 
     ``asked`` and ``told`` are the types of the body and of the answer; ``streams``: the answer
@@ -49,7 +49,7 @@ class Posted:
 
 
 @dataclass(frozen=True)
-class Got:
+class GetRoute:
     """An address that is read; ``told`` is the type of the answer, None: plain text."""
 
     path: str
@@ -57,7 +57,7 @@ class Got:
     statuses: tuple[int, ...] = ()
 
 
-def describe(posted: list[Posted], got: list[Got], model: str) -> dict[str, Any]:
+def describe(posted: list[PostRoute], got: list[GetRoute], model: str) -> dict[str, Any]:
     """Return the document; ``model`` is the one that requests may name."""
     types = {item.asked for item in posted} | {item.told for item in posted}
     types |= {item.error for item in posted} | {item.told for item in got if item.told}
@@ -80,20 +80,20 @@ def describe(posted: list[Posted], got: list[Got], model: str) -> dict[str, Any]
     }
 
 
-def _post(item: Posted) -> dict[str, Any]:
+def _post(item: PostRoute) -> dict[str, Any]:
     content = _content(item.told)
     if item.streams:
-        content[EVENTS] = {"schema": EVENT}
+        content[EVENTS] = {"schema": EVENT_SCHEMA}
     return {
         "requestBody": {"required": True, "content": _content(item.asked)},
         "responses": {
             "200": {"description": "the answer", "content": content},
-            **_errors(WHY, item.error),
+            **_errors(ERROR_DESCRIPTIONS, item.error),
         },
     }
 
 
-def _get(item: Got) -> dict[str, Any]:
+def _get(item: GetRoute) -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
     answer = {
         "description": "the answer",
@@ -111,7 +111,8 @@ def _get(item: Got) -> dict[str, Any]:
 
 def _errors(statuses: Any, error: type[msgspec.Struct]) -> dict[str, Any]:
     return {
-        str(status): {"description": WHY[status], "content": _content(error)} for status in statuses
+        str(status): {"description": ERROR_DESCRIPTIONS[status], "content": _content(error)}
+        for status in statuses
     }
 
 

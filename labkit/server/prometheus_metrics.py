@@ -12,24 +12,27 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 
 from labkit.engine.request import Request
-from labkit.server.api_generation import Times
-from labkit.server.engine_thread import Step
+from labkit.server.api_generation import RequestTimestamps
+from labkit.server.engine_thread import EngineStep
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_GAPS = 4096
+MAX_PENDING_GAPS = 4096
 LABELS = ("model_name", "engine")
 
-QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+SHORT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+LONG_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 HISTOGRAMS = {
-    "time_to_first_token_seconds": ("from a request's arrival to its first token", SLOW),
-    "inter_token_latency_seconds": ("between two tokens of a request", QUICK),
-    "e2e_request_latency_seconds": ("from a request's arrival to its end", SLOW),
-    "request_queue_time_seconds": ("from a request's arrival to its first step", SLOW),
-    "request_inference_time_seconds": ("from a request's first step to its end", SLOW),
-    "request_prefill_time_seconds": ("from a request's first step to its first token", SLOW),
-    "request_decode_time_seconds": ("from a request's first token to its end", SLOW),
+    "time_to_first_token_seconds": ("from a request's arrival to its first token", LONG_BUCKETS_S),
+    "inter_token_latency_seconds": ("between two tokens of a request", SHORT_BUCKETS_S),
+    "e2e_request_latency_seconds": ("from a request's arrival to its end", LONG_BUCKETS_S),
+    "request_queue_time_seconds": ("from a request's arrival to its first step", LONG_BUCKETS_S),
+    "request_inference_time_seconds": ("from a request's first step to its end", LONG_BUCKETS_S),
+    "request_prefill_time_seconds": (
+        "from a request's first step to its first token",
+        LONG_BUCKETS_S,
+    ),
+    "request_decode_time_seconds": ("from a request's first token to its end", LONG_BUCKETS_S),
     "request_prompt_tokens": ("prompt tokens of a request", COUNTS),
     "request_generation_tokens": ("generated tokens of a request", COUNTS),
     "request_params_n": ("choices that a request asks for", COUNTS[:8]),
@@ -100,7 +103,7 @@ class Metrics:
         """Add a value to a histogram."""
         self._histograms[name].observe(value)
 
-    def token(self, times: Times, now: float) -> None:
+    def token(self, times: RequestTimestamps, now: float) -> None:
         """Note a token of a request."""
         times.tokens += 1
         if times.first is None:
@@ -108,7 +111,7 @@ class Metrics:
             self.observe("time_to_first_token_seconds", now - times.arrived)
         elif times.last is not None:
             self._gaps.append(now - times.last)
-            if len(self._gaps) >= MOST_GAPS:
+            if len(self._gaps) >= MAX_PENDING_GAPS:
                 self._observe_gaps()
         times.last = now
 
@@ -117,7 +120,7 @@ class Metrics:
             self.observe("inter_token_latency_seconds", gap)
         self._gaps.clear()
 
-    def step(self, step: Step) -> None:
+    def step(self, step: EngineStep) -> None:
         """Note a step of the engine."""
         before = self._engine_counters.get("tokens.computed", 0.0)
         computed = step.counters.get("tokens.computed", 0.0) - before
@@ -127,7 +130,7 @@ class Metrics:
         if step.kv_bytes is not None and total:
             self._kv_usage.set(step.kv_bytes / total)
 
-    def end(self, request: Request, times: Times, now: float, reason: str) -> None:
+    def end(self, request: Request, times: RequestTimestamps, now: float, reason: str) -> None:
         """Note the end of a request: stop, length or abort."""
         prompt_tokens = len(request.prompt_token_ids)
         self._ended.labels(*self.labels, reason).inc()

@@ -20,24 +20,24 @@ HEADERS = [
 TIMEOUT = "the request took longer than {:g} s (server.timeout_s)"
 
 
-class Answer(Response):
-    """What comes of a generation: one body, or a stream of server-sent events.
+class GenerationResponse(Response):
+    """The HTTP response of a generation: one body, or a stream of server-sent events.
 
-    The client's going away, and the time limit, end the generation. The status is sent with
-    the first piece, so that a request that the engine refuses is not answered with 200.
+    A disconnect of the client or the time limit ends the generation. The status is sent with the
+    first piece, so that a request that the engine refuses does not get status 200.
 
     Parameters
     ----------
     generation
-        Aborted wherever this ends.
+        Aborted when the response ends, for whatever reason.
     timeout_s
-        The whole answer may take so long (seconds).
-    whole
-        Makes the body (JSON), where it is not streamed.
+        Time limit of the whole response (seconds).
+    body
+        Returns the JSON body of a response that is not streamed.
     events
-        Yields parts of the stream, each of one event or several.
-    broken
-        Encodes the error that ends a stream which has begun.
+        Yields parts of the stream, each with one or more events.
+    encode_error
+        Encodes the event that ends a stream with an error.
     """
 
     def __init__(
@@ -45,43 +45,43 @@ class Answer(Response):
         generation: Generation,
         timeout_s: float,
         *,
-        whole: Callable[[], Awaitable[bytes]] | None = None,
+        body: Callable[[], Awaitable[bytes]] | None = None,
         events: AsyncIterator[bytes] | None = None,
-        broken: Callable[[ApiError], bytes] | None = None,
+        encode_error: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         super().__init__()
         self._generation = generation
         self._timeout_s = timeout_s
-        self._whole = whole
+        self._body = body
         self._events = events
-        self._broken = broken or broken_stream
+        self._encode_error = encode_error or stream_error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        answering = asyncio.create_task(self._answer(send))
-        leaving = asyncio.create_task(_left(receive))
+        """Send the response."""
+        sending = asyncio.create_task(self._answer(send))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait(
-                {answering, leaving},
+                {sending, disconnected},
                 timeout=self._timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if not answering.done() and not leaving.done():
+            if not sending.done() and not disconnected.done():
                 self._generation.fail(ApiError(504, TIMEOUT.format(self._timeout_s)))
-                # A client that does not read is not waited for.
-                await asyncio.wait({answering, leaving}, timeout=1.0)
-            if answering.done():
-                answering.result()
+                # Do not wait for a client that does not read.
+                await asyncio.wait({sending, disconnected}, timeout=1.0)
+            if sending.done():
+                sending.result()
         finally:
             self._generation.close()
-            for task in (answering, leaving):
+            for task in (sending, disconnected):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
     async def _answer(self, send: Send) -> None:
-        if self._whole is not None:
-            body = await self._whole()
+        if self._body is not None:
+            body = await self._body()
             length = (b"content-length", str(len(body)).encode())
             await _start(send, [(b"content-type", b"application/json"), length])
             await _send(send, body, more=False)
@@ -99,12 +99,12 @@ class Answer(Response):
         except ApiError as error:
             if not started:
                 raise
-            await _send(send, self._broken(error), more=True)
+            await _send(send, self._encode_error(error), more=True)
         await _send(send, b"", more=False)
 
 
-async def _left(receive: Receive) -> None:
-    """Return when the client has gone."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -126,10 +126,10 @@ def event(encoded: bytes) -> bytes:
 
 
 def named_event(name: str, encoded: bytes) -> bytes:
-    """Return a server-sent event that says what it is."""
+    """Return a server-sent event with a name."""
     return b"event: " + name.encode() + b"\n" + event(encoded)
 
 
-def broken_stream(error: ApiError) -> bytes:
-    """Return how the OpenAI API's streams end with an error."""
+def stream_error_event(error: ApiError) -> bytes:
+    """Return the events with which a stream of the OpenAI API ends after an error."""
     return event(error.encode()) + DONE

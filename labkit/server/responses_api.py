@@ -10,8 +10,14 @@ from msgspec import Meta, Struct
 
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.openai_types import JsonObject, Sampling
-from labkit.server.response_streams import Answer, named_event
-from labkit.server.sampling_translation import Conversation, Written, check_model, converse, decode
+from labkit.server.response_streams import GenerationResponse, named_event
+from labkit.server.sampling_translation import (
+    Conversation,
+    GeneratedChoice,
+    check_model,
+    converse,
+    decode,
+)
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 
@@ -148,39 +154,41 @@ _decoder = msgspec.json.Decoder(ResponsesRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def answer(service: Service, body: bytes) -> Answer:
-    """Begin what a body asks for.
+async def create_response(service: Service, body: bytes) -> GenerationResponse:
+    """Start the generation that a request's body asks for.
 
     Raises
     ------
     ApiError
-        It cannot be served.
+        The request cannot be served.
     """
-    asked = decode(_decoder, body)
-    check_model(service, asked.model)
-    if asked.store:
+    request = decode(_decoder, body)
+    check_model(service, request.model)
+    if request.store:
         raise invalid("store=true: nothing is stored here", "store")
     conversation = await converse(
         service,
         "resp",
-        _messages(asked),
-        Sampling(model=asked.model, temperature=asked.temperature, top_p=asked.top_p),
-        limit=asked.max_output_tokens,
+        _messages(request),
+        Sampling(model=request.model, temperature=request.temperature, top_p=request.top_p),
+        limit=request.max_output_tokens,
         param="input",
-        constraint=await service.read(_constraint, service, asked),
+        constraint=await service.read(_constraint, service, request),
     )
-    writer = ResponseWriter(service, asked, conversation)
+    writer = ResponseWriter(service, request, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation
-    if asked.stream:
-        return Answer(generation, timeout_s, events=writer.events(), broken=writer.broken)
-    return Answer(generation, timeout_s, whole=writer.whole)
+    if request.stream:
+        return GenerationResponse(
+            generation, timeout_s, events=writer.events(), encode_error=writer.encode_error_event
+        )
+    return GenerationResponse(generation, timeout_s, body=writer.full_body)
 
 
-def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
-    said = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    if isinstance(asked.input, str):
-        return [*said, {"role": "user", "content": asked.input}]
-    for message in asked.input:
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    said = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    if isinstance(request.input, str):
+        return [*said, {"role": "user", "content": request.input}]
+    for message in request.input:
         parts = message.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         role = "system" if message.role == "developer" else message.role
@@ -188,12 +196,12 @@ def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
     return said
 
 
-def _constraint(service: Service, asked: ResponsesRequest) -> GrammarConstraint | None:
-    wanted = asked.text.format if asked.text else None
+def _constraint(service: Service, request: ResponsesRequest) -> GrammarConstraint | None:
+    wanted = request.text.format if request.text else None
     if isinstance(wanted, OfSchema):
-        return service.grammars.of_schema(wanted.schema, "text.format")
+        return service.grammars.from_schema(wanted.schema, "text.format")
     if isinstance(wanted, AnyObject):
-        return service.grammars.of_schema({"type": "object"}, "text.format")
+        return service.grammars.from_schema({"type": "object"}, "text.format")
     return None
 
 
@@ -201,51 +209,51 @@ class ResponseWriter:
     """Writes a conversation's answer as a response, whole or as its events."""
 
     def __init__(
-        self, service: Service, asked: ResponsesRequest, conversation: Conversation
+        self, service: Service, request: ResponsesRequest, conversation: Conversation
     ) -> None:
         self._service = service
-        self._asked = asked
+        self._request = request
         self._conversation = conversation
         self._message_id = new_id("msg")
         self._sequence = 0
 
-    async def whole(self) -> bytes:
+    async def full_body(self) -> bytes:
         """Return the answer in one piece."""
-        written = Written()
+        generated = GeneratedChoice()
         async for pieces in self._conversation.generation.pieces():
             for piece in pieces:
-                written.add(piece)
-        return _encode(self._response(written))
+                generated.add(piece)
+        return _encode(self._response(generated))
 
-    def _response(self, written: Written | None) -> ResponseObject:
+    def _response(self, generated: GeneratedChoice | None) -> ResponseObject:
         """Return the response; without an answer it is in progress."""
-        asked, prompt = self._asked, len(self._conversation.prompt)
-        cut = written is not None and written.finish_reason == "length"
-        count = len(written.tokens) if written else 0
-        chosen = asked.text.format if asked.text else None
+        request, prompt = self._request, len(self._conversation.prompt)
+        cut = generated is not None and generated.finish_reason == "length"
+        count = len(generated.tokens) if generated else 0
+        chosen = request.text.format if request.text else None
         return ResponseObject(
             id=self._conversation.id,
             created_at=self._conversation.generation.created,
             model=self._service.name,
-            status="in_progress" if written is None else "incomplete" if cut else "completed",
-            output=[] if written is None else [self._message(written)],
-            usage=None if written is None else ResponseUsage(prompt, count, prompt + count),
-            instructions=asked.instructions,
-            max_output_tokens=asked.max_output_tokens,
-            metadata=asked.metadata or {},
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
+            status="in_progress" if generated is None else "incomplete" if cut else "completed",
+            output=[] if generated is None else [self._message(generated)],
+            usage=None if generated is None else ResponseUsage(prompt, count, prompt + count),
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
             text={"format": msgspec.to_builtins(chosen or PlainText())},
             incomplete_details=Incomplete("max_output_tokens") if cut else None,
         )
 
-    def _message(self, written: Written) -> OutputMessage:
-        status: Any = "incomplete" if written.finish_reason == "length" else "completed"
-        return OutputMessage(self._message_id, status, [OutputText(written.text)])
+    def _message(self, generated: GeneratedChoice) -> OutputMessage:
+        status: Any = "incomplete" if generated.finish_reason == "length" else "completed"
+        return OutputMessage(self._message_id, status, [OutputText(generated.text)])
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the answer as the API's events, each step's together."""
-        written, place = Written(), {"output_index": 0}
+        generated, place = GeneratedChoice(), {"output_index": 0}
         part = {**place, "item_id": self._message_id, "content_index": 0}
         begun = False
         async for pieces in self._conversation.generation.pieces():
@@ -260,24 +268,24 @@ class ResponseWriter:
                     self._event("response.content_part.added", part=OutputText(""), **part),
                 ]
             for piece in pieces:
-                written.add(piece)
+                generated.add(piece)
                 if piece.text:
                     delta = {**part, "delta": piece.text, "logprobs": []}
                     sent.append(self._event("response.output_text.delta", **delta))
             if sent:
                 yield b"".join(sent)
-        done = {**part, "text": written.text, "logprobs": []}
-        whole = self._response(written)
+        done = {**part, "text": generated.text, "logprobs": []}
+        whole = self._response(generated)
         yield b"".join(
             [
                 self._event("response.output_text.done", **done),
-                self._event("response.content_part.done", part=OutputText(written.text), **part),
-                self._event("response.output_item.done", item=self._message(written), **place),
+                self._event("response.content_part.done", part=OutputText(generated.text), **part),
+                self._event("response.output_item.done", item=self._message(generated), **place),
                 self._event(f"response.{whole.status}", response=whole),
             ]
         )
 
-    def broken(self, error: ApiError) -> bytes:
+    def encode_error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream which has begun."""
         detail = error.detail
         return self._event("error", message=detail.message, code=detail.type, param=detail.param)

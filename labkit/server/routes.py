@@ -24,7 +24,7 @@ from labkit.server.openai_types import (
     ModelCard,
     ModelList,
 )
-from labkit.server.openapi_schema import Got, Posted, describe
+from labkit.server.openapi_schema import GetRoute, PostRoute, describe
 from labkit.server.prometheus_metrics import CONTENT_TYPE
 from labkit.server.responses_api import ResponseObject, ResponsesRequest
 from labkit.server.serving_service import Service
@@ -43,22 +43,30 @@ class Version(msgspec.Struct, frozen=True):
 
 
 MESSAGES = "/v1/messages"
-POSTED = [
-    Posted("/v1/completions", completions_api.answer, CompletionRequest, Completion, True),
-    Posted("/v1/chat/completions", chat_api.answer, ChatRequest, ChatCompletion, True),
-    Posted("/v1/responses", responses_api.answer, ResponsesRequest, ResponseObject, True),
-    Posted(MESSAGES, messages_api.answer, MessagesRequest, MessageObject, True, MessageError),
-    Posted("/tokenize", tokenize_api.tokenize, tokenize_api.TokenizeRequest, tokenize_api.Tokens),
-    Posted(
+POST_ROUTES = [
+    PostRoute(
+        "/v1/completions", completions_api.create_response, CompletionRequest, Completion, True
+    ),
+    PostRoute("/v1/chat/completions", chat_api.create_response, ChatRequest, ChatCompletion, True),
+    PostRoute(
+        "/v1/responses", responses_api.create_response, ResponsesRequest, ResponseObject, True
+    ),
+    PostRoute(
+        MESSAGES, messages_api.create_response, MessagesRequest, MessageObject, True, MessageError
+    ),
+    PostRoute(
+        "/tokenize", tokenize_api.tokenize, tokenize_api.TokenizeRequest, tokenize_api.Tokens
+    ),
+    PostRoute(
         "/detokenize", tokenize_api.detokenize, tokenize_api.DetokenizeRequest, tokenize_api.Text
     ),
 ]
-GOT = [
-    Got("/v1/models", ModelList, (401,)),
-    Got("/v1/models/{model}", ModelCard, (401, 404)),
-    Got("/health", Health, (503,)),
-    Got("/version", Version),
-    Got("/metrics", None),
+GET_ROUTES = [
+    GetRoute("/v1/models", ModelList, (401,)),
+    GetRoute("/v1/models/{model}", ModelCard, (401, 404)),
+    GetRoute("/health", Health, (503,)),
+    GetRoute("/version", Version),
+    GetRoute("/metrics", None),
 ]
 
 
@@ -71,9 +79,9 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.add_exception_handler(ApiError, _say)
-    app.add_exception_handler(HTTPException, _say_http)
-    app.add_exception_handler(Exception, _say_bug)
+    app.add_exception_handler(ApiError, _error_response)
+    app.add_exception_handler(HTTPException, _http_error_response)
+    app.add_exception_handler(Exception, _internal_error_response)
     routes = Routes(service)
     with_key = [Depends(routes.check_key)]
 
@@ -88,7 +96,7 @@ def create_app(service: Service) -> FastAPI:
             response_model=None,
         )
 
-    for item in POSTED:
+    for item in POST_ROUTES:
         add(item.path, routes.posted(item.answer), "POST", True)
     add("/v1/embeddings", routes.embeddings, "POST", True)
     add("/v1/models", routes.models, "GET", True)
@@ -97,7 +105,7 @@ def create_app(service: Service) -> FastAPI:
     add("/health", routes.health, "GET", False)
     add("/version", routes.version, "GET", False)
     add("/metrics", routes.metrics, "GET", False)
-    document = describe(POSTED, GOT, service.name)
+    document = describe(POST_ROUTES, GET_ROUTES, service.name)
     app.openapi = lambda: document  # type: ignore[method-assign]
     return app
 
@@ -186,13 +194,13 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def _say(request: Request, error: Any) -> Response:
+async def _error_response(request: Request, error: Any) -> Response:
     theirs = request.url.path == MESSAGES
     body = messages_api.encode_error(error) if theirs else error.encode()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
-async def _say_http(request: Request, error: Any) -> Response:
+async def _http_error_response(request: Request, error: Any) -> Response:
     """Say what the framework found: no such address, or not this way."""
     if error.status_code == 405:
         text = f"{request.method} {request.url.path}: this address has another method"
@@ -203,8 +211,10 @@ async def _say_http(request: Request, error: Any) -> Response:
         said = ApiError(404, text, code="unknown_url")
     else:
         said = ApiError(400, str(error.detail))
-    return await _say(request, said)
+    return await _error_response(request, said)
 
 
-async def _say_bug(request: Request, error: Exception) -> Response:
-    return await _say(request, ApiError(500, f"a mistake in the server: {type(error).__name__}"))
+async def _internal_error_response(request: Request, error: Exception) -> Response:
+    return await _error_response(
+        request, ApiError(500, f"a mistake in the server: {type(error).__name__}")
+    )

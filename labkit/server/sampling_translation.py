@@ -1,4 +1,4 @@
-"""From what clients ask to the engine's parameters, and from tokens to what clients are told."""
+"""Translates API requests to sampling parameters, and generated tokens to API objects."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from labkit.config import ConfigError
 from labkit.engine.engine_protocol import Logprobs
 from labkit.engine.request import SamplingParams
 from labkit.server.api_error import ApiError, invalid
-from labkit.server.api_generation import Generation, Piece
+from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.openai_types import Sampling, TokenLogprob, TopLogprob, Usage
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 
 T = TypeVar("T")
-LEAST_LOGPROB = -9999.0  # JSON has no infinity
-TOO_LONG = "context_length_exceeded"
+MIN_LOGPROB = -9999.0  # JSON has no infinity
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Read a request's body.
+    """Decode a request's body.
 
     Raises
     ------
     ApiError
-        It is not JSON, or not what the decoder expects; ``param`` names the field.
+        The body is not valid; ``param`` names the field at fault.
     """
     try:
         return decoder.decode(body)
@@ -38,7 +38,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         unknown = re.search(r"contains unknown field `(.*?)`", text)
         if unknown:
             raise invalid(
-                f"{text}: this server does not have it", unknown.group(1), "unknown_parameter"
+                f"{text}: this server does not support it", unknown.group(1), "unknown_parameter"
             ) from None
         place = re.search(r"at `\$\.?(.*?)`", text) or re.search(r"required field `(.*?)`", text)
         raise invalid(text, place.group(1) if place else None) from None
@@ -46,89 +46,93 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise invalid(f"the body is not JSON: {error}") from None
 
 
-def check_model(service: Service, asked: str) -> None:
-    """Raise ``ApiError`` (404) unless the model is the one that is served."""
-    if asked != service.name:
+def check_model(service: Service, model: str) -> None:
+    """Raise ``ApiError`` (404) unless ``model`` is the one that is served."""
+    if model != service.name:
         raise ApiError(
             404,
-            f"the model {asked!r} is not served; {service.name!r} is",
+            f"the model {model!r} is not served; {service.name!r} is",
             param="model",
             code="model_not_found",
         )
 
 
 def output_tokens(
-    service: Service, prompt: Sequence[int], asked: int | None, *, default: int, param: str
+    service: Service, prompt: Sequence[int], max_tokens: int | None, *, default: int, param: str
 ) -> int:
-    """Return how many tokens may come after a prompt.
+    """Return how many tokens may be generated after a prompt.
 
     Raises
     ------
     ApiError
-        The prompt is empty or too long, or more is asked than there may be.
+        The prompt is empty or too long, or ``max_tokens`` is more than fits.
     """
     options, context = service.options, service.context
     if not prompt:
         raise invalid("the prompt is empty", param)
     bound = min(options.max_prompt_tokens, context - 1)
     if len(prompt) > bound:
-        raise invalid(f"the prompt has {len(prompt)} tokens; allowed are {bound}", param, TOO_LONG)
+        raise invalid(
+            f"the prompt has {len(prompt)} tokens; allowed are {bound}",
+            param,
+            CONTEXT_LENGTH_EXCEEDED,
+        )
     if max(prompt) >= service.vocab_size:
         raise invalid(f"token ids are 0 to {service.vocab_size - 1}, not {max(prompt)}", param)
     room = min(options.max_output_tokens, context - len(prompt))
-    if asked is not None and asked > room:
+    if max_tokens is not None and max_tokens > room:
         raise invalid(
-            f"max_tokens={asked}: after {len(prompt)} prompt tokens allowed are {room}",
+            f"max_tokens={max_tokens}: after {len(prompt)} prompt tokens allowed are {room}",
             "max_tokens",
-            TOO_LONG,
+            CONTEXT_LENGTH_EXCEEDED,
         )
-    return min(default, room) if asked is None else asked
+    return min(default, room) if max_tokens is None else max_tokens
 
 
 def to_params(
-    service: Service, asked: Sampling, *, max_tokens: int, logprobs: int | None
+    service: Service, sampling: Sampling, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     """Return the engine's parameters; ``temperature`` and ``top_p`` are 1 where not given.
 
     Raises
     ------
     ApiError
-        They make no sense.
+        A parameter is invalid.
     """
-    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    stop = (sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ())
     try:
         return SamplingParams(
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            top_k=max(0, asked.top_k or 0),
-            min_p=asked.min_p or 0.0,
-            repetition_penalty=asked.repetition_penalty or 1.0,
-            presence_penalty=asked.presence_penalty or 0.0,
-            frequency_penalty=asked.frequency_penalty or 0.0,
-            logit_bias=_bias(service, asked.logit_bias or {}),
+            temperature=1.0 if sampling.temperature is None else sampling.temperature,
+            top_p=1.0 if sampling.top_p is None else sampling.top_p,
+            top_k=max(0, sampling.top_k or 0),
+            min_p=sampling.min_p or 0.0,
+            repetition_penalty=sampling.repetition_penalty or 1.0,
+            presence_penalty=sampling.presence_penalty or 0.0,
+            frequency_penalty=sampling.frequency_penalty or 0.0,
+            logit_bias=_logit_bias(service, sampling.logit_bias or {}),
             logprobs=logprobs,
             max_tokens=max_tokens,
             stop=stop,
-            stop_token_ids=tuple(asked.stop_token_ids or ()),
-            ignore_eos=bool(asked.ignore_eos),
-            seed=None if asked.seed is None else asked.seed % (1 << 64),
+            stop_token_ids=tuple(sampling.stop_token_ids or ()),
+            ignore_eos=bool(sampling.ignore_eos),
+            seed=None if sampling.seed is None else sampling.seed % (1 << 64),
         )
     except ValueError as error:
         raise invalid(str(error)) from None
 
 
-def _bias(service: Service, asked: dict[str, float]) -> dict[int, float]:
-    for key in asked:
+def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
+    for key in bias:
         if not (key.isascii() and key.isdecimal() and int(key) < service.vocab_size):
             raise invalid(
                 f"logit_bias: {key!r}: token ids are 0 to {service.vocab_size - 1}", "logit_bias"
             )
-    return {int(key): value for key, value in asked.items()}
+    return {int(key): value for key, value in bias.items()}
 
 
-def check_stream(asked: Sampling) -> None:
-    """Raise ``ApiError`` where options of streams are given and nothing is streamed."""
-    if asked.stream_options is not None and not asked.stream:
+def check_stream(sampling: Sampling) -> None:
+    """Raise ``ApiError`` if ``stream_options`` is given without ``stream``."""
+    if sampling.stream_options is not None and not sampling.stream:
         raise invalid("stream_options: only with stream=true", "stream_options")
 
 
@@ -141,8 +145,8 @@ def check_choices(service: Service, n: int | None) -> int:
 
 
 @dataclass(slots=True)
-class Written:
-    """A choice as far as it has come."""
+class GeneratedChoice:
+    """The tokens, text and logprobs that a choice has so far."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -152,11 +156,11 @@ class Written:
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text so far."""
         return "".join(self.texts)
 
-    def add(self, piece: Piece) -> None:
-        """Take one more piece."""
+    def add(self, piece: TokenOutput) -> None:
+        """Add a piece."""
         if piece.token is not None:
             self.tokens.append(piece.token)
         if piece.text:
@@ -166,9 +170,9 @@ class Written:
         self.finish_reason, self.stop = piece.finish_reason, piece.stop
 
 
-async def collect(generation: Generation, count: int) -> list[Written]:
-    """Wait for all choices."""
-    choices = [Written() for _ in range(count)]
+async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
+    """Return all choices when they have ended."""
+    choices = [GeneratedChoice() for _ in range(count)]
     async for pieces in generation.pieces():
         for piece in pieces:
             choices[piece.index].add(piece)
@@ -181,32 +185,32 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
 
 
 def token_logprob(service: Service, token: int, found: Logprobs) -> TokenLogprob:
-    """Return what a chat says about a token."""
-    own = _spelled(service, token, found.token)
-    top = [_spelled(service, *pair) for pair in found.top]
+    """Return a token's logprob and those of its alternatives, for the chat API."""
+    own = _top_logprob(service, token, found.token)
+    top = [_top_logprob(service, *pair) for pair in found.top]
     return TokenLogprob(own.token, own.logprob, own.bytes, top)
 
 
-def _spelled(service: Service, token: int, logprob: float) -> TopLogprob:
+def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
     text = service.spell(token)
-    whole = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-    return TopLogprob(text, finite(logprob), whole)
+    utf8 = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+    return TopLogprob(text, finite(logprob), utf8)
 
 
 def finite(logprob: float) -> float:
-    """Return a logarithm that JSON can hold."""
-    return max(logprob, LEAST_LOGPROB)
+    """Return a logarithm that JSON can represent: at least ``MIN_LOGPROB``."""
+    return max(logprob, MIN_LOGPROB)
 
 
 async def encode_text(service: Service, text: str) -> list[int]:
-    """Tokenise; a text that could tie up the event loop does so in a thread."""
+    """Tokenise a text in a thread, so that a long one does not block the event loop."""
     return await service.read(service.tokenizer.encode, text)
 
 
 async def encode_conversation(
     service: Service, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[int]:
-    """Return the token ids before the model's answer; ``ApiError`` if it knows no such form."""
+    """Return the token ids of a conversation's prompt; ``ApiError`` if the template refuses it."""
     try:
         return await service.read(service.tokenizer.encode_chat, messages, tools)
     except ConfigError as error:
@@ -215,7 +219,7 @@ async def encode_conversation(
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation that is being continued: by one choice."""
+    """A conversation and the generation of its next message."""
 
     id: str
     prompt: list[int]
@@ -226,30 +230,30 @@ async def converse(
     service: Service,
     kind: str,
     messages: list[dict[str, Any]],
-    asked: Sampling,
+    sampling: Sampling,
     *,
     limit: int | None,
     param: str,
     constraint: GrammarConstraint | None = None,
 ) -> Conversation:
-    """Begin the answer to a conversation.
+    """Start generating the next message of a conversation.
 
     Parameters
     ----------
     kind
-        What its id begins with.
+        Prefix of the response's id.
     limit, param
-        How many tokens it may have, where that is said, and the option that holds the messages.
+        The requested number of tokens or None, and the parameter that holds the messages.
 
     Raises
     ------
     ApiError
-        It cannot be served.
+        The request cannot be served.
     """
     prompt = await encode_conversation(service, messages)
     most = service.options.max_output_tokens
     max_tokens = output_tokens(service, prompt, limit, default=most, param=param)
-    params = to_params(service, asked, max_tokens=max_tokens, logprobs=None)
+    params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
     call_id = new_id(kind)
     generation = service.generate(call_id, [prompt], params, 1, constraint)
     return Conversation(call_id, prompt, generation)

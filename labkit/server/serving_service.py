@@ -20,14 +20,14 @@ from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation
-from labkit.server.engine_thread import EngineThread, Step
+from labkit.server.engine_thread import EngineStep, EngineThread
 from labkit.server.prometheus_metrics import Metrics
 from labkit.server.structured_output import GrammarConstraint, Grammars
 from labkit.server.tool_calls import call_format
 
 T = TypeVar("T")
 CACHE_FACTS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
-RETRY_S = 1  # what a client is told to wait where the server is full (seconds)
+RETRY_AFTER_S = 1  # what a client is told to wait where the server is full (seconds)
 
 
 class Service:
@@ -138,7 +138,7 @@ class Service:
                 f"{len(self._live)} completions are running or waiting; allowed are "
                 f"{self.options.max_live} (server.max_live)",
                 code="queue_full",
-                retry_after=RETRY_S,
+                retry_after=RETRY_AFTER_S,
             )
         requests = [
             Request(f"{call_id}-{at * n + choice}", tuple(prompt), nth(params, choice, constraint))
@@ -165,7 +165,7 @@ class Service:
         metrics, times = self.metrics, generation.times[request_id]
         metrics.end(generation.requests[request_id], times, time.monotonic(), reason)
 
-    def _deliver(self, step: Step) -> None:
+    def _deliver(self, step: EngineStep) -> None:
         """Hand a step's events to the generations that wait for them."""
         woken: dict[int, Generation] = {}
         for request_id in step.admitted:

@@ -39,7 +39,7 @@ class Grammars:
 
         return LLTokenizer(str(self._path), n_vocab=self._vocab_size, eos_token=self._ends or None)
 
-    def of_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
+    def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
         """Return the constraint of a JSON schema.
 
         Raises
@@ -53,8 +53,8 @@ class Grammars:
             LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE), param
         )
 
-    def of_lark(self, grammar: str, param: str) -> GrammarConstraint:
-        """Return the constraint of a grammar in llguidance's Lark; errors as ``of_schema``."""
+    def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
+        """Return the constraint of a grammar in llguidance's Lark; errors as ``from_schema``."""
         from llguidance import LLMatcher
 
         return self._made(LLMatcher.grammar_from_lark(grammar), param)

@@ -52,27 +52,27 @@ _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 async def tokenize(service: Service, body: bytes) -> Response:
     """Answer a ``TokenizeRequest``; ``ApiError`` where it cannot be."""
-    asked = decode(_tokenize, body)
-    check_model(service, asked.model or service.name)
-    if (asked.prompt is None) is (asked.messages is None):
+    request = decode(_tokenize, body)
+    check_model(service, request.model or service.name)
+    if (request.prompt is None) is (request.messages is None):
         raise invalid("give prompt or messages", "prompt")
-    if asked.prompt is not None:
-        tokens = await encode_text(service, asked.prompt)
+    if request.prompt is not None:
+        tokens = await encode_text(service, request.prompt)
     else:
-        tokens = await encode_conversation(service, plain(asked.messages or []))
-    spelled = [service.tokenizer.piece(t) for t in tokens] if asked.return_token_strs else UNSET
-    return said(Tokens(len(tokens), service.context, tokens, spelled))
+        tokens = await encode_conversation(service, plain(request.messages or []))
+    spelled = [service.tokenizer.piece(t) for t in tokens] if request.return_token_strs else UNSET
+    return json_response(Tokens(len(tokens), service.context, tokens, spelled))
 
 
 async def detokenize(service: Service, body: bytes) -> Response:
     """Answer a ``DetokenizeRequest``; ``ApiError`` where it cannot be."""
-    asked = decode(_detokenize, body)
-    check_model(service, asked.model or service.name)
-    if max(asked.tokens, default=0) >= service.vocab_size:
+    request = decode(_detokenize, body)
+    check_model(service, request.model or service.name)
+    if max(request.tokens, default=0) >= service.vocab_size:
         raise invalid(f"tokens: ids are 0 to {service.vocab_size - 1}", "tokens")
-    return said(Text(await service.read(service.tokenizer.decode, asked.tokens)))
+    return json_response(Text(await service.read(service.tokenizer.decode, request.tokens)))
 
 
-def said(value: Struct) -> Response:
+def json_response(value: Struct) -> Response:
     """Return an object as an answer."""
     return Response(msgspec.json.encode(value), media_type="application/json")

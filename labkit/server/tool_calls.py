@@ -33,7 +33,7 @@ JSON = "json_tools"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedToolCall:
     """A function that the model calls; ``arguments`` is JSON."""
 
     id: str
@@ -41,7 +41,7 @@ class Call:
     arguments: str
 
 
-class CallFormat:
+class ToolCallFormat:
     """How a model writes calls.
 
     Parameters
@@ -57,7 +57,7 @@ class CallFormat:
         self.start: str = self._module.tool_call_start
         self.end: str = self._module.tool_call_end
 
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
         """Return the calls between two marks; none where the text is not as it should be."""
         try:
             found = self._module.parse_tool_call(text, list(tools))
@@ -91,37 +91,37 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _call(found: Any) -> Call | None:
+def _call(found: Any) -> ParsedToolCall | None:
     """Return a parser's result as a call; None where it is none."""
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return Call(f"call_{uuid.uuid4().hex[:24]}", found["name"], text)
+    return ParsedToolCall(f"call_{uuid.uuid4().hex[:24]}", found["name"], text)
 
 
-def call_format(tokenizer: Tokenizer) -> CallFormat | None:
+def call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
     """Return how a model writes calls; None: its template has no tools, or marks not known here."""
     template = tokenizer.template
     if template is None or not template.takes_tools:
         return None
     found = next((parser for mark, parser in MARKS if mark in template.source), None)
-    return None if found is None else CallFormat(found)
+    return None if found is None else ToolCallFormat(found)
 
 
-class CallReader:
+class ToolCallParser:
     """Takes a text as it comes; tells calls from what is said beside them.
 
     What may be the beginning of a mark is held back, and so is a call until it is whole.
     """
 
-    def __init__(self, form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self._form = form
         self._tools = tools
         self._held = ""
         self._inside = False
 
-    def add(self, text: str) -> Iterator[str | Call]:
+    def add(self, text: str) -> Iterator[str | ParsedToolCall]:
         """Take more text; yield what is certain."""
         self._held += text
         while True:
@@ -140,7 +140,7 @@ class CallReader:
             )
             yield from _said(shown)
 
-    def finish(self) -> Iterator[str | Call]:
+    def finish(self) -> Iterator[str | ParsedToolCall]:
         """Yield what is left: a call whose end mark did not come, or plain text."""
         held, self._held = self._held, ""
         if self._inside:
@@ -148,7 +148,7 @@ class CallReader:
         else:
             yield from _said(held)
 
-    def _calls(self, text: str, mark: str) -> Iterator[str | Call]:
+    def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
         """Yield the calls; what is none is said as it was written."""
         calls = self._form.parse(text, self._tools)
         yield from calls or _said(f"{self._form.start}{text}{mark}")

@@ -9,7 +9,7 @@ import pytest
 from labkit.models import tokenizer as tokenizers
 from labkit.server import tool_calls
 from labkit.server.structured_output import Grammars
-from labkit.server.tool_calls import Call, CallFormat, CallReader
+from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
 
 ASK = {
     "model": "tiny",
@@ -139,25 +139,25 @@ def grammars(chat_model):
 def test_what_is_allowed_depends_on_the_output_alone(grammars, chat_model):
     """Drafts are asked about and taken back; a constraint answers as if nothing had been asked."""
     ids = tokenizers.load(chat_model).encode('{"colour": "red", "sizes": [1, 2], "sure": true}')
-    straight = grammars.of_schema(SCHEMA, "x")
+    straight = grammars.from_schema(SCHEMA, "x")
     masks = [straight.allowed(ids[:at], 4096) for at in range(len(ids) + 1)]
     assert all(mask[token] for mask, token in zip(masks, ids, strict=False))
     assert np.flatnonzero(masks[-1]).tolist() == [4095]
-    jumping = grammars.of_schema(SCHEMA, "x")
+    jumping = grammars.from_schema(SCHEMA, "x")
     for at in [5, 2, len(ids), 0, len(ids) - 1, 3, len(ids)]:
         assert (jumping.allowed(ids[:at], 4096) == masks[at]).all()
     assert (jumping.copy().allowed([], 4096) == masks[0]).all()
 
 
-FORM = CallFormat("json_tools")
+FORM = ToolCallFormat("json_tools")
 TEXT = 'well <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call> then <tool'
 
 
 def read(pieces):
     """Read pieces; return the text, and the calls as (name, arguments)."""
-    reader = CallReader(FORM, [])
+    reader = ToolCallParser(FORM, [])
     said = [item for piece in pieces for item in reader.add(piece)] + list(reader.finish())
-    calls = [(item.name, item.arguments) for item in said if isinstance(item, Call)]
+    calls = [(item.name, item.arguments) for item in said if isinstance(item, ParsedToolCall)]
     return "".join(item for item in said if isinstance(item, str)), calls
 
 
@@ -179,5 +179,5 @@ def test_two_calls_are_two():
 
 def test_every_mark_leads_to_a_parser_that_there_is():
     for mark, parser in tool_calls.MARKS:
-        form = CallFormat(parser)
+        form = ToolCallFormat(parser)
         assert form.start and (form.start in mark or mark not in form.start)
