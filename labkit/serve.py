@@ -1,8 +1,8 @@
-"""``python -m labkit.serve engine=paged model=...``: a model, served with the OpenAI API.
+"""``python -m labkit.serve engine=paged model=...``: serve a model with the OpenAI API.
 
-The command is checked here and becomes the server's own process, which has the environment of
-a run's worker. Exit codes: 0 where a signal ended the server, 2 with one line for a mistake,
-130 where ctrl-C came before it served.
+This process validates the command and then replaces itself with the server's, which has the
+environment of a run's worker. Exit codes: 0 if a signal ended the server, 2 with one line for a
+mistake, 130 if ctrl-C came before it served.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from typing import Any, NoReturn
 from labkit.cli_errors import OneLineParser, print_error
 from labkit.config import ConfigError, Serve, from_plain, option_index, require, to_plain
 
-# What the server imports of the extra.
-NEEDED = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "prometheus_client", "llguidance")
+# The packages of the extra ``server`` that the server imports.
+REQUIRED_PACKAGES = (
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "msgspec",
+    "prometheus_client",
+    "llguidance",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return only where there is a mistake."""
+    """Run the command line; return an exit code only for a mistake."""
     parser = OneLineParser(
         prog="python -m labkit.serve",
         description="Serve a model with the OpenAI API.",
@@ -53,7 +61,7 @@ def _default(key: str) -> Any:
 
 
 def compose(overrides: Sequence[str]) -> Serve:
-    """Compose and check the config.
+    """Compose and validate the config.
 
     Raises
     ------
@@ -81,8 +89,8 @@ def compose(overrides: Sequence[str]) -> Serve:
         raise ConfigError(explain_config_error(error, overrides, Serve)) from None
 
 
-def become_server(asked: Serve) -> NoReturn:
-    """Replace this process by the server's.
+def become_server(config: Serve) -> NoReturn:
+    """Replace this process with the server's.
 
     Raises
     ------
@@ -91,16 +99,16 @@ def become_server(asked: Serve) -> NoReturn:
     """
     from labkit.machine import worker_environment
 
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     require(not missing, f"{', '.join(missing)} not installed: pip install 'labkit[server]'")
     cores = worker_environment.core_count()
     environment, _ = worker_environment.worker_environment(
-        os.environ, threads=asked.engine.threads or cores, cores=cores
+        os.environ, threads=config.engine.threads or cores, cores=cores
     )
-    environment |= asked.engine.mlx.environment()
-    # A file without a name: an API key stays out of the list of processes and off the disk's.
+    environment |= config.engine.mlx.environment()
+    # An unnamed file keeps the API key out of the process list and out of any directory.
     with tempfile.TemporaryFile() as file:
-        file.write(json.dumps(to_plain(asked)).encode())
+        file.write(json.dumps(to_plain(config)).encode())
         file.seek(0)
         os.set_inheritable(file.fileno(), True)
         command = [sys.executable, "-m", "labkit.server", str(file.fileno())]

@@ -66,7 +66,7 @@ def test_help_says_every_option(capsys):
 
 
 def test_without_the_extra_one_line_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(serve, "NEEDED", ("fastapi", "no_such_package"))
+    monkeypatch.setattr(serve, "REQUIRED_PACKAGES", ("fastapi", "no_such_package"))
     with pytest.raises(ConfigError, match=r"no_such_package not installed: pip install 'labkit"):
         serve.become_server(serve.compose([]))
 

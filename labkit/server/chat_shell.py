@@ -1,4 +1,4 @@
-"""A prompt in the terminal: answers as they are computed, ctrl-C stops one, ctrl-D ends it all."""
+"""Chat in the terminal: streams answers; ctrl-C stops an answer, ctrl-D ends the shell."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import Tokenizer
 
 PROMPT = "> "
-NEW = "/new"
+NEW_CONVERSATION = "/new"
 
 
 class Shell:
-    """A conversation; without a chat template every line is a text to be continued.
+    """A chat with the model; without a chat template it completes each line as plain text.
 
     Parameters
     ----------
     engine
-        Only this shell uses it.
+        Used by this shell only.
     tokenizer
-        The model's.
+        The model's tokenizer.
     max_tokens
-        An answer has so many at most.
+        Limit of an answer.
     out
-        Where answers go.
+        Stream to write to; None: standard output.
     read
-        Returns a line that somebody typed; EOFError ends the shell.
+        Returns a typed line; EOFError ends the shell.
     clock
-        Seconds; a parameter so that tests can know the answers.
+        Returns seconds; tests pass a clock of their own.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Shell:
         self._out = out or sys.stdout
         self._read = read
         self._clock = clock
-        self._said: list[dict[str, str]] = []
+        self._history: list[dict[str, str]] = []
         self._numbers = itertools.count()
 
     def run(self) -> None:
-        """Answer lines until there are no more."""
+        """Answer lines until the input ends."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # arrow keys and earlier lines for input()
         chat = self._tokenizer.template is not None
         what = "a conversation" if chat else "no chat template: a text is continued"
-        self._line(f"{what}; ctrl-C stops an answer, {NEW} begins anew, ctrl-D ends")
+        self._line(f"{what}; ctrl-C stops an answer, {NEW_CONVERSATION} begins anew, ctrl-D ends")
         while True:
             try:
                 line = self._read(PROMPT).strip()
@@ -74,20 +74,20 @@ class Shell:
             except KeyboardInterrupt:
                 self._line("(ctrl-D ends)")
                 continue
-            if line == NEW:
-                self._said.clear()
+            if line == NEW_CONVERSATION:
+                self._history.clear()
             elif line:
                 self._answer(line)
 
     def _answer(self, line: str) -> None:
-        asked = {"role": "user", "content": line}
+        message = {"role": "user", "content": line}
         try:
-            prompt = self._prompt(asked)
+            prompt = self._prompt(message)
         except ConfigError as error:
             self._line(str(error))
             return
         start, first, texts, count = self._clock(), None, [], 0
-        how = ""
+        status = ""
         try:
             for text, refusal in self._generate(prompt):
                 if refusal is not None:
@@ -99,17 +99,17 @@ class Shell:
                 self._out.write(text)
                 self._out.flush()
         except KeyboardInterrupt:
-            how = "stopped, "
-        self._said += [asked, {"role": "assistant", "content": "".join(texts)}]
-        self._line(f"\n[{how}{self._pace(start, first, count)}]")
+            status = "stopped, "
+        self._history += [message, {"role": "assistant", "content": "".join(texts)}]
+        self._line(f"\n[{status}{self._speed_text(start, first, count)}]")
 
-    def _prompt(self, asked: dict[str, str]) -> list[int]:
+    def _prompt(self, message: dict[str, str]) -> list[int]:
         if self._tokenizer.template is None:
-            return self._tokenizer.encode(asked["content"])
-        return self._tokenizer.encode_chat([*self._said, asked])
+            return self._tokenizer.encode(message["content"])
+        return self._tokenizer.encode_chat([*self._history, message])
 
     def _generate(self, prompt: list[int]) -> Iterator[tuple[str, str | None]]:
-        """Yield the text of each token, or why there is none; ctrl-C comes between two steps."""
+        """Yield each token's text, and the engine's error or None; ctrl-C ends it after a step."""
         request = Request(f"shell-{next(self._numbers)}", tuple(prompt), self._params)
         processor = OutputProcessor(request, None, self._tokenizer)
         self._engine.submit(request)
@@ -123,12 +123,12 @@ class Shell:
             with defer_sigint():
                 self._engine.abort(request.request_id)
 
-    def _pace(self, start: float, first: float | None, count: int) -> str:
+    def _speed_text(self, start: float, first: float | None, count: int) -> str:
         if first is None:
             return "no token"
-        said = f"{count} token{'s' * (count != 1)}, the first after {first - start:.2f} s"
+        text = f"{count} token{'s' * (count != 1)}, the first after {first - start:.2f} s"
         since = self._clock() - first
-        return f"{said}, {(count - 1) / since:.1f} tok/s" if count > 1 and since > 0 else said
+        return f"{text}, {(count - 1) / since:.1f} tok/s" if count > 1 and since > 0 else text
 
     def _line(self, text: str) -> None:
         self._out.write(f"{text}\n")

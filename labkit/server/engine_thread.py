@@ -1,4 +1,4 @@
-"""The one thread that touches the engine; everybody else leaves commands and gets events."""
+"""The only thread that calls the engine; other threads queue commands and receive events."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Command = Callable[[InferenceEngine], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """What a step did.
+    """The result of one step of the engine.
 
-    ``began`` and ``ended`` are seconds on the thread's clock; ``admitted`` are the requests
-    that began to run in it, ``counters`` the engine's after it, and ``kv_bytes`` what
-    requests hold then (None: the engine does not say).
+    ``began`` and ``ended`` are seconds on the thread's clock. ``admitted`` are the requests that
+    started to run in the step. ``counters`` are the engine's after it, and ``kv_bytes`` is the KV
+    memory that requests reserve then (None if the engine does not report it).
     """
 
     began: float
@@ -34,18 +34,18 @@ class EngineStep:
 
 
 class EngineThread:
-    """Runs steps while there is work, and commands between them.
+    """Runs engine steps while there is work, and commands between them.
 
     Parameters
     ----------
     engine
-        Ready to serve; from ``start`` on only this thread calls it, and closes it.
+        A warmed-up engine. From ``start`` on only this thread calls it; it also closes it.
     on_step
-        Called in this thread with each step.
+        Called in this thread after each step.
     on_end
-        Called in this thread when it ends: with the exception that ended it, or None.
+        Called in this thread when it ends, with the exception that ended it or None.
     clock
-        Seconds; a parameter so that tests can know the answers.
+        Returns seconds; tests pass a clock of their own.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._watched = engine if isinstance(engine, Observable) else None
         self._busy_since: float | None = None
-        self._queued: set[str] = set()  # submitted, and not seen running yet
+        self._queued: set[str] = set()  # submitted, but not running yet
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; what comes of it, a refusal too, comes as events."""
+        """Queue a request; its tokens, or the engine's refusal, arrive as events."""
 
         def submit(engine: InferenceEngine) -> None:
             self._queued.add(request.request_id)
@@ -79,7 +79,7 @@ class EngineThread:
         self._inbox.put(submit)
 
     def abort(self, request_id: str) -> None:
-        """End a request; events that are under way still come."""
+        """End a request; events that are already queued still arrive."""
 
         def abort(engine: InferenceEngine) -> None:
             self._queued.discard(request_id)
@@ -88,19 +88,19 @@ class EngineThread:
         self._inbox.put(abort)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """End after the step that runs, and wait for that."""
+        """End the thread after the current step, and wait for it."""
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     @property
     def busy_s(self) -> float:
-        """For how long the step or command that runs now has been running (seconds)."""
+        """Seconds since the current step or command started; 0 while idle."""
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 
@@ -124,11 +124,11 @@ class EngineThread:
         watched = self._watched
         admitted: list[str] = []
         if self._queued:
-            told = {event.request_id for event in events}
+            with_events = {event.request_id for event in events}
             admitted = [
                 request_id
                 for request_id in self._queued
-                if request_id in told or (watched and watched.is_running(request_id))
+                if request_id in with_events or (watched and watched.is_running(request_id))
             ]
             self._queued.difference_update(admitted)
         kv_bytes = watched.kv_bytes().reserved if watched else None
@@ -136,9 +136,9 @@ class EngineThread:
         self._on_step(EngineStep(began, self._clock(), events, admitted, counters, kv_bytes))
 
     def _run_commands(self) -> bool:
-        """Carry out the commands that are there, waiting for one if there is nothing to do.
+        """Run the queued commands; without other work, wait for one.
 
-        False: it shall end.
+        Returns False when the thread has to end.
         """
         wait = not self._engine.has_work()
         self._busy_since = None if wait else self._clock()
@@ -155,12 +155,12 @@ class EngineThread:
 
 
 def warm_up(engine: InferenceEngine, rows: int, vocab_size: int) -> None:
-    """Generate a few tokens for one request and for ``rows``: kernels compile, memory is touched.
+    """Generate a few tokens for 1 and for ``rows`` requests, to compile kernels and touch memory.
 
     Raises
     ------
     EngineError, RuntimeError
-        The engine does not generate.
+        The engine cannot generate.
     """
     for count in dict.fromkeys((1, rows)):
         params = SamplingParams(max_tokens=4, ignore_eos=True)

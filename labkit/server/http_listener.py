@@ -1,4 +1,4 @@
-"""The socket, uvicorn around it, and the signals that end it."""
+"""The listening socket, the uvicorn server on it, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def bind(options: config.Server) -> socket.socket:
-    """Take the address; nobody can connect before ``serve`` listens.
+    """Bind the address; clients cannot connect before ``serve`` listens.
 
     Raises
     ------
     ConfigError
-        It cannot be had; one line says why.
+        The address is not available; one line says why.
     """
     host, port = options.host, options.port
     try:
@@ -34,18 +34,18 @@ def bind(options: config.Server) -> socket.socket:
         )
     except OSError as error:
         raise ConfigError(f"server.host={host}: {error.strerror}") from None
-    found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(address)
+        bound.bind(address)
     except OSError as error:
-        found.close()
-        where = f"server.host={host}" if error.errno in _NOT_HERE else f"server.port={port}"
-        raise ConfigError(f"{where}: {error.strerror}") from None
-    return found
+        bound.close()
+        option = f"server.host={host}" if error.errno in NO_SUCH_ADDRESS else f"server.port={port}"
+        raise ConfigError(f"{option}: {error.strerror}") from None
+    return bound
 
 
-_NOT_HERE = (99, 49)  # EADDRNOTAVAIL on Linux and on macOS
+NO_SUCH_ADDRESS = (99, 49)  # EADDRNOTAVAIL on Linux and on macOS
 
 
 def url(bound: socket.socket) -> str:
@@ -55,7 +55,7 @@ def url(bound: socket.socket) -> str:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn, whose signals and first line are ours."""
+    """A uvicorn server that leaves signals and the first log line to labkit."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(
@@ -74,23 +74,23 @@ class Listener(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, then call ``on_ready``."""
         await super().startup(sockets)
         self._on_ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Do not handle signals; ``serve`` does."""
         yield
 
 
 async def serve(
     service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then end streams properly.
+    """Serve until SIGTERM or SIGINT, then shut down gracefully.
 
-    The first signal refuses new requests and lets those under way go on for
-    ``server.grace_s``; the second ends them at once.
+    After the first signal new requests are refused and live ones go on for ``server.grace_s``; a
+    second signal ends them at once.
     """
     listener = Listener(app, on_ready)
     stopping: list[asyncio.Task[None]] = []
@@ -111,7 +111,7 @@ async def serve(
 
 
 def run(service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Run an event loop until the server has ended."""
+    """Run the server in an event loop until it has ended."""
     import uvloop
 
     uvloop.run(serve(service, app, bound, on_ready))

@@ -1,4 +1,4 @@
-"""The API's own description (OpenAPI 3.1), from the very types that requests are read with."""
+"""The OpenAPI 3.1 document, derived from the types that decode requests."""
 
 from __future__ import annotations
 
@@ -34,58 +34,74 @@ ERROR_DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class PostRoute:
-    """An address that a body is posted to.
+    """A POST route.
 
-    ``asked`` and ``told`` are the types of the body and of the answer; ``streams``: the answer
-    may be a stream of events.
+    Parameters
+    ----------
+    path
+        The URL's path.
+    respond
+        Returns the response to a body.
+    request_type, response_type
+        Types of the bodies of request and response.
+    streams
+        Whether the response may be a stream of events.
+    error
+        Type of the body of an error.
     """
 
     path: str
-    answer: Callable[[Service, bytes], Awaitable[Response]]
-    asked: type[msgspec.Struct]
-    told: type[msgspec.Struct]
+    respond: Callable[[Service, bytes], Awaitable[Response]]
+    request_type: type[msgspec.Struct]
+    response_type: type[msgspec.Struct]
     streams: bool = False
     error: type[msgspec.Struct] = ErrorBody
 
 
 @dataclass(frozen=True)
 class GetRoute:
-    """An address that is read; ``told`` is the type of the answer, None: plain text."""
+    """A GET route; ``response_type`` is None for plain text."""
 
     path: str
-    told: type[msgspec.Struct] | None
+    response_type: type[msgspec.Struct] | None
     statuses: tuple[int, ...] = ()
 
 
-def describe(posted: list[PostRoute], got: list[GetRoute], model: str) -> dict[str, Any]:
-    """Return the document; ``model`` is the one that requests may name."""
-    types = {item.asked for item in posted} | {item.told for item in posted}
-    types |= {item.error for item in posted} | {item.told for item in got if item.told}
+def describe(
+    post_routes: list[PostRoute], get_routes: list[GetRoute], model: str
+) -> dict[str, Any]:
+    """Return the document; ``model`` is the only model name that requests may have."""
+    types = {item.request_type for item in post_routes} | {
+        item.response_type for item in post_routes
+    }
+    types |= {item.error for item in post_routes} | {
+        item.response_type for item in get_routes if item.response_type
+    }
     _, schemas = msgspec.json.schema_components(
         sorted(types, key=lambda item: item.__name__), ref_template=REFERENCE
     )
-    for item in posted:
-        fields = schemas[item.asked.__name__]["properties"]
+    for item in post_routes:
+        fields = schemas[item.request_type.__name__]["properties"]
         if "model" in fields:
-            optional = "model" not in schemas[item.asked.__name__].get("required", [])
+            optional = "model" not in schemas[item.request_type.__name__].get("required", [])
             fields["model"] = {"enum": [model, *([None] if optional else [])]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "labkit", "version": __version__},
         "paths": {
-            **{item.path: {"post": _post(item)} for item in posted},
-            **{item.path: {"get": _get(item)} for item in got},
+            **{item.path: {"post": _post(item)} for item in post_routes},
+            **{item.path: {"get": _get(item)} for item in get_routes},
         },
         "components": {"schemas": schemas},
     }
 
 
 def _post(item: PostRoute) -> dict[str, Any]:
-    content = _content(item.told)
+    content = _content(item.response_type)
     if item.streams:
         content[EVENTS] = {"schema": EVENT_SCHEMA}
     return {
-        "requestBody": {"required": True, "content": _content(item.asked)},
+        "requestBody": {"required": True, "content": _content(item.request_type)},
         "responses": {
             "200": {"description": "the answer", "content": content},
             **_errors(ERROR_DESCRIPTIONS, item.error),
@@ -95,18 +111,18 @@ def _post(item: PostRoute) -> dict[str, Any]:
 
 def _get(item: GetRoute) -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
-    answer = {
+    response = {
         "description": "the answer",
-        "content": text if item.told is None else _content(item.told),
+        "content": text if item.response_type is None else _content(item.response_type),
     }
-    found: dict[str, Any] = {
-        "responses": {"200": answer, **_errors(item.statuses, ErrorBody)},
+    operation: dict[str, Any] = {
+        "responses": {"200": response, **_errors(item.statuses, ErrorBody)},
     }
     if "{model}" in item.path:
-        found["parameters"] = [
+        operation["parameters"] = [
             {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
-    return found
+    return operation
 
 
 def _errors(statuses: Any, error: type[msgspec.Struct]) -> dict[str, Any]:
@@ -116,5 +132,5 @@ def _errors(statuses: Any, error: type[msgspec.Struct]) -> dict[str, Any]:
     }
 
 
-def _content(told: type[msgspec.Struct]) -> dict[str, Any]:
-    return {JSON: {"schema": {"$ref": REFERENCE.format(name=told.__name__)}}}
+def _content(body_type: type[msgspec.Struct]) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": REFERENCE.format(name=body_type.__name__)}}}

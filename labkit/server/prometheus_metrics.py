@@ -1,7 +1,7 @@
-"""What a dashboard is told, under the names that vLLM's dashboards know.
+"""Prometheus metrics under vLLM's names, so that vLLM's dashboards work.
 
-Histograms are of finished requests and of steps; the counters of blocks, prefixes and drafts
-are the engine's own, as they stood after its last step.
+Histograms cover finished requests and steps. The counters of blocks, prefixes and drafts are the
+engine's own after its last step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LABELS = ("model_name", "engine")
 
 SHORT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+COUNT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("from a request's arrival to its first token", LONG_BUCKETS_S),
     "inter_token_latency_seconds": ("between two tokens of a request", SHORT_BUCKETS_S),
@@ -33,14 +33,14 @@ HISTOGRAMS = {
         LONG_BUCKETS_S,
     ),
     "request_decode_time_seconds": ("from a request's first token to its end", LONG_BUCKETS_S),
-    "request_prompt_tokens": ("prompt tokens of a request", COUNTS),
-    "request_generation_tokens": ("generated tokens of a request", COUNTS),
-    "request_params_n": ("choices that a request asks for", COUNTS[:8]),
-    "request_params_max_tokens": ("tokens that a request asks for at most", COUNTS),
-    "iteration_tokens_total": ("tokens computed in a step", COUNTS),
+    "request_prompt_tokens": ("prompt tokens of a request", COUNT_BUCKETS),
+    "request_generation_tokens": ("generated tokens of a request", COUNT_BUCKETS),
+    "request_params_n": ("choices that a request asks for", COUNT_BUCKETS[:8]),
+    "request_params_max_tokens": ("tokens that a request asks for at most", COUNT_BUCKETS),
+    "iteration_tokens_total": ("tokens computed in a step", COUNT_BUCKETS),
 }
-# By metric: the engine's counter that it shows, and what it says.
-COUNTERS = {
+# Engine counter and description, by metric.
+ENGINE_COUNTERS = {
     "prefix_cache_queries": ("prefix.queried_tokens", "prompt tokens looked up"),
     "prefix_cache_hits": ("prefix.hit_tokens", "prompt tokens found computed"),
     "num_preemptions": ("preemptions", "requests sent back to the queue"),
@@ -56,12 +56,12 @@ class Metrics:
     Parameters
     ----------
     model
-        What requests call the model.
-    facts
-        Of the KV memory, for ``vllm:cache_config_info``.
+        The model's name in requests.
+    cache_config
+        Labels of ``vllm:cache_config_info``.
     """
 
-    def __init__(self, model: str, facts: Mapping[str, str]) -> None:
+    def __init__(self, model: str, cache_config: Mapping[str, str]) -> None:
         self._registry = CollectorRegistry()
         self.labels = (model, "0")
         self.running = self._gauge("num_requests_running", "requests that run")
@@ -75,36 +75,41 @@ class Metrics:
             [*LABELS, "finished_reason"],
             registry=self._registry,
         )
-        for reason in ("stop", "length", "abort"):  # there from the beginning, at 0
+        for reason in ("stop", "length", "abort"):  # exported as 0 from the start
             self._ended.labels(*self.labels, reason)
         info = Gauge(
-            "vllm:cache_config_info", "the KV memory", [*LABELS, *facts], registry=self._registry
+            "vllm:cache_config_info",
+            "the KV memory",
+            [*LABELS, *cache_config],
+            registry=self._registry,
         )
-        info.labels(*self.labels, *facts.values()).set(1)
+        info.labels(*self.labels, *cache_config.values()).set(1)
         self._histograms = {
             name: Histogram(
-                f"vllm:{name}", said, LABELS, registry=self._registry, buckets=buckets
+                f"vllm:{name}", description, LABELS, registry=self._registry, buckets=buckets
             ).labels(*self.labels)
-            for name, (said, buckets) in HISTOGRAMS.items()
+            for name, (description, buckets) in HISTOGRAMS.items()
         }
-        self._gaps: list[float] = []  # between tokens, not in the histogram yet: it is slow
+        self._gaps: list[
+            float
+        ] = []  # between tokens; added to the histogram in batches, as that is slow
         self._engine_counters: Mapping[str, float] = {}
         self._registry.register(EngineCounters(lambda: self._engine_counters, self.labels))
 
-    def _gauge(self, name: str, said: str) -> Gauge:
-        made = Gauge(f"vllm:{name}", said, LABELS, registry=self._registry)
-        return made.labels(*self.labels)
+    def _gauge(self, name: str, description: str) -> Gauge:
+        gauge = Gauge(f"vllm:{name}", description, LABELS, registry=self._registry)
+        return gauge.labels(*self.labels)
 
-    def _counter(self, name: str, said: str) -> Counter:
-        made = Counter(f"vllm:{name}", said, LABELS, registry=self._registry)
-        return made.labels(*self.labels)
+    def _counter(self, name: str, description: str) -> Counter:
+        counter = Counter(f"vllm:{name}", description, LABELS, registry=self._registry)
+        return counter.labels(*self.labels)
 
     def observe(self, name: str, value: float) -> None:
         """Add a value to a histogram."""
         self._histograms[name].observe(value)
 
     def token(self, times: RequestTimestamps, now: float) -> None:
-        """Note a token of a request."""
+        """Count a token of a request."""
         times.tokens += 1
         if times.first is None:
             times.first = now
@@ -121,7 +126,7 @@ class Metrics:
         self._gaps.clear()
 
     def step(self, step: EngineStep) -> None:
-        """Note a step of the engine."""
+        """Record a step of the engine."""
         before = self._engine_counters.get("tokens.computed", 0.0)
         computed = step.counters.get("tokens.computed", 0.0) - before
         self.observe("iteration_tokens_total", computed)
@@ -131,7 +136,7 @@ class Metrics:
             self._kv_usage.set(step.kv_bytes / total)
 
     def end(self, request: Request, times: RequestTimestamps, now: float, reason: str) -> None:
-        """Note the end of a request: stop, length or abort."""
+        """Record the end of a request; ``reason`` is stop, length or abort."""
         prompt_tokens = len(request.prompt_token_ids)
         self._ended.labels(*self.labels, reason).inc()
         self._prompt_tokens.inc(prompt_tokens)
@@ -149,18 +154,18 @@ class Metrics:
             self.observe("request_decode_time_seconds", now - times.first)
 
     def page(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         self._observe_gaps()
         return generate_latest(self._registry)
 
 
 class EngineCounters:
-    """The engine's counters as Prometheus asks for them.
+    """A Prometheus collector of the engine's counters.
 
     Parameters
     ----------
     read
-        Returns them as they are now.
+        Returns the current counters.
     labels
         The values of every metric's labels.
     """
@@ -170,9 +175,9 @@ class EngineCounters:
         self._labels = labels
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield them; 0 for those that the engine does not have."""
-        found = self._read()
-        for name, (counter, said) in COUNTERS.items():
-            family = CounterMetricFamily(f"vllm:{name}", said, labels=LABELS)
-            family.add_metric(self._labels, found.get(counter, 0.0))
+        """Yield the counters; 0 for those that the engine does not have."""
+        counters = self._read()
+        for name, (counter, description) in ENGINE_COUNTERS.items():
+            family = CounterMetricFamily(f"vllm:{name}", description, labels=LABELS)
+            family.add_metric(self._labels, counters.get(counter, 0.0))
             yield family

@@ -1,4 +1,4 @@
-"""Which address answers what, and who may ask."""
+"""The HTTP routes, and the check of API keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from labkit.server.serving_service import Service
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The engine can serve."""
+    """The body of ``/health`` while the engine can serve."""
 
     status: str
 
@@ -97,11 +97,11 @@ def create_app(service: Service) -> FastAPI:
         )
 
     for item in POST_ROUTES:
-        add(item.path, routes.posted(item.answer), "POST", True)
+        add(item.path, routes.post_endpoint(item.respond), "POST", True)
     add("/v1/embeddings", routes.embeddings, "POST", True)
     add("/v1/models", routes.models, "GET", True)
     add("/v1/models/{model:path}", routes.model, "GET", True)
-    # Whoever watches the server has no key.
+    # Monitoring has no key.
     add("/health", routes.health, "GET", False)
     add("/version", routes.version, "GET", False)
     add("/metrics", routes.metrics, "GET", False)
@@ -126,33 +126,33 @@ class Routes:
         if not hmac.compare_digest(given.encode(), key.encode()):
             raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
 
-    def posted(
-        self, answer: Callable[[Service, bytes], Awaitable[Response]]
+    def post_endpoint(
+        self, respond: Callable[[Service, bytes], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint that answers a body."""
+        """Return an endpoint that reads the body and calls ``respond``."""
 
         async def endpoint(request: Request) -> Response:
             try:
                 body = await self._body(request)
             except ClientDisconnect:
-                return Response()  # nobody reads it
-            return await answer(self._service, body)
+                return Response()  # the client has gone
+            return await respond(self._service, body)
 
         return endpoint
 
     async def _body(self, request: Request) -> bytes:
-        """Read the body; ``ApiError`` (413) as soon as it is too long."""
-        most, parts, size = self._service.options.max_body_bytes, [], 0
+        """Return the body; ``ApiError`` (413) as soon as it is too long."""
+        max_bytes, parts, size = self._service.options.max_body_bytes, [], 0
         announced = request.headers.get("content-length", "0")
-        if not (announced.isdecimal() and int(announced) > most):
+        if not (announced.isdecimal() and int(announced) > max_bytes):
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
-                if size > most:
+                if size > max_bytes:
                     break
             else:
                 return b"".join(parts)
-        raise ApiError(413, f"the body is longer than {most} bytes (server.max_body_bytes)")
+        raise ApiError(413, f"the body is longer than {max_bytes} bytes (server.max_body_bytes)")
 
     async def models(self) -> Response:
         """``GET /v1/models``."""
@@ -171,14 +171,14 @@ class Routes:
         return ModelCard(service.name, "model", service.created, "labkit", service.context)
 
     async def embeddings(self) -> Response:
-        """Refuse: an engine that generates has none."""
+        """Refuse: generating engines have no embeddings."""
         raise ApiError(404, "this server has no embeddings", code="unsupported")
 
     async def health(self) -> Response:
-        """Answer 200 while the engine can serve, else 503."""
-        trouble = self._service.trouble()
-        if trouble is not None:
-            raise ApiError(503, trouble, code="unhealthy")
+        """Return 200 while the engine can serve, else 503."""
+        reason = self._service.trouble()
+        if reason is not None:
+            raise ApiError(503, reason, code="unhealthy")
         return _json(Health("ok"))
 
     async def version(self) -> Response:
@@ -186,7 +186,7 @@ class Routes:
         return _json(Version(__version__))
 
     async def metrics(self) -> Response:
-        """``GET /metrics``, as Prometheus reads it."""
+        """``GET /metrics`` in Prometheus' text format."""
         return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
 
 
@@ -195,23 +195,23 @@ def _json(value: Any) -> Response:
 
 
 async def _error_response(request: Request, error: Any) -> Response:
-    theirs = request.url.path == MESSAGES
-    body = messages_api.encode_error(error) if theirs else error.encode()
+    is_messages = request.url.path == MESSAGES
+    body = messages_api.encode_error(error) if is_messages else error.encode()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 async def _http_error_response(request: Request, error: Any) -> Response:
-    """Say what the framework found: no such address, or not this way."""
+    """Return the API's error for one of the framework: no such URL, or a wrong method."""
     if error.status_code == 405:
         text = f"{request.method} {request.url.path}: this address has another method"
-        said = ApiError(405, text, code="method_not_allowed")
-        said.headers |= dict(error.headers or {})
+        api_error = ApiError(405, text, code="method_not_allowed")
+        api_error.headers |= dict(error.headers or {})
     elif error.status_code == 404:
         text = f"{request.url.path}: there is no such address"
-        said = ApiError(404, text, code="unknown_url")
+        api_error = ApiError(404, text, code="unknown_url")
     else:
-        said = ApiError(400, str(error.detail))
-    return await _error_response(request, said)
+        api_error = ApiError(400, str(error.detail))
+    return await _error_response(request, api_error)
 
 
 async def _internal_error_response(request: Request, error: Exception) -> Response:

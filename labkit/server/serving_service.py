@@ -1,4 +1,4 @@
-"""What all endpoints share: a model, its engine's thread, and the requests under way."""
+"""The state that all endpoints share: a model, its engine's thread, and the live requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from labkit.server.structured_output import GrammarConstraint, Grammars
 from labkit.server.tool_calls import call_format
 
 T = TypeVar("T")
-CACHE_FACTS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
-RETRY_AFTER_S = 1  # what a client is told to wait where the server is full (seconds)
+CACHE_CONFIG_LABELS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
+RETRY_AFTER_S = 1  # sent to clients while the server is full
 
 
 class Service:
@@ -38,13 +38,13 @@ class Service:
     options
         The server's part of the config.
     name
-        What requests call the model.
+        The model's name in requests.
     tokenizer
-        The model's.
+        The model's tokenizer.
     engine
-        Ready to serve; the service closes it.
+        A warmed-up engine; the service closes it.
     model
-        Its vocabulary, and for how many tokens, prompt and output together, it was made.
+        The model's directory: its vocabulary, and its context length (prompt and output).
     """
 
     def __init__(
@@ -58,25 +58,28 @@ class Service:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
-        # An id's text is asked for again and again where log probabilities are told.
+        # Requests for logprobs ask for the text of the same ids again and again.
         self.spell = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
         self.grammars = Grammars(
             model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
         )
         self.call_format = call_format(tokenizer)
-        asked = options.max_prompt_tokens + options.max_output_tokens
-        bounds = [asked if model.max_context is None else model.max_context]
+        server_limit = options.max_prompt_tokens + options.max_output_tokens
+        bounds = [server_limit if model.max_context is None else model.max_context]
         bounds += [engine.max_request_tokens()] if isinstance(engine, LengthLimited) else []
         self.context = min(bounds)
         self.created = int(time.time())
         self._engine = engine
         self._live: dict[str, Generation] = {}
         self._running: set[str] = set()
-        found = engine.counters()
-        blocks = {k: f"{found[k]:g}" for k in ("blocks.total", "kv_block_bytes") if k in found}
-        facts = {CACHE_FACTS[name]: value for name, value in blocks.items()}
-        self.metrics = Metrics(name, facts)
+        counters = engine.counters()
+        cache_config = {
+            label: f"{counters[counter]:g}"
+            for counter, label in CACHE_CONFIG_LABELS.items()
+            if counter in counters
+        }
+        self.metrics = Metrics(name, cache_config)
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
         self._thread: EngineThread | None = None
         self._ended_by: str | None = None
@@ -86,19 +89,19 @@ class Service:
         """Start the engine's thread."""
         loop = asyncio.get_running_loop()
 
-        def tell(call: Callable[..., None], *args: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+        def on_loop(call: Callable[..., None], *args: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(call, *args)
 
         self._thread = EngineThread(
             self._engine,
-            lambda step: tell(self._deliver, step),
-            lambda error: tell(self._engine_ended, error),
+            lambda step: on_loop(self._deliver, step),
+            lambda error: on_loop(self._engine_ended, error),
         )
         self._thread.start()
 
     def trouble(self) -> str | None:
-        """Say why nothing can be served, in one line; None: it can."""
+        """Return in one line why nothing can be served; None while the server is healthy."""
         if self._thread is None or not self._thread.alive or self._ended_by is not None:
             return f"the engine's thread is dead ({self._ended_by or 'it ended'})"
         if self._thread.busy_s > self.options.stuck_s:
@@ -106,7 +109,7 @@ class Service:
         return "the server is stopping" if self._stopping else None
 
     async def read(self, work: Callable[..., T], *args: Any) -> T:
-        """Run ``work``, which may take long, in a thread: tokenising, templates, grammars."""
+        """Run slow work (tokenising, templates, grammars) in a thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *args)
 
     def generate(
@@ -117,12 +120,12 @@ class Service:
         n: int,
         constraint: GrammarConstraint | None = None,
     ) -> Generation:
-        """Begin ``n`` choices of each prompt, each with a copy of the constraint.
+        """Start ``n`` choices of each prompt, each with its own copy of the constraint.
 
         Raises
         ------
         ApiError
-            The server is full, or cannot serve.
+            The server is full or unhealthy.
         """
         trouble = self.trouble()
         if trouble is not None or self._thread is None:
@@ -141,7 +144,11 @@ class Service:
                 retry_after=RETRY_AFTER_S,
             )
         requests = [
-            Request(f"{call_id}-{at * n + choice}", tuple(prompt), nth(params, choice, constraint))
+            Request(
+                f"{call_id}-{at * n + choice}",
+                tuple(prompt),
+                choice_params(params, choice, constraint),
+            )
             for at, prompt in enumerate(prompts)
             for choice in range(n)
         ]
@@ -149,13 +156,13 @@ class Service:
         self.metrics.observe("request_params_n", n)
         for request in requests:
             self._live[request.request_id] = generation
-            # Stop texts are looked for here: the engine has no tokenizer.
+            # Stop strings are matched here, since the engine has no tokenizer.
             bare = dataclasses.replace(request.params, stop=()) if request.params.stop else None
             self._thread.submit(dataclasses.replace(request, params=bare) if bare else request)
         return generation
 
     def forget(self, request_id: str, abort: bool, reason: str) -> None:
-        """Drop an engine request that has ended, or shall."""
+        """Remove an engine request that has ended; with ``abort``, end it in the engine as well."""
         generation = self._live.pop(request_id, None)
         if generation is None:
             return
@@ -166,7 +173,7 @@ class Service:
         metrics.end(generation.requests[request_id], times, time.monotonic(), reason)
 
     def _deliver(self, step: EngineStep) -> None:
-        """Hand a step's events to the generations that wait for them."""
+        """Pass a step's events to their generations, and wake the readers."""
         woken: dict[int, Generation] = {}
         for request_id in step.admitted:
             if request_id in self._live:
@@ -184,7 +191,7 @@ class Service:
             generation.wake()
 
     def metrics_page(self) -> bytes:
-        """Return the metrics as Prometheus reads them."""
+        """Return the metrics in Prometheus' text format."""
         self.metrics.running.set(len(self._running))
         self.metrics.waiting.set(len(self._live) - len(self._running))
         return self.metrics.page()
@@ -199,7 +206,7 @@ class Service:
             generation.fail(error)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse what comes, let requests go on for a while, then end them, and the engine."""
+        """Refuse new requests, end live ones after at most ``grace_s``, and stop the engine."""
         self._stopping = True
         end = time.monotonic() + grace_s
         while self._live and time.monotonic() < end:
@@ -211,14 +218,14 @@ class Service:
 
     @property
     def num_live(self) -> int:
-        """Completions running or waiting."""
+        """The number of completions that are running or waiting."""
         return len(self._live)
 
 
-def nth(
+def choice_params(
     params: SamplingParams, choice: int, constraint: GrammarConstraint | None
 ) -> SamplingParams:
-    """Return the parameters of a request's choice: each draws from a stream of its own."""
+    """Return the parameters of one choice, with a seed and a constraint of its own."""
     own = None if constraint is None else constraint.copy()
     seed = params.seed if params.seed is None else (params.seed + choice) % (1 << 64)
     return dataclasses.replace(params, seed=seed, constraint=own)

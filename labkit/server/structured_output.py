@@ -1,4 +1,4 @@
-"""Outputs of a given form: llguidance's masks, computed on the CPU beside the logits."""
+"""Structured output: token masks from llguidance grammars, computed on the CPU."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from labkit.server.api_error import invalid
 
-# As json.dumps writes: a space where most texts have one, and no room for endless white space.
+# The white space of json.dumps; flexible white space would allow endless runs of it.
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
-    """Makes constraints for a model's vocabulary.
+    """Builds constraints for a model's vocabulary.
 
     Parameters
     ----------
     tokenizer_json
         The model's tokenizer.json; it is read at the first use (0.3 s for 49,152 tokens).
     vocab_size, eos_token_ids
-        The model's.
+        The model's vocabulary size and end-of-text tokens.
     """
 
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -45,11 +45,11 @@ class Grammars:
         Raises
         ------
         ApiError
-            llguidance cannot enforce the schema; ``param`` is the option that holds it.
+            llguidance cannot enforce the schema; ``param`` is the parameter that holds it.
         """
         from llguidance import LLMatcher
 
-        return self._made(
+        return self._build(
             LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE), param
         )
 
@@ -57,9 +57,9 @@ class Grammars:
         """Return the constraint of a grammar in llguidance's Lark; errors as ``from_schema``."""
         from llguidance import LLMatcher
 
-        return self._made(LLMatcher.grammar_from_lark(grammar), param)
+        return self._build(LLMatcher.grammar_from_lark(grammar), param)
 
-    def _made(self, grammar: str, param: str) -> GrammarConstraint:
+    def _build(self, grammar: str, param: str) -> GrammarConstraint:
         from llguidance import LLMatcher
 
         if not self._ends:
@@ -71,7 +71,7 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """A grammar's state after a request's output; see ``labkit.engine.request.Constraint``."""
+    """A grammar and its state after a request's output (a ``labkit.engine.request.Constraint``)."""
 
     def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
         self._matcher = matcher
@@ -79,33 +79,33 @@ class GrammarConstraint:
         self._read: list[int] = []
 
     def copy(self) -> GrammarConstraint:
-        """Return one for another request, at the beginning."""
+        """Return a constraint in the initial state, for another request."""
         matcher = self._matcher.deep_copy()
         matcher.reset()
         return GrammarConstraint(matcher, self._ends)
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-        """Say which ids may come after ``output``; where it is complete, those that end a text."""
-        self._follow(output)
+        """Return a mask of the ids that may come next: the end tokens if output is complete."""
+        self._advance(output)
         if self._matcher.is_stopped():
             mask = np.zeros(vocab_size, np.bool_)
             mask[self._ends] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        found = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
+        allowed = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
         mask = np.zeros(vocab_size, np.bool_)
-        mask[: len(found)] = found
+        mask[: len(allowed)] = allowed
         return mask
 
-    def _follow(self, output: Sequence[int]) -> None:
+    def _advance(self, output: Sequence[int]) -> None:
         """Move the matcher from the tokens it has read to ``output``."""
-        same = 0
+        common = 0
         for old, new in zip(self._read, output, strict=False):
             if old != new:
                 break
-            same += 1
-        moved = same == len(self._read) or self._matcher.rollback(len(self._read) - same)
-        more = list(output[same:])
-        if not (moved and (not more or self._matcher.consume_tokens(more))):
+            common += 1
+        rolled_back = common == len(self._read) or self._matcher.rollback(len(self._read) - common)
+        new_tokens = list(output[common:])
+        if not (rolled_back and (not new_tokens or self._matcher.consume_tokens(new_tokens))):
             raise RuntimeError(f"a constraint was left: {self._matcher.get_error()}")
         self._read = list(output)

@@ -1,7 +1,7 @@
-"""Functions that a model may call: how its template wants them written, and finding them again.
+"""Tool calls: the format that a model's chat template uses, and a parser for generated text.
 
-What a call looks like in text is mlx_lm's knowledge (``mlx_lm.tool_parsers``); which of its
-parsers a model needs shows in the marks that its chat template writes.
+The formats are those of ``mlx_lm.tool_parsers``. Which of its parsers a model needs follows from
+the marks in its chat template.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from labkit.engine.module_rebinding import light_package
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.structured_output import STYLE
 
-# What only this parser's templates write, the most particular first; JSON between two marks last.
+# A mark that only templates of this parser contain, the most specific first.
 MARKS = (
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm47"),
@@ -34,7 +34,7 @@ JSON = "json_tools"
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A function that the model calls; ``arguments`` is JSON."""
+    """A call of a function; ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class ParsedToolCall:
 
 
 class ToolCallFormat:
-    """How a model writes calls.
+    """The format in which a model writes tool calls.
 
     Parameters
     ----------
@@ -58,16 +58,16 @@ class ToolCallFormat:
         self.end: str = self._module.tool_call_end
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
-        """Return the calls between two marks; none where the text is not as it should be."""
+        """Return the calls in the text between two marks; empty if it cannot be parsed."""
         try:
-            found = self._module.parse_tool_call(text, list(tools))
-        except Exception:  # whatever a parser trips over: the model wrote something else
+            parsed = self._module.parse_tool_call(text, list(tools))
+        except Exception:  # parsers raise anything: the model wrote something else
             return []
-        calls = [_call(item) for item in (found if isinstance(found, list) else [found])]
+        calls = [_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
         return [call for call in calls if call is not None]
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str | None:
-        """Return the Lark grammar of one call of these tools; None: only JSON has one."""
+        """Return the Lark grammar of one call of these tools; None unless the format is JSON."""
         if self.name != JSON:
             return None
         calls = [_call_schema(tool["function"]) for tool in tools]
@@ -91,75 +91,75 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _call(found: Any) -> ParsedToolCall | None:
-    """Return a parser's result as a call; None where it is none."""
-    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+def _call(parsed: Any) -> ParsedToolCall | None:
+    """Return a parser's result as a call; None if it is not one."""
+    if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
         return None
-    arguments = found.get("arguments", {})
+    arguments = parsed.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ParsedToolCall(f"call_{uuid.uuid4().hex[:24]}", found["name"], text)
+    return ParsedToolCall(f"call_{uuid.uuid4().hex[:24]}", parsed["name"], text)
 
 
 def call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
-    """Return how a model writes calls; None: its template has no tools, or marks not known here."""
+    """Return a model's tool-call format; None if its template has no tools or no known marks."""
     template = tokenizer.template
     if template is None or not template.takes_tools:
         return None
-    found = next((parser for mark, parser in MARKS if mark in template.source), None)
-    return None if found is None else ToolCallFormat(found)
+    name = next((parser for mark, parser in MARKS if mark in template.source), None)
+    return None if name is None else ToolCallFormat(name)
 
 
 class ToolCallParser:
-    """Takes a text as it comes; tells calls from what is said beside them.
+    """Incremental parser: separates tool calls from plain text as text arrives.
 
-    What may be the beginning of a mark is held back, and so is a call until it is whole.
+    Text that may be the start of a mark is held back, and a call until it is complete.
     """
 
     def __init__(self, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self._form = form
         self._tools = tools
-        self._held = ""
+        self._buffer = ""
         self._inside = False
 
     def add(self, text: str) -> Iterator[str | ParsedToolCall]:
-        """Take more text; yield what is certain."""
-        self._held += text
+        """Add text; yield the plain text and calls that are complete."""
+        self._buffer += text
         while True:
             mark = self._form.end if self._inside else self._form.start
-            at = self._held.find(mark) if mark else -1
+            at = self._buffer.find(mark) if mark else -1
             if at < 0:
                 break
-            before, self._held = self._held[:at], self._held[at + len(mark) :]
-            yield from self._calls(before, mark) if self._inside else _said(before)
+            before, self._buffer = self._buffer[:at], self._buffer[at + len(mark) :]
+            yield from self._calls(before, mark) if self._inside else _nonempty(before)
             self._inside = not self._inside
         if not self._inside:
-            keep = _begun(self._held, self._form.start)
-            shown, self._held = (
-                self._held[: len(self._held) - keep],
-                self._held[len(self._held) - keep :],
+            keep = _partial_mark_length(self._buffer, self._form.start)
+            shown, self._buffer = (
+                self._buffer[: len(self._buffer) - keep],
+                self._buffer[len(self._buffer) - keep :],
             )
-            yield from _said(shown)
+            yield from _nonempty(shown)
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """Yield what is left: a call whose end mark did not come, or plain text."""
-        held, self._held = self._held, ""
+        """Yield the rest: plain text, or a call whose end mark did not come."""
+        buffered, self._buffer = self._buffer, ""
         if self._inside:
-            yield from self._calls(held, "")
+            yield from self._calls(buffered, "")
         else:
-            yield from _said(held)
+            yield from _nonempty(buffered)
 
     def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
-        """Yield the calls; what is none is said as it was written."""
+        """Yield the calls in a text; the text itself, with its marks, if it has none."""
         calls = self._form.parse(text, self._tools)
-        yield from calls or _said(f"{self._form.start}{text}{mark}")
+        yield from calls or _nonempty(f"{self._form.start}{text}{mark}")
 
 
-def _said(text: str) -> Iterator[str]:
+def _nonempty(text: str) -> Iterator[str]:
     if text:
         yield text
 
 
-def _begun(text: str, mark: str) -> int:
-    """Return how many characters at the end may be the beginning of a mark."""
+def _partial_mark_length(text: str, mark: str) -> int:
+    """Return how many characters at the end of a text may be the start of a mark."""
     lengths = range(min(len(text), len(mark) - 1), 0, -1)
     return next((count for count in lengths if mark.startswith(text[-count:])), 0)
