@@ -1,20 +1,20 @@
-"""How costs grow: a step of the engine's host, and the analysis of a study.
+"""How the cost of a scheduler step and of the analysis of a study grow with their sizes.
 
     python benchmarks/scale.py [--parts engine,records] [--rounds 5] [--largest 1000000]
 
-``engine``: scheduler, block pool, prefix cache and input builder are the engine's own; in the
-model's place a stub says token 1 after every row at once. So a step is what the host does:
-schedule, build the packed arrays, update. The sizes of a table take turns in every round, so that
-what the machine does meanwhile happens to all alike; medians of rounds.
+``engine``: the engine's scheduler, block pool, prefix cache and input builder, with a stub in place
+of the model that samples token 1 at once. A step is the host's work: schedule, build the packed
+arrays, update. The sizes of a table are interleaved in every round, so that noise of the machine
+affects all alike; the figures are medians of rounds.
 
 - blocks: 64 requests decode, in pools of 1,000 to 1,000,000 blocks; with the hash prefix cache
-  the pool is full of idle blocks, and every block that is needed is evicted first.
+  the pool is full of evictable blocks, and every block that is needed is evicted first.
 - running: 16 to 1,024 requests decode together.
 - context: 8 requests decode behind contexts of 1,000 to 100,000 tokens.
-- waiting: so many requests are asked for at once and served to the end, 256 at a time.
+- waiting: 1,000 to 100,000 requests are submitted at once and served to the end, 256 at a time.
 
-``records``: the committed study of 30 runs, its blocks copied under further numbers, is analysed
-and written from its files (no plots): one cell of up to 1,000 runs, and cells of 30 runs each.
+``records``: the committed study of 30 runs is analysed and its report written (no plots), with its
+blocks copied under further numbers: one cell of up to 1,000 runs, and cells of 30 runs each.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
 
-BLOCK = 16
-PROMPT = 128
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 128
 POOLS = (1_000, 10_000, 100_000, 1_000_000)
 RUNNING = (16, 64, 256, 1_024)
 WAITING = (1_000, 10_000, 100_000)
@@ -50,16 +50,16 @@ RUNS, CELLS = (30, 300, 990), (1, 10, 33)
 REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "seq_map"
 ROWS = 64  # requests that run beside every size of the pool
 STEPS = 48  # a request fills three blocks in them
-FLAT = 1.5  # times the cost at the smallest size, beyond which it is not called flat
+MAX_FLAT_RATIO = 1.5  # cost over the cost at the smallest size, up to which it counts as flat
 
 
 class Host:
-    """The parts of the engine that run on the host, a stub in the model's place."""
+    """The engine's host part, with a stub in place of the model."""
 
     def __init__(self, num_blocks: int, rows: int, prefixes: str = "none") -> None:
         self.pool = BlockPool(num_blocks)
-        found = prefix_cache.create(prefixes, self.pool, BLOCK)
-        cache = PagedKVCacheManager(self.pool, BLOCK, found)
+        cached_prefixes = prefix_cache.create(prefixes, self.pool, BLOCK_SIZE)
+        cache = PagedKVCacheManager(self.pool, BLOCK_SIZE, cached_prefixes)
         self.step_tokens = max(rows, 8192)
         options = config.Scheduler(
             max_num_seqs=rows,
@@ -68,31 +68,31 @@ class Host:
         )
         self.scheduler = Scheduler(options, cache, frozenset())
         self.builder = InputBuilder(cache)
-        self._asked = 0
+        self._num_submitted = 0
 
-    def ask(self, count: int, prompt: int, max_tokens: int) -> None:
-        """Queue requests of which no two share a block."""
-        for number in range(self._asked, self._asked + count):
+    def submit(self, count: int, prompt: int, max_tokens: int) -> None:
+        """Submit requests of which no two share a block."""
+        for number in range(self._num_submitted, self._num_submitted + count):
             ids = (number, *[1] * (prompt - 1))
             self.scheduler.add(Request(f"r{number}", ids, SamplingParams(max_tokens=max_tokens)))
-        self._asked += count
+        self._num_submitted += count
 
     def step(self) -> None:
-        """Schedule, build, let the stub answer, update."""
+        """Schedule, build, sample token 1 for every row, update."""
         output = self.scheduler.schedule()
         batch = self.builder.build(output)
         answers = {state.request_id: [Sampled(1, None)] for state in batch.sampling}
         self.scheduler.update(output, answers)
 
     def timed(self, steps: int) -> float:
-        """Return the mean microseconds of a step: what happens in some of them only counts."""
+        """Return the mean time of a step in us; the mean includes work that only some steps do."""
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
         return (time.perf_counter() - start) / steps * 1e6
 
     def drain(self) -> int:
-        """Step until nothing is live; return how many steps that took."""
+        """Step until no request is live; return the number of steps."""
         steps = 0
         while self.scheduler.has_work():
             self.step()
@@ -101,21 +101,21 @@ class Host:
 
 
 def fill(host: Host) -> None:
-    """Leave the whole pool idle: the prefixes of requests that have ended."""
+    """Fill the pool with evictable blocks: the prefixes of finished requests."""
     while host.pool.num_free:
-        host.ask(1, min(host.pool.num_free, 500) * BLOCK, 1)
+        host.submit(1, min(host.pool.num_free, 500) * BLOCK_SIZE, 1)
         host.drain()
 
 
 def decoding(num_blocks: int, rows: int, prefixes: str = "none") -> Callable[[], float]:
-    """Return what times steps (us) in which ``rows`` requests decode, fresh ones each time."""
+    """Return a function that times steps (us) in which ``rows`` new requests decode."""
     host = Host(num_blocks, rows, prefixes)
     if prefixes != "none":
         fill(host)
 
     def turn() -> float:
-        host.ask(rows, PROMPT, 2 * STEPS)
-        for _ in range(-(-rows * PROMPT // host.step_tokens) + 1):  # the prompts
+        host.submit(rows, PROMPT_TOKENS, 2 * STEPS)
+        for _ in range(-(-rows * PROMPT_TOKENS // host.step_tokens) + 1):  # the prompts
             host.step()
         cost = host.timed(STEPS)
         host.drain()
@@ -140,8 +140,8 @@ def by_context(largest: int, rounds: int) -> dict[int, float]:
 
     def turn(tokens: int) -> Callable[[], float]:
         def steps() -> float:
-            host = Host(8 * (tokens // BLOCK + 8), 8)
-            host.ask(8, tokens, 2 * STEPS)
+            host = Host(8 * (tokens // BLOCK_SIZE + 8), 8)
+            host.submit(8, tokens, 2 * STEPS)
             for _ in range(8 * tokens // host.step_tokens + 2):
                 host.step()
             return host.timed(STEPS)
@@ -158,7 +158,7 @@ def by_waiting(largest: int, rounds: int) -> dict[int, float]:
         def served() -> float:
             host = Host(256 * 3 + 1, 256)
             start = time.perf_counter()
-            host.ask(count, 32, 4)
+            host.submit(count, 32, 4)
             host.drain()
             return (time.perf_counter() - start) / count * 1e6
 
@@ -227,17 +227,17 @@ def engine(largest: int, rounds: int) -> list[str]:
     for prefixes in ("none", "hash"):
         found = by_pool(prefixes, largest, rounds)
         print("\n".join(lines(f"blocks, prefixes={prefixes}", found, "us a step")))
-        if max(found.values()) > FLAT * found[POOLS[0]]:
+        if max(found.values()) > MAX_FLAT_RATIO * found[POOLS[0]]:
             failed.append(f"prefixes={prefixes}: a step's cost is not flat in the pool's size")
     running = by_running(rounds)
     print("\n".join(lines("requests running", running, "us a step")))
     few, many = RUNNING[0], RUNNING[-1]
-    if running[many] / many > FLAT * running[few] / few:
+    if running[many] / many > MAX_FLAT_RATIO * running[few] / few:
         failed.append("a step's cost grows faster than the requests that run")
     print("\n".join(lines("context", by_context(largest, min(rounds, 2)), "us a step")))
     waiting = by_waiting(largest, min(rounds, 2))
     print("\n".join(lines("requests asked at once", waiting, "us a request")))
-    if max(waiting.values()) > FLAT * waiting[WAITING[0]]:
+    if max(waiting.values()) > MAX_FLAT_RATIO * waiting[WAITING[0]]:
         failed.append("a request's cost grows with how many wait")
     return failed
 

@@ -1,4 +1,4 @@
-"""A step's tokens and sequences as packed arrays."""
+"""The batch of a step: its tokens and sequences as packed arrays."""
 
 from __future__ import annotations
 
