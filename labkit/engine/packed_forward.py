@@ -261,5 +261,5 @@ def _convert_to_numpy(loaded: LoadedModel, device: Device) -> Conversion:
         where = f"engine.attention.device={device.value}"
         return Conversion(f"{where}: the model runs where its attention does")
     return convert(
-        loaded.model, stored=loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored
+        loaded.model, low_precision=loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored
     )

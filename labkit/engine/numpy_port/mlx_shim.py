@@ -1,7 +1,7 @@
-"""``mlx.core`` and ``mlx.nn`` as a NumPy forward sees them.
+"""NumPy stand-ins for ``mlx.core`` and ``mlx.nn``.
 
-A model module whose imports find these computes on NumPy arrays.  What is not here has no
-counterpart, and says so when it is called: the model then takes the MLX path.
+A model module that imports these computes on NumPy arrays. A function that has no counterpart here
+raises ``NoCounterpart`` when it is called, and the model then runs on MLX.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Array = NDArray[Any]
 
 
 class NoCounterpart(TypeError):
-    """A model computes with an MLX function that has no NumPy counterpart here."""
+    """A model uses something of MLX that has no NumPy counterpart; one line that says what."""
 
 
 class _Missing:
-    """A name without counterpart: fine in an annotation, an error when called."""
+    """A name without counterpart: it may stand in an annotation, and raises when it is called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class _Missing:
 
 
 class Shim:
-    """Stands for a module: its members, and ``_Missing`` for any other name."""
+    """A module's stand-in: its members, and ``_Missing`` for any other name."""
 
     def __init__(self, name: str, members: dict[str, Any]) -> None:
         self.__dict__.update(members)
@@ -64,15 +64,15 @@ def attend(
     mask: Any = None,
     sinks: Any = None,
 ) -> Any:
-    """Ask the handle that stands for keys and values to attend.
+    """Return the attention of the queries over the handle that the cache gave for the keys.
 
     Raises
     ------
     NoCounterpart
-        ``keys`` are not what the cache handed out.
+        ``keys`` is an array, not a handle of the cache.
     """
     if isinstance(keys, np.ndarray):
-        raise NoCounterpart("its attention is given keys that no cache handed out")
+        raise NoCounterpart("its attention gets keys that are no handle of its cache")
     return keys.attend(queries, scale, mask, sinks)
 
 
@@ -180,7 +180,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def nn() -> Shim:
-    """Return ``mlx.nn`` over NumPy: its layer classes as they are, its functions ours."""
+    """Return ``mlx.nn`` with its own layer classes, and its functions over NumPy."""
     import mlx.nn
 
     layers = {

@@ -1,4 +1,4 @@
-"""Converts a loaded mlx_lm model to NumPy arrays; what that means is in the package's page."""
+"""Converts a loaded mlx_lm model to NumPy arrays; the package's docstring says how."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from labkit.engine.parallel import mlx_ring
 
 Array = NDArray[np.float32]
 
-# Siblings that are fed the same input, and so are computed in one call.
+# Projections of the same input, which are computed in one call.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Layers without arithmetic of their own.
+# Layers of mlx.nn without arithmetic: they are kept.
 PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How many layers of each class a model now runs on NumPy arrays, or why it does not.
+    """The layers that now run on NumPy arrays, or the reason why the model does not.
 
-    ``weights``: bytes of its matrices by what they are held in (``quantised``, ``float32``...).
+    ``reason`` is one line, or None where the model was converted. ``layers`` counts the converted
+    layers by class; ``weights`` are bytes of the matrices by format (``quantised``, ``float32``).
     """
 
     reason: str | None
@@ -45,26 +46,26 @@ class Conversion:
 
     @property
     def ok(self) -> bool:
-        """Whether it does."""
+        """Whether the model was converted."""
         return self.reason is None
 
 
-def convert(model: Any, *, stored: bool = False) -> Conversion:
+def convert(model: Any, *, low_precision: bool = False) -> Conversion:
     """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
 
     The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
     and whose ``update_and_fetch`` returns a ``layer_cache.KVHandle`` twice, and returns float32
     logits [T, 1, vocabulary].
 
-    Its numbers are float32; where ``stored`` says so, matrices may also be quantised or in half
-    precision, and are read as they lie.
+    Weights are float32; with ``low_precision`` matrices may also be quantised or in half
+    precision, and are read in that format.
 
-    A trial forward of two tokens decides; a model that fails it is left as it was, to be
-    run by MLX.
+    A trial forward of two tokens decides. A model that fails it is left unchanged, to be run by
+    MLX.
     """
-    copy = _Copy(stored)
+    converter = _Converter(low_precision)
     try:
-        converted = copy.module(model, "model")
+        converted = converter.module(model, "model")
         _try_forward(converted, len(import_plain("cache").make_prompt_cache(model)))
     except NoCounterpart as error:
         return Conversion(str(error))
@@ -72,34 +73,34 @@ def convert(model: Any, *, stored: bool = False) -> Conversion:
         # A forward of foreign code on foreign arrays may fail in any way.
         line = (str(error).splitlines() or [""])[0]
         return Conversion(f"its forward fails on NumPy arrays: {type(error).__name__}: {line}")
-    # In place: whoever holds the model holds the converted one.
+    # In place: every reference to the model now is one to the converted model.
     model.clear()
     dict.update(model, converted)
     model.__dict__.clear()
     model.__dict__.update(converted.__dict__)
     model.__class__ = type(converted)
-    return Conversion(None, dict(sorted(copy.made.items())), copy.weights())
+    return Conversion(None, dict(sorted(converter.converted.items())), converter.weights())
 
 
-class _Copy:
+class _Converter:
     """Copies a tree of modules; a layer used twice stays one layer."""
 
-    def __init__(self, stored: bool) -> None:
+    def __init__(self, low_precision: bool) -> None:
         import mlx.core
         import mlx.nn
 
         self.mx, self.nn = mlx.core, mlx.nn
-        self.made: Counter[str] = Counter()
-        self._stored = stored
+        self.converted: Counter[str] = Counter()
+        self._low_precision = low_precision
         self._slabs = SlabAllocator()
-        # Those of a rank add up nothing: they have some of the outputs, of all of the input.
+        # Layers sharded over their outputs need no sum: each rank has all of the input.
         self._linear = (
             *(mlx.nn.Linear, mlx.nn.QuantizedLinear),
             *(mlx.nn.AllToShardedLinear, mlx.nn.QuantizedAllToShardedLinear),
         )
         self._summed = (mlx.nn.ShardedToAllLinear, mlx.nn.QuantizedShardedToAllLinear)
         self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
-        self._holders: list[Any] = []
+        self._weight_layers: list[Any] = []
         self._modules = modules()
         self._copies: dict[int, Any] = {}
         self._tables: dict[tuple[bytes, float], RotaryTable] = {}
@@ -108,15 +109,15 @@ class _Copy:
         }
 
     def weights(self) -> dict[str, int]:
-        """Return the bytes of all matrices by what they are held in."""
+        """Return the bytes of all matrices by their format."""
         total: Counter[str] = Counter()
-        for holder in self._holders:
-            word, size = holder.held
-            total[word] += size
+        for layer in self._weight_layers:
+            weight_format, size = layer.format_and_bytes
+            total[weight_format] += size
         return dict(total)
 
     def module(self, module: Any, path: str) -> Any:
-        """Return what takes a module's place."""
+        """Return the converted module."""
         if id(module) not in self._copies:
             layer = self._layer(module, path)
             self._copies[id(module)] = self._container(module, path) if layer is None else layer
@@ -154,9 +155,9 @@ class _Copy:
                 continue
             biases = [self._array(layer.get("bias"), path) for layer in siblings]
             group = numpy_layers.ProjectionGroup(weights, biases, self._slabs)
-            self._holders.append(group)
+            self._weight_layers.append(group)
             members |= {name: numpy_layers.GroupedLinear(group, i) for i, name in enumerate(names)}
-            self.made.update(type(layer).__name__ for layer in siblings)
+            self.converted.update(type(layer).__name__ for layer in siblings)
         return members
 
     def _value(self, value: Any, path: str) -> Any:
@@ -180,33 +181,33 @@ class _Copy:
         return np.ascontiguousarray(np.asarray(array))
 
     def _matrix(self, layer: Any, path: str) -> WeightMatrix:
-        """Return a layer's weight, as it lies where that may be."""
+        """Return a layer's weight, in low precision where that is allowed."""
         if "scales" in layer:
             bits, group, mode = layer.bits, layer.group_size, layer.mode
             if (
-                not self._stored
+                not self._low_precision
                 or mode != "affine"
                 or bits not in QUANTIZED_BITS
                 or group not in GROUP_SIZES
             ):
                 raise NoCounterpart(
-                    f"{path} is quantised ({mode}, {bits} bits in groups of {group}), and is not "
-                    "read as it lies here"
+                    f"{path} is quantised ({mode}, {bits} bits in groups of {group}), which the "
+                    "NumPy path does not read"
                 )
             words, scales, biases = map(self._words, (layer.weight, layer.scales, layer.biases))
             return QuantizedMatrix(words, scales, biases, bits)
-        if self._stored and layer.weight.dtype in (self.mx.float16, self.mx.bfloat16):
+        if self._low_precision and layer.weight.dtype in (self.mx.float16, self.mx.bfloat16):
             return HalfMatrix(self._words(layer.weight))
         return self._array(layer.weight, path)  # type: ignore[no-any-return]
 
     def _words(self, array: Any) -> NDArray[Any]:
-        """Return a view of an MLX array; bfloat16 as uint16, which NumPy lacks."""
+        """Return a view of an MLX array; bfloat16, which NumPy lacks, as uint16."""
         if array.dtype == self.mx.bfloat16:
             array = array.view(self.mx.uint16)
         return np.ascontiguousarray(np.asarray(array))
 
     def _with_matrix(self, module: Any, path: str) -> Any:
-        """Return the stand-in of a linear layer or an embedding."""
+        """Return the counterpart of a linear layer or an embedding."""
         weight: Any = self._matrix(module, path)
         layer: Any
         if type(module) in self._linear:
@@ -219,11 +220,11 @@ class _Copy:
             layer = numpy_layers.Embedding(weight)
         else:
             layer = numpy_layers.StoredEmbedding(weight, self._slabs)
-        self._holders.append(layer)
+        self._weight_layers.append(layer)
         return layer
 
     def _layer(self, module: Any, path: str) -> Any:
-        """Return the stand-in of a layer, or None for a module with layers inside."""
+        """Return the counterpart of a layer, or None for a module that contains layers."""
         nn, kind = self.nn, type(module)
         name = kind.__name__
         layer: Any
@@ -248,11 +249,11 @@ class _Copy:
             layer = ACTIVATIONS["gelu" if module._act is nn.gelu else "gelu_approx"]
         else:
             return None
-        self.made[name] += 1
+        self.converted[name] += 1
         return layer
 
     def _rope(self, module: Any, path: str) -> numpy_layers.RoPE:
-        """Take the frequencies from the layer itself, computed by MLX as MLX does."""
+        """Return the counterpart of a RoPE layer, with frequencies that MLX computed."""
         mx, name = self.mx, type(module).__name__
         scale, input_scale = 1.0, 1.0
         if name == "RoPE":
@@ -275,7 +276,7 @@ class _Copy:
 
 
 class _TrialCache:
-    """A cache of two sequences of one token each."""
+    """A layer's cache in the trial forward: two sequences of one token each."""
 
     offset = np.zeros(2, np.int32)
 
@@ -288,7 +289,7 @@ class _TrialCache:
 
 
 class _TrialHandle:
-    """Attention over a context of one token is that token's value."""
+    """Attention over a context of one token, which is that token's value."""
 
     def __init__(self, values: Array) -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""What takes the place of an mlx_lm model's layers: NumPy in, NumPy out."""
+"""NumPy counterparts of the layers of mlx_lm's models."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Linear:
         self._packed = PackedLinear([weight], [bias], slabs)
 
     @property
-    def held(self) -> tuple[str, int]:
-        """What its weights are held in, and their bytes."""
+    def format_and_bytes(self) -> tuple[str, int]:
+        """The format of its weights, and their bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
@@ -38,42 +38,42 @@ class Linear:
 
 
 class SummedLinear:
-    """A linear layer of which every rank has some of the inputs: their products are added up.
+    """A linear layer sharded over its inputs: the ranks' products are summed.
 
-    ``add_up`` returns the sum over the ranks of what it is given; the bias comes after.
+    ``all_sum`` returns the sum of an array over the ranks. The bias is added after it.
     """
 
-    __slots__ = ("_add_up", "_bias", "_packed")
+    __slots__ = ("_all_sum", "_bias", "_packed")
 
     def __init__(
         self,
         weight: WeightMatrix,
         bias: Array | None,
         slabs: SlabAllocator,
-        add_up: Callable[[Array], Array],
+        all_sum: Callable[[Array], Array],
     ) -> None:
         self._packed = PackedLinear([weight], [None], slabs)
         self._bias = bias
-        self._add_up = add_up
+        self._all_sum = all_sum
 
     @property
-    def held(self) -> tuple[str, int]:
-        """What its weights are held in, and their bytes."""
+    def format_and_bytes(self) -> tuple[str, int]:
+        """The format of its weights, and their bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
-        """Return float32 [..., N], the same in every rank, for this rank's x [..., K]."""
+        """Return float32 [..., N], equal in every rank; x [..., K] are the inputs of this rank."""
         if isinstance(x, TracedArray):
-            raise NotCapturable("its layers are added up with those of other ranks")
-        total = self._add_up(self._packed.multiply(x)[0])
+            raise NotCapturable("its layers are summed over the ranks")
+        total = self._all_sum(self._packed.multiply(x)[0])
         return total if self._bias is None else total + self._bias
 
 
 class ProjectionGroup:
-    """Sibling projections of one input, computed in one call when the first is asked.
+    """Projections of one input (q, k and v; gate and up), computed together by the first call.
 
-    The siblings' results wait for the very same input array; asked with another one,
-    the whole group is computed anew.
+    The other members' results are kept until they are called with the same array object. A call
+    with another array computes the whole group again.
     """
 
     __slots__ = ("_input", "_packed", "_ready", "_waiting")
@@ -87,8 +87,8 @@ class ProjectionGroup:
         self._waiting = 0
 
     @property
-    def held(self) -> tuple[str, int]:
-        """What its weights are held in, and their bytes."""
+    def format_and_bytes(self) -> tuple[str, int]:
+        """The format of its weights, and their bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def project(self, member: int, x: Array) -> Array:
@@ -121,9 +121,10 @@ class GroupedLinear:
 
 
 class Embedding:
-    """Rows of a table by token id; also the output projection of tied models.
+    """Rows of a float32 table by token id; also the output projection of tied models.
 
-    A product reads its matrix packed; from the first one on lookups do too, and the table is gone.
+    The first product packs the table; from then on lookups read the packed copy too, and the table
+    is freed.
     """
 
     __slots__ = ("_packed", "_table")
@@ -141,8 +142,8 @@ class Embedding:
         return self._packed.take(np.arange(self._packed.total))
 
     @property
-    def held(self) -> tuple[str, int]:
-        """What its weights are held in, and their bytes."""
+    def format_and_bytes(self) -> tuple[str, int]:
+        """The format of its weights, and their bytes."""
         if self._table is not None:
             return "float32", self._table.nbytes
         assert self._packed is not None
@@ -168,7 +169,7 @@ class Embedding:
         return out
 
     def as_linear(self, x: Array) -> Array:
-        """Return ``x @ weight.T``; packed on first use."""
+        """Return ``x @ weight.T``; the first call packs the table."""
         if self._packed is None:
             self._packed = PackedLinear([self.weight], [None])
             self._table = None
@@ -176,7 +177,7 @@ class Embedding:
 
 
 class StoredEmbedding:
-    """The same with a table that is read as it lies; lookups and products read one copy."""
+    """An embedding in low precision; lookups and products read the same packed copy."""
 
     __slots__ = ("_packed",)
 
@@ -184,8 +185,8 @@ class StoredEmbedding:
         self._packed = PackedLinear([weight], [None], slabs)
 
     @property
-    def held(self) -> tuple[str, int]:
-        """What its weights are held in, and their bytes."""
+    def format_and_bytes(self) -> tuple[str, int]:
+        """The format of its weights, and their bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
@@ -212,7 +213,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """LayerNorm over the last axis; no weight is 1, no bias is 0."""
+    """LayerNorm over the last axis; ``weight`` None is ones, ``bias`` None is zeros."""
 
     __slots__ = ("_bias", "_eps", "_weight")
 
@@ -227,7 +228,7 @@ class LayerNorm:
 
 
 class RoPE:
-    """Rotary embedding of x [B, heads, L, head_dim] at the positions offset, offset + 1, ..."""
+    """Rotary embedding of x [B, heads, L, head_dim] at positions offset, offset + 1, ..."""
 
     __slots__ = ("_input_scale", "_table", "_traditional")
 
@@ -237,7 +238,7 @@ class RoPE:
         self._input_scale = input_scale
 
     def __call__(self, x: Array, offset: NDArray[np.int32] | int = 0) -> Array:
-        """Rotate; ``offset`` is int32 [B] or one number."""
+        """Return x rotated; ``offset`` is int32 [B] or one number."""
         return self._table.rotate(
             x, offset, traditional=self._traditional, input_scale=self._input_scale
         )

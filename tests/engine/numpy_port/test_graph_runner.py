@@ -1,4 +1,4 @@
-"""Steps that are replayed: the bits of the forward that was recorded, or the forward itself."""
+"""Replayed steps have the bits of the forward; steps that cannot be replayed run the forward."""
 
 import itertools
 
@@ -56,7 +56,7 @@ def replayed(engine):
 
 
 @pytest.fixture
-def as_it_is(monkeypatch):
+def serve_unreplayed(monkeypatch):
     """A function that serves without replaying anything."""
 
     def serve(engine, *arguments):
@@ -83,20 +83,20 @@ def as_it_is(monkeypatch):
         ("qwen3", {"pipeline": config.Pipeline.overlap}),
     ],
 )
-def test_a_replayed_step_has_the_bits_of_the_forward(model_dir, as_it_is, model, options):
+def test_a_replayed_step_has_the_bits_of_the_forward(model_dir, serve_unreplayed, model, options):
     engine = make(model_dir(model), **options)
     engine.reset_counters()
     seen = logits_of(engine)
     assert replayed(engine) >= TOKENS - 3
     counters = engine.counters()
-    assert seen == as_it_is(engine)
+    assert seen == serve_unreplayed(engine)
     kernels = ("kernel.decode", "attention.kv_blocks_visited", "attention.bytes")
     assert [counters[name] for name in kernels] == [engine.counters()[name] for name in kernels]
 
 
-@pytest.mark.parametrize("replays", [True, False], ids=["replayed", "as it is"])
-def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monkeypatch, replays):
-    """While the same requests decode, and to the same bits."""
+@pytest.mark.parametrize("replays", [True, False], ids=["replayed", "forward"])
+def test_the_next_step_uses_a_changed_number_of_threads(model_dir, monkeypatch, replays):
+    """The number changes while the same requests decode; the bits do not."""
     if numba.config.NUMBA_NUM_THREADS < 2:
         pytest.skip("one core")
     engine, shares, before = make(model_dir("qwen3")), [], numba.get_num_threads()
@@ -107,7 +107,7 @@ def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monk
     if not replays:
         monkeypatch.setattr(PackedForward, "_replay", lambda *_: None)
 
-    def noted(*arguments):
+    def counting(*arguments):
         counters = arguments[4 if replays else 0].counters
         shares.append((numba.get_num_threads(), counters.shape[-2] - 1))
         return run(*arguments)
@@ -116,7 +116,7 @@ def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monk
         numba.set_num_threads(1 + next(steps) // 2 % 2)
         return step()
 
-    monkeypatch.setattr(module, name, noted)
+    monkeypatch.setattr(module, name, counting)
     monkeypatch.setattr(engine, "step", alternating)
     try:
         assert logits_of(engine) == expected
@@ -125,14 +125,14 @@ def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monk
     assert set(shares) == {(1, 1), (2, 2)}
 
 
-def test_positions_may_outgrow_the_tables_of_cosines(model_dir, as_it_is):
+def test_the_rotary_table_grows_during_replays(model_dir, serve_unreplayed):
     engine = make(model_dir("qwen3"))
     seen = logits_of(engine, (250,))
     assert replayed(engine) >= TOKENS - 1
-    assert seen == as_it_is(engine, (250,))
+    assert seen == serve_unreplayed(engine, (250,))
 
 
-def test_another_engine_of_the_same_model_has_its_own_memory(model_dir):
+def test_engines_of_one_model_have_kv_memory_of_their_own(model_dir):
     from labkit.engine.shared_models import SharedModels
 
     models, path = SharedModels(), model_dir("qwen3")
@@ -144,7 +144,7 @@ def test_another_engine_of_the_same_model_has_its_own_memory(model_dir):
     assert replayed(first) and replayed(second)
 
 
-def test_steps_of_many_rows_run_as_they_are(model_dir):
+def test_steps_of_many_rows_are_not_replayed(model_dir):
     engine = make(model_dir("qwen3"), scheduler=config.Scheduler(max_num_seqs=MAX_REPLAY_ROWS + 1))
     engine.reset_counters()
     logits_of(engine, [1] * (MAX_REPLAY_ROWS + 1), 3)
@@ -153,26 +153,26 @@ def test_steps_of_many_rows_run_as_they_are(model_dir):
 
 
 @pytest.mark.parametrize("wrong", [-1, 300])
-def test_a_token_that_the_model_lacks_is_left_to_the_forward(model_dir, wrong):
+def test_a_step_with_an_unknown_token_is_not_replayed(model_dir, wrong):
     engine = make(model_dir("qwen3"))
-    model, asked = engine._loop._launcher.run_model, []
-    engine._loop._launcher.run_model = lambda batch: asked.append(batch) or model(batch)
+    model, batches = engine._loop._launcher.run_model, []
+    engine._loop._launcher.run_model = lambda batch: batches.append(batch) or model(batch)
     logits_of(engine)
-    _, step = model.memory.prepare_step(asked[-1])
-    for tokens in (asked[-1].tokens, np.full_like(asked[-1].tokens, wrong)):
-        batch = asked[-1]._replace(tokens=tokens)
-        made = model._forward._graph_runner.run(batch, step.attention, step.metadata, Counters())
-        assert (made is None) == (tokens[0] == wrong)
+    _, step = model.memory.prepare_step(batches[-1])
+    for tokens in (batches[-1].tokens, np.full_like(batches[-1].tokens, wrong)):
+        batch = batches[-1]._replace(tokens=tokens)
+        logits = model._forward._graph_runner.run(batch, step.attention, step.metadata, Counters())
+        assert (logits is None) == (tokens[0] == wrong)
 
 
 @pytest.mark.parametrize("attention", [{"backend": "gather"}, {"split_kv": "2"}])
-def test_other_attention_runs_as_it_is(model_dir, attention):
+def test_other_attention_is_not_replayed(model_dir, attention):
     engine = make(model_dir("qwen3"), attention=attention)
     logits_of(engine)
     assert not replayed(engine)
 
 
-def test_what_cannot_be_recorded_is_served_and_says_why(tmp_path):
+def test_a_model_that_cannot_be_captured_is_served_and_says_why(tmp_path):
     from small_models import COMMON, build_model_dir
 
     settings = {**COMMON, "model_type": "starcoder2", "norm_epsilon": 1e-5}
@@ -182,7 +182,7 @@ def test_what_cannot_be_recorded_is_served_and_says_why(tmp_path):
     assert "\n" not in engine.notes["not_replayed"]
 
 
-def test_a_replay_that_leaves_another_launchs_stamp_is_not_believed(model_dir, monkeypatch):
+def test_a_replay_with_a_wrong_stamp_is_refused(model_dir, monkeypatch):
     from labkit.engine.attention import replay_state
     from labkit.engine.engine_protocol import StaleLaunchError
 

@@ -155,7 +155,7 @@ def some_ids(count=21, seed=3):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_are_plain_mlx_lm_s(name):
+def test_logits_are_those_of_plain_mlx_lm(name):
     model = build(*ARCHITECTURES[name])
     ids, windows = some_ids(), windows_of(model)
     expected = plain_logits(model, ids)
@@ -172,7 +172,7 @@ def test_the_layers_are_counted():
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_counterpart_is_refused_and_left_as_it_was(name):
+def test_a_model_without_counterpart_is_refused_and_unchanged(name):
     kind, extra, reason = REFUSED[name]
     model = build(kind, extra)
     ids = some_ids()
@@ -192,7 +192,7 @@ def test_quantised_layers_are_refused():
     assert "quantised" in report.reason
 
 
-def lying(kind, bits):
+def low_precision_and_dequantized(kind, bits):
     """A model's matrices in less than float32, and the same ones widened."""
     from labkit.engine import dequantized_layers
 
@@ -224,23 +224,23 @@ def parameters(model):
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("quantised", 4), ("float16", 0), ("bfloat16", 0)])
-def test_matrices_are_read_as_they_lie(kind, bits):
-    model, wide = lying(kind, bits)
+def test_low_precision_matrices_give_the_bits_of_dequantized_ones(kind, bits):
+    model, wide = low_precision_and_dequantized(kind, bits)
     ids, windows = some_ids(), windows_of(wide)
     plain = plain_logits(wide, ids)
     assert convert(wide).ok
     expected = numpy_logits(wide, ids, windows)
     assert np.abs(expected - plain).max() / np.ptp(plain) < TOLERANCE
-    report = convert(model, stored=True)
+    report = convert(model, low_precision=True)
     assert report.ok, report.reason
     assert set(report.weights) == {kind}
     np.testing.assert_array_equal(numpy_logits(model, ids, windows), expected)
 
 
-def test_what_is_quantised_in_another_way_is_refused():
+def test_an_unsupported_quantisation_is_refused():
     model = build("llama", {})
     nn.quantize(model, group_size=32, bits=5)
-    report = convert(model, stored=True)
+    report = convert(model, low_precision=True)
     assert "5 bits in groups of 32" in report.reason
 
 
@@ -317,7 +317,7 @@ def groups_of(model):
             yield from {m._group for m in vars(part).values() if isinstance(m, GroupedLinear)}
 
 
-def test_a_model_holds_nothing_of_a_step_when_it_is_over():
+def test_a_model_keeps_nothing_of_a_step():
     model = build("qwen3", {})
     ids, windows = some_ids(), windows_of(model)
     assert convert(model).ok
@@ -329,7 +329,7 @@ def test_a_model_holds_nothing_of_a_step_when_it_is_over():
         assert not any(part is not None for part in group._ready)
 
 
-def test_a_failed_forward_leaves_nothing_to_the_next():
+def test_a_failed_forward_does_not_change_the_next():
     model = build("qwen3", {})
     ids, windows = some_ids(), windows_of(model)
     expected = plain_logits(model, ids)
@@ -345,7 +345,7 @@ def test_a_failed_forward_leaves_nothing_to_the_next():
     assert np.abs(got - expected).max() / np.ptp(expected) < TOLERANCE
 
 
-def test_weights_read_as_they_lie_are_not_copied():
+def test_embeddings_and_norms_are_views_of_mlx_arrays():
     model = build("llama", {"tie_word_embeddings": False})
     before = [
         np.asarray(model.model.embed_tokens.weight), np.asarray(model.model.norm.weight),
@@ -355,7 +355,7 @@ def test_weights_read_as_they_lie_are_not_copied():
     assert np.shares_memory(model.model.norm._weight, before[1])
 
 
-def test_an_embedding_that_is_the_output_too_is_held_once():
+def test_a_tied_embedding_is_stored_once():
     model = build("llama", {})
     table = np.array(model.model.embed_tokens.weight)
     report = convert(model)
@@ -398,7 +398,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
         np.testing.assert_array_equal(logits(start, stop), everything[start:stop])
 
 
-def test_projections_of_another_input_are_not_mixed_up():
+def test_projections_of_different_inputs_are_kept_apart():
     from labkit.cpu.aligned_memory import SlabAllocator
     from labkit.engine.numpy_port.numpy_layers import GroupedLinear, Linear, ProjectionGroup
 
