@@ -141,7 +141,7 @@ def test_a_record_is_never_overwritten(tmp_path):
     with pytest.raises(RecordError, match="never overwritten"):
         write_record(path, a_record(seed=99))
     assert read_record(path) == record
-    with pytest.raises(RecordError, match="the run is"):
+    with pytest.raises(RecordError, match="the file of run b01-p02-seq_map must be"):
         write_record(tmp_path / "b09-p09-seq_map.json", record)
 
 
