@@ -110,7 +110,7 @@ def asked(row, **facts):
             {"metric": None},
             r"rows\[0\]: has no metric; add metric",
         ),
-        ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: no such option"),
+        ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: no such opt"),
         ("all", {}, r"rows\[0\]: must be a map, not 'all'$"),
         ({"case": "all"}, {"by": "me"}, r"^ablation\.published\.by: no such key"),
         (
