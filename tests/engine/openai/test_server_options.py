@@ -74,7 +74,7 @@ def test_every_presets_command_can_be_filled_in():
 
 def test_server_arms_do_not_share_a_process():
     one = config.Engine(name="openai")
-    assert "engine=openai: a server computes in a process of its own" in in_process_rules.requests(
+    assert "engine=openai: a server is a separate process" in in_process_rules.requests(
         [one, one]
     )
 
@@ -84,10 +84,10 @@ def test_the_plan_warns_about_untested_servers():
         return " ".join(capacity_warnings.sentences(experiment(config.Opponent(**server)), [10]))
 
     assert warnings() == ""
-    assert "preset=vllm is written by that server's documentation and was not run" in warnings(
+    assert "preset=vllm follows that server's documentation and was not run" in warnings(
         preset="vllm"
     )
-    assert "http://x is kept: what it did before" in warnings(url="http://x")
+    assert "http://x is not restarted: its earlier requests" in warnings(url="http://x")
 
 
 def test_chat_needs_conversations():

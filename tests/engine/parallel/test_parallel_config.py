@@ -115,7 +115,7 @@ def test_a_directory_that_cannot_be_sharded_is_refused():
 
 def test_arms_with_ranks_do_not_share_a_process():
     arms = [experiment(1), experiment(2)]
-    assert "engine.parallel.size=2: its ranks are processes" in workload.apart(arms)
+    assert "engine.parallel.size=2: its ranks are separate processes" in workload.apart(arms)
     assert workload.apart([experiment(1)] * 2) is None
 
 
