@@ -74,9 +74,7 @@ def test_every_presets_command_can_be_filled_in():
 
 def test_server_arms_do_not_share_a_process():
     one = config.Engine(name="openai")
-    assert "engine=openai: a server is a separate process" in in_process_rules.requests(
-        [one, one]
-    )
+    assert "engine=openai: a server is a separate process" in in_process_rules.requests([one, one])
 
 
 def test_the_plan_warns_about_untested_servers():
