@@ -1,4 +1,4 @@
-"""Paged attention on the CPU as a share of this machine's limits, and against MLX.
+"""Paged attention on the CPU: share of this machine's peak rates, and speed against MLX.
 
     python benchmarks/attention.py [--rounds 9]
 
@@ -100,7 +100,7 @@ def measure_decode(rounds: int) -> Iterator[dict]:
 
 
 def multiplier() -> Callable[[], object]:
-    """Return what multiplies matrices of ``SGEMM_SIZE`` on every core, in one thread each."""
+    """Return a function that multiplies ``SGEMM_SIZE`` matrices on every core, a thread each."""
     from concurrent.futures import ThreadPoolExecutor
 
     from labkit.machine.worker_environment import core_count
@@ -123,8 +123,8 @@ def measure_prefill(rounds: int) -> Iterator[dict]:
         turns = [multiply, attend]
         for turn in turns:
             turn()
-        found = np.array([[seconds(turn) for turn in turns] for _ in range(rounds)])
-        multiplying, attending = found.T
+        times = np.array([[seconds(turn) for turn in turns] for _ in range(rounds)])
+        multiplying, attending = times.T
         flop = 4 * sequences * heads * head_dim * length * (length + 1) / 2
         yield {
             "case": f"prefill {sequences} x {length}, {heads}/{kv_heads} heads of {head_dim}",

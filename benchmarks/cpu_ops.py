@@ -2,7 +2,7 @@
 
 Each side runs in a process of its own, since two spinning thread pools in one process
 slow each other down; the processes alternate, and the table shows medians over rounds
-and the ratio.  Run as ``python benchmarks/cpu_ops.py``, ``--rounds N`` for more rounds.
+and the ratio. Run ``python benchmarks/cpu_ops.py``; ``--rounds N`` sets the number of rounds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The thread pool beside other load: kernel launches on labkit's pool and numba's layers.
+"""The thread pool under load: kernel launches on labkit's pool and on numba's threading layers.
 
     python benchmarks/pool.py [--rounds 5] [--layers labkit,omp,workqueue,tbb]
 
-Decode attention and one small matrix product, each layer in a process of its own, all
-started first; then turns of a fraction of a second in an order that changes from round to
-round: alone, beside one busy process, beside two. A turn gives its median launch, the
-table medians of turns, and in brackets what it is to the same layer alone. TBB counts
-where numba finds it (``pip install tbb``, its library on the loader's path).
+Decode attention and one small matrix product run on each layer, in a process of its own; all
+processes start first. Then they are measured in turns of a fraction of a second, in an order that
+changes from round to round: alone, beside one busy process, beside two. A turn gives its median
+launch, the table medians of turns, and in brackets the ratio to the same layer alone. The layer
+``tbb`` takes part where numba finds TBB (``pip install tbb``, its library on the loader's path).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DECODE = [(16, 16), (256, 16), (64, 128), (64, 512)]
 HEADS, KV_HEADS, HEAD_DIM = 16, 4, 128
 PRODUCT = (16, 512, 1536)
 TURN_S = 0.12
-SETTLE_S = 0.1  # until new neighbours have their share of the machine
+SETTLE_S = 0.1  # until new busy processes have their share of the machine
 SITUATIONS = ("alone", "one", "two")
 
 
@@ -64,7 +64,7 @@ def decode(sequences: int, context: int) -> Callable[[], object]:
 
 
 def product() -> Callable[[], object]:
-    """Return a matrix product as a decode step of 16 requests has it."""
+    """Return a launch of a matrix product of a decode step with 16 requests."""
     import numpy as np
 
     from labkit.cpu.packed_linear import PackedLinear
@@ -76,8 +76,8 @@ def product() -> Callable[[], object]:
     return lambda: packed.multiply(x)
 
 
-def child(layer: str) -> None:
-    """Be the process of one layer: a line in names a case, a line out gives its median (us)."""
+def run_layer(layer: str) -> None:
+    """Measure one layer: each line of input names a case, each line of output is its median (us)."""
     if layer != "labkit":
         from labkit.cpu import thread_pool
 
@@ -112,8 +112,8 @@ def start(layer: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
-    """Keep so many processes busy."""
+def busy_processes(count: int) -> Iterator[None]:
+    """Run so many busy processes meanwhile."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     time.sleep(SETTLE_S)
     try:
@@ -124,7 +124,7 @@ def neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
-def ask(process: subprocess.Popen[str], line: str) -> float:
+def measure_case(process: subprocess.Popen[str], line: str) -> float:
     """Measure one case in one process."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(line + "\n")
@@ -133,35 +133,35 @@ def ask(process: subprocess.Popen[str], line: str) -> float:
 
 
 def measure(layers: list[str], rounds: int) -> None:
-    """Start all layers, give them turns, print the table."""
+    """Start all layers, measure them in turns, and print the table."""
     processes = {layer: start(layer) for layer in layers}
     first = {layer: process.stdout.readline() for layer, process in processes.items()}
     missing = [layer for layer, line in first.items() if not line]
-    print(f"not there: {', '.join(missing)}" if missing else "", end="\n" if missing else "")
+    print(f"not available: {', '.join(missing)}" if missing else "", end="\n" if missing else "")
     processes = {layer: p for layer, p in processes.items() if layer not in missing}
     cases = json.loads(first["labkit"])
-    found: dict[tuple[str, str, str], list[float]] = {}
+    times_us: dict[tuple[str, str, str], list[float]] = {}
     order = random.Random(0)
     for _ in range(rounds):
         for count, situation in enumerate(SITUATIONS):
-            with neighbours(count):
+            with busy_processes(count):
                 turns = [(case, layer) for case in cases for layer in processes]
                 order.shuffle(turns)
                 for case, layer in turns:
-                    us = ask(processes[layer], case)
-                    found.setdefault((case, layer, situation), []).append(us)
-    show(cases, list(processes), found)
+                    us = measure_case(processes[layer], case)
+                    times_us.setdefault((case, layer, situation), []).append(us)
+    print_table(cases, list(processes), times_us)
 
 
-def show(
-    cases: list[str], layers: list[str], found: dict[tuple[str, str, str], list[float]]
+def print_table(
+    cases: list[str], layers: list[str], times_us: dict[tuple[str, str, str], list[float]]
 ) -> None:
     """Print medians (us) and ratios to the same layer alone."""
     print(f"{'case':26}{'layer':11}{'alone':>9}{'to omp':>8}{'beside one':>18}{'beside two':>18}")
     for case in cases:
         for layer in layers:
-            alone, one, two = (statistics.median(found[case, layer, s]) for s in SITUATIONS)
-            to = statistics.median(found[case, "omp", "alone"]) if "omp" in layers else alone
+            alone, one, two = (statistics.median(times_us[case, layer, s]) for s in SITUATIONS)
+            to = statistics.median(times_us[case, "omp", "alone"]) if "omp" in layers else alone
             print(
                 f"{case:26}{layer:11}{alone:9.0f}{alone / to:8.2f}"
                 f"{one:11.0f} ({one / alone:4.1f}){two:11.0f} ({two / alone:4.1f})"
@@ -169,14 +169,14 @@ def show(
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure the chosen layers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--child", choices=LAYERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child)
+        run_layer(options.child)
     else:
         measure(options.layers.split(","), options.rounds)
 
