@@ -243,7 +243,7 @@ def test_invalid_maps_are_refused(make_batch, resolver, change, message):
         ("no.such.module:Class", "ModuleNotFoundError"),
         ("labkit.engine.attention.launch_report:Nope", "AttributeError"),
         ("labkit.engine.attention.launch_report:LaunchReport", "TypeError"),
-        ("collections:OrderedDict", "no `name`"),
+        ("collections:OrderedDict", "the class has no attribute `name`"),
     ],
 )
 def test_resolvers_that_cannot_be_loaded(name, message):
