@@ -1,8 +1,8 @@
-"""``python -m labkit.compare OLD NEW``: did anything change between two studies?
+"""``python -m labkit.compare OLD NEW``: did an arm's effect change between two studies?
 
-For CI: the studies must be of one machine and one config, and what is compared is how each
-arm's difference from the baseline changed. Exit codes: 0; 1 when ``--fail-on`` is met; 2
-where they cannot be compared, in one line, and where ``--fail-on`` could never be met.
+For CI. Both studies must have one machine and one config; the change of each arm's difference from
+the baseline is compared. Exit codes: 0; 1 if ``--fail-on`` is met; 2, with one line, if the studies
+cannot be compared or ``--fail-on`` could never be met.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
 
 
 def margin(text: str) -> float:
-    """Read ``2%`` or ``2`` as percent, above 0 and at most 50."""
+    """Parse ``2%`` or ``2`` as percent, above 0 and at most 50."""
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:

@@ -1,7 +1,7 @@
 """``python -m labkit.post ARTICLE.md``: fill an article's placeholders from records.
 
-Exit codes: 0; with ``--check`` 1 where the article no longer agrees with its records; 2 with
-one line where a record is missing, a name is unknown or a gate failed (nothing is written).
+Exit codes: 0; 1 with ``--check`` if the article no longer agrees with its records; 2, with one
+line, if a record is missing, a name is unknown or a gate failed (nothing is written).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.post",
         description="Fill the placeholders of a Markdown article from records, in place.",
     )
-    parser.add_argument("article", type=Path, metavar="ARTICLE.md", help="what is rendered")
-    parser.add_argument("--html", action="store_true", help="also ARTICLE.html, beside it")
+    parser.add_argument("article", type=Path, metavar="ARTICLE.md", help="the article to render")
+    parser.add_argument("--html", action="store_true", help="also write ARTICLE.html beside it")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
     options = parser.parse_args(argv)
     try:

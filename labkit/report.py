@@ -1,7 +1,7 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
-With ``--format X`` nothing is written: that form is printed. Exit codes: 0, or 2 with one
-line where the study cannot be read or lacks what this format needs.
+``--format X`` prints that format and writes nothing. Exit codes: 0; 2, with one line, if the study
+cannot be read or lacks data that the format needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Rebuild every table, plot and report of a study from its records.",
     )
     parser.add_argument("dir", type=Path, metavar="DIR", help="a study's folder (or one cell's)")
-    parser.add_argument("--format", choices=FORMATS, help="print this form, write nothing")
+    parser.add_argument("--format", choices=FORMATS, help="print this format, write nothing")
     options = parser.parse_args(argv)
     try:
         if options.format is not None:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print a form as UTF-8 whatever the locale; a closed pipe is no mistake."""
+    """Print text as UTF-8 whatever the locale; a closed pipe is not an error."""
     try:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

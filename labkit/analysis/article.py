@@ -1,10 +1,9 @@
-"""Articles: Markdown whose tables, numbers and figures come from records, and say from which.
+"""Articles: Markdown whose tables, numbers and figures are rendered from records.
 
-A placeholder is a call in double braces (:mod:`labkit.analysis.article_placeholders`). Rendered,
-it stands
-beside what it stands for, so an article is its own source and rendering it again brings it up to
-date: a number becomes a link to its records with the placeholder as the link's title, a table
-stands between two comments.
+A placeholder is a call in double braces (:mod:`labkit.analysis.article_placeholders`). Rendering
+keeps it beside its result, so an article is its own source and can be rendered again: a number
+becomes a link to its records with the placeholder as the link's title, and a table is put between
+two comments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The placeholders of an article: calls that look up tables, numbers and figures of studies.
+"""Placeholders of an article: calls that return tables, numbers and figures of studies.
 
-What a study does not stand for is refused: a row that was skipped, blocks that are missing, a gate
-that failed; and a name that does not exist, with the nearest one.
+A placeholder is refused if its row was skipped, blocks are missing, a gate failed, or a name does
+not exist (the message suggests the nearest one).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Json = Mapping[str, Any]
 
 
 class ArticleError(Exception):
-    """A placeholder that cannot be filled, in one line."""
+    """A placeholder cannot be filled; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ArticleLink:
 
 
 class PlaceholderFunctions:
-    """What the placeholders of an article may call; paths are looked for from its folder up."""
+    """The functions of placeholders; studies are looked up from the article's folder upwards."""
 
     def __init__(self, folder: Path, analysis_cache: AnalysisCache) -> None:
         from jinja2 import StrictUndefined
@@ -92,7 +92,7 @@ class PlaceholderFunctions:
         cell: str | None = None,
         links: bool = True,
     ) -> ArticleBlock:
-        """Return the table of results, whole or the columns whose headings begin so."""
+        """Return the table of results, with all columns or those whose headings start as given."""
         report, page = self._report(study, cell)
         shown = list(report.results.columns)
         if columns is not None:
@@ -107,14 +107,14 @@ class PlaceholderFunctions:
         report, _ = self._report(study, cell)
         text = SENTENCES[_one_of("sentence", what, SENTENCES)](report)
         if text is None:
-            raise ArticleError(f"{study}: it has nothing to say of {what!r}")
+            raise ArticleError(f"{study}: it has no sentence {what!r}")
         return ArticleBlock(text)
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
         """Return a picture of the study."""
         folder = self._study(study)
         for report in self._reports(folder, study):
-            _hold(report, study)
+            _require_valid(report, study)
         known = [f"plots/{path.name}" for path in sorted((folder / "plots").glob("*"))]
         path = folder / _one_of("figure", file, known)
         return ArticleLink(caption or path.stem, self._link(path), picture=True)
@@ -147,7 +147,7 @@ class PlaceholderFunctions:
         if cell is None and len(reports) > 1:
             raise ArticleError(f"{study}: several cells, say cell=: {', '.join(reports)}")
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
-        _hold(reports[name], study)
+        _require_valid(reports[name], study)
         page = folder / "report.html"
         require(page.is_file(), f"{study}: no report.html; python -m labkit.report {study}")
         return reports[name], self._link(page)
@@ -175,8 +175,8 @@ SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
 }
 
 
-def _hold(report: CellReport, study: str) -> None:
-    """Refuse a cell that is not complete or of which a gate failed."""
+def _require_valid(report: CellReport, study: str) -> None:
+    """Raise :class:`ArticleError` if a cell is incomplete or a gate failed."""
     for name, gate in report.analysis.gates.items():
         why = "; ".join(map(str, gate.to_json()["reasons"][:1]))
         require(gate.status != "fail", f"{study}: the gate {name} failed: {why}")

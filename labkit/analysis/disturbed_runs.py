@@ -1,12 +1,11 @@
-"""Which runs the machine disturbed: rules fixed here, before any data.
+"""Disturbed runs: rules, fixed before any data, for runs that the machine disturbed.
 
-They look at the probe, the observer's samples and the fingerprints, never at the metric
-or at which arm ran. No arm can change the probe before it, and none the time that the
-hypervisor or other processes took. But waiting for memory, the clock and heat are read
-while the arm runs, and an arm may cause them: a block left out for these (``during``) may
-be left out because of an arm, which is said beside the numbers. A block with a disturbed
-run may be left out, always whole (``labkit.analysis.sensitivity_analysis``); the verdict's own
-numbers keep all blocks.
+The rules read the probe, the observer's samples and the fingerprints, never the metric or which
+arm ran. No arm can change the probe before it, nor the time that the hypervisor or other
+processes took. But memory waits, the clock and heat are read while the arm runs and may be caused
+by it: a block excluded for these (``during_arm``) may be excluded because of an arm, which is
+noted beside the numbers. A block with a disturbed run may be excluded, always as a whole
+(``labkit.analysis.sensitivity_analysis``); the verdict's own numbers keep all blocks.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from typing import Any
 
 from labkit.records import Record
 
-SLOW_PROBE = 1.10  # times the study's median
-STOLEN = 0.05  # share of all CPU time
-FOREIGN_CORES = 0.5
-WAITED_FOR_MEMORY = 0.05  # share of the run
-HOT = 2  # of nominal, fair, serious, critical
-SLOW_CLOCK = 0.90  # times the study's median
+MAX_PROBE_RATIO = 1.10  # times the study's median
+MAX_STEAL_SHARE = 0.05  # share of all CPU time
+MAX_FOREIGN_CORES = 0.5
+MAX_MEMORY_WAIT_SHARE = 0.05  # share of the run
+HOT_THERMAL_LEVEL = 2  # of nominal, fair, serious, critical
+MIN_CLOCK_RATIO = 0.90  # times the study's median
 RULES = (
     "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
     "time, other processes used over half a core, processes waited for memory over 5 % of the "
     "time or macOS reported pressure, its clock was below 0.9 times the study's median, or heat "
-    "slowed the CPU, each where the system tells; memory, clock and heat are read while the arm "
+    "slowed the CPU, each if the system reports it; memory, clock and heat are read while the arm "
     "runs, which may cause them"
 )
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What was wrong with a run; ``during``: read while its arm ran, which may cause it."""
+    """Why a run is disturbed; ``during_arm`` if read while its arm ran, which may cause it."""
 
     text: str
-    during: bool = False
+    during_arm: bool = False
 
     def __str__(self) -> str:
         """Return the text."""
@@ -46,9 +45,9 @@ class Disturbance:
 
 
 def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
-    """Return the disturbed blocks, each with what was wrong with which run.
+    """Return the disturbed blocks, each with its disturbances.
 
-    Where a study's blocks are of several hosts, a run is held against its own host's median.
+    If blocks ran on several hosts, a run is compared with its own host's median.
     """
     found: dict[int, list[Disturbance]] = {}
     for mine in group_by_host(records).values():
@@ -62,7 +61,7 @@ def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
 
 
 def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Group records by the host that they are of."""
+    """Group records by the host that they ran on."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(str(record.environment.get("host")), []).append(record)
@@ -71,24 +70,24 @@ def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[Disturbance]:
     own = probe_us(record)
-    if own is not None and probe is not None and own > SLOW_PROBE * probe:
+    if own is not None and probe is not None and own > MAX_PROBE_RATIO * probe:
         yield Disturbance(f"probe {100 * (own / probe - 1):.0f} % slow")
     steal = steal_share(record)
-    if steal is not None and steal > STOLEN:
+    if steal is not None and steal > MAX_STEAL_SHARE:
         yield Disturbance(f"{100 * steal:.0f} % stolen")
     foreign = samples(record, "foreign_cores")
-    if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
+    if foreign and statistics.fmean(foreign) > MAX_FOREIGN_CORES:
         yield Disturbance(f"{statistics.fmean(foreign):.1f} cores used by others")
     waited = memory_wait_share(record)
-    if waited is not None and waited > WAITED_FOR_MEMORY:
-        yield Disturbance(f"memory waited for {100 * waited:.0f} % of the time", during=True)
+    if waited is not None and waited > MAX_MEMORY_WAIT_SHARE:
+        yield Disturbance(f"memory waited for {100 * waited:.0f} % of the time", during_arm=True)
     if max(samples(record, "memory_pressure_level"), default=0) > 1:
-        yield Disturbance("memory pressure", during=True)
+        yield Disturbance("memory pressure", during_arm=True)
     mhz = clock_mhz(record)
-    if mhz is not None and clock is not None and mhz < SLOW_CLOCK * clock:
-        yield Disturbance(f"clock at {mhz:,.0f} MHz", during=True)
+    if mhz is not None and clock is not None and mhz < MIN_CLOCK_RATIO * clock:
+        yield Disturbance(f"clock at {mhz:,.0f} MHz", during_arm=True)
     if throttled(record):
-        yield Disturbance("throttled", during=True)
+        yield Disturbance("throttled", during_arm=True)
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -140,8 +139,8 @@ def clock_mhz(record: Record) -> float | None:
 
 
 def throttled(record: Record) -> bool:
-    """Tell whether heat slowed the CPU in a run: new throttle events, or a hot thermal state."""
-    if max(samples(record, "thermal_level"), default=0) >= HOT:
+    """Return whether heat slowed the CPU in a run: throttle events, or a hot thermal state."""
+    if max(samples(record, "thermal_level"), default=0) >= HOT_THERMAL_LEVEL:
         return True
     start, end = record.environment.get("thermal"), record.environment_end.get("thermal")
     return _throttle_count(end) > _throttle_count(start) or any(

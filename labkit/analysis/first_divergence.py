@@ -1,8 +1,8 @@
-"""Where two outputs first differ, as a phrase for people.
+"""First divergence of two outputs, as a phrase for readers.
 
-For an array: token, head and the distance in ULPs, which needs both arms' values (the
-first block's are kept where they differ). For requests: request, position, both tokens
-with their text, and the reference's logit margin there.
+For an array: token, head and the distance in ULPs, which needs both arms' values (those of the
+first block are stored if they differ). For requests: request, position, both tokens with their
+text, and the reference's logit margin there.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 from labkit.records import output_values_path
 
 Outputs = Mapping[str, Any]
-SHOWN = 12  # characters of a text, from where it differs
+MAX_SHOWN_CHARACTERS = 12  # of a text, from where it differs
 
 
 @dataclass(frozen=True)
 class StoredValues:
-    """The values that a cell kept of its outputs, by digest."""
+    """The output values that a cell stored, by digest."""
 
     cell_dir: Path
 
     def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
         """Return an output's values, float32 [tokens, heads, head_dim].
 
-        None where they were not kept or the file is not what its name says.
+        None if they were not stored or the file does not match its digest.
         """
         path = output_values_path(self.cell_dir, outputs["digest"])
         try:
@@ -66,7 +66,7 @@ def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
-    """Say where two arrays' bytes differ: first token and head, distance, how much of it."""
+    """Return where two arrays' bytes differ: first token and head, distance and extent."""
     if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
         return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"
     rows = np.flatnonzero(checksums(a["rows"]) != checksums(b["rows"]))
@@ -82,7 +82,7 @@ def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
 
 
 def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
-    """Say the first and the largest distance of two arrays that differ in their bits."""
+    """Return the first and the largest ULP distance of two arrays."""
     differ = a.view(np.uint32) != b.view(np.uint32)
     ulps = ulp_distance(a, b)
     token, head, _ = np.argwhere(differ)[0]
@@ -96,7 +96,7 @@ def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
 
 
 def token_difference(a: Outputs, b: Outputs) -> str:
-    """Say which request differs first, where, between which tokens, and by how little."""
+    """Return the first request that differs, the position, both tokens and the logit margin."""
     others = {r["id"]: r for r in b["requests"]}
     same = {name: other["tokens"] for name, other in others.items()}
     differing = [r for r in a["requests"] if r["tokens"] != same.get(r["id"])]
@@ -115,9 +115,9 @@ def token_difference(a: Outputs, b: Outputs) -> str:
 
 
 def text_difference(a: Outputs, b: Outputs) -> str | None:
-    """Say which request's text differs first, and where; None if none does.
+    """Return the first request whose text differs, and the position, or None.
 
-    For servers that tell no token ids. Texts are compared without special tokens, the space
+    For servers that return no token ids. Texts are compared without special tokens, the space
     around them, and U+FFFD (:mod:`labkit.models.detokenizer`).
     """
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
@@ -128,13 +128,13 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     if first not in theirs:
         return f"request {first} is missing {count}"
     at = _first_character(mine[first], theirs[first])
-    shown = [json.dumps(text[at : at + SHOWN], ensure_ascii=False) for text in
+    shown = [json.dumps(text[at : at + MAX_SHOWN_CHARACTERS], ensure_ascii=False) for text in
              (mine[first], theirs[first])]  # fmt: skip
     return f"first in request {first} at character {at}: {shown[0]} against {shown[1]} {count}"
 
 
 def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
-    """Return for each request of ``a`` the share of its text that agrees from the start, 0 to 1."""
+    """Return the share (0 to 1) of each request's text in ``a`` that agrees from its start."""
     digests = {r["id"]: r.get("text_digest") for r in b["requests"]}
     mine, theirs, shares = _texts(a), _texts(b), {}
     for request in a["requests"]:
@@ -149,7 +149,7 @@ def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
 
 
 def _texts(outputs: Outputs) -> dict[str, str]:
-    """Return every request's text; of tokens about that, by the text of each."""
+    """Return each request's text, joined from its tokens' text if only ids were recorded."""
     pieces = outputs.get("pieces") or {}
     return {
         r["id"]: r["text"]
@@ -165,7 +165,7 @@ def _first_character(a: str, b: str) -> int:
 
 
 def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
-    """Name a token: its id, and its text where the record has it."""
+    """Return a token's id, with its text if the record has it."""
     if at >= len(tokens):
         return "the end"
     piece = (outputs.get("pieces") or {}).get(str(tokens[at]))

@@ -1,9 +1,9 @@
-"""Are picked frames what they say they are?
+"""Frame verification: are picked frames the ones that an arm reports?
 
-An output of the kind ``frames`` lists, pick by pick, the place that was asked for, the place
-that the arm says it took, a digest of its pixels, and one of the pixels that the decoder gives at
-that place when it decodes from the beginning. So an arm that picks other frames than the
-baseline is checked all the same; one that picks the same is compared with it, too.
+An output of kind ``frames`` lists for each pick the requested frame, the frame that the arm reports
+to have taken, a digest of its pixels, and a digest of the pixels that the decoder gives for that
+frame when it decodes from the beginning. So an arm that picks other frames than the baseline is
+verified too; one that picks the same is also compared with the baseline.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Outputs = Mapping[str, Any]
 def frames_difference(
     reference: Outputs | None, mine: Outputs, all_alike: bool = False
 ) -> str | None:
-    """Say what is wrong with a case's frames; None if nothing is.
+    """Return what is wrong with a case's frames, or None.
 
-    ``reference``: the baseline's, where it served the case. Arms that say that they take the
-    frames that were wished for are compared with it, or all of them (``all_alike``).
+    ``reference`` is the baseline's output, if it served the case. Arms that take the frames that
+    were requested are compared with it, or all arms if ``all_alike``.
     """
     count = len(mine["picks"])
     if len(mine["asked"]) != count:
@@ -58,7 +58,7 @@ def _against(reference: Outputs, mine: Outputs) -> str | None:
 
 
 def verified_shares(mine: Outputs) -> dict[str, float]:
-    """Return for each pick 1 if it is what it says, else 0."""
+    """Return 1 for each verified pick, else 0."""
     rows = zip(mine["asked"], mine["picks"], mine["pixels"], mine["decoder"], strict=False)
     return {
         str(pick): float(asked == took and pixels == decoder)

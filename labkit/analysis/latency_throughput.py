@@ -1,4 +1,4 @@
-"""Throughput against latency: what a sweep over rates or clients says of a study's arms.
+"""Latency against throughput of a study's arms, over a sweep of rates or clients.
 
 The knee of a curve is the load with the greatest power, which is throughput over latency
 (L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer
@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 
-FEWEST = 3  # loads without which there is no curve
+MIN_LOADS = 3  # of a curve
 METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 
 
@@ -29,13 +29,13 @@ class LoadPoint:
 
     @property
     def power(self) -> float:
-        """Requests per second, per second of the median latency."""
+        """Throughput over latency: requests per second, divided by the median E2E in seconds."""
         return self.medians["request_s"] / (self.medians["e2e_p50_ms"] / 1e3)
 
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """An arm under growing load; ``by``: what grows."""
+    """An arm under increasing load; ``by`` names the load (``requests/s`` or ``clients``)."""
 
     arm: str
     by: str
@@ -43,13 +43,13 @@ class LoadCurve:
 
     @property
     def knee(self) -> LoadPoint | None:
-        """The load with the greatest power; None where that is the largest: it may grow on."""
+        """The load with the greatest power, or None if that is the largest load measured."""
         best = max(self.loads, key=lambda load: load.power)
         return None if best is self.loads[-1] else best
 
 
 def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
-    """Find the curves of a study: cells that differ in their load alone."""
+    """Return the curves of a study: cells that differ only in their load."""
     found: dict[tuple[str, str, str], list[LoadPoint]] = {}
     for analysis in analyses:
         medians = _medians(analysis)
@@ -64,11 +64,11 @@ def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
         LoadCurve(arm, by, tuple(sorted(loads, key=lambda load: load.size)))
         for (_, arm, by), loads in found.items()
     )
-    return [curve for curve in made if len({load.size for load in curve.loads}) >= FEWEST]
+    return [curve for curve in made if len({load.size for load in curve.loads}) >= MIN_LOADS]
 
 
 def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
-    """Return the medians of arms that have them all."""
+    """Return the medians of the arms that have all metrics."""
     found: dict[str, dict[str, float]] = {}
     for row in analysis.json["rows"]:
         if row["case"] == "all" and row["metric"] in METRICS:
@@ -79,7 +79,7 @@ def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
 
 
 def _load(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
-    """Return an arm's load (what it is, its size), and all the rest that it was asked."""
+    """Return an arm's load (name, size), or None, and the rest of its config as JSON."""
     workload = dict(config.get("workload", {}))
     arrivals = dict(workload.pop("arrivals", {}))
     rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)

@@ -1,4 +1,4 @@
-"""How numbers are written: the same digits in every table, sentence and plot."""
+"""Number format: the same digits in every table, sentence and plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def round_significant(value: float | None) -> float | None:
     """Round to 10 significant digits.
 
     Logarithms and sums differ in their last bits from one CPU's vector units to another's;
-    a study rebuilt elsewhere shall be the same byte for byte.
+    a study rebuilt on another machine must be the same byte for byte.
     """
     return None if value is None else float(f"{value:.10g}")
 
@@ -26,7 +26,7 @@ def unit_name(unit: str | None) -> str:
 
 
 def scaled(value: float, unit: str | None) -> float:
-    """Return a value in the printed unit (bytes become MiB)."""
+    """Convert a value to its printed unit (bytes become MiB)."""
     return value / 2**20 if unit == "bytes" else value
 
 

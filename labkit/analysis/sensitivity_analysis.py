@@ -151,7 +151,7 @@ def _undisturbed(
         return
     left_out = [b for b in blocks if b in disturbed]
     how = f"without disturbed blocks ({', '.join(map(str, left_out))})"
-    if any(reason.during for b in left_out for reason in disturbed[b]):
+    if any(reason.during_arm for b in left_out for reason in disturbed[b]):
         how += "; an arm may have caused the disturbance"
     base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
     yield _Task(index, arm, how, base, other)

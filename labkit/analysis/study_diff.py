@@ -1,12 +1,11 @@
-"""Two studies of one machine and one config: what changed from the old to the new?
+"""Study diff: what changed between two studies of one machine and one config?
 
-Their runs were not interleaved, so a change of the machine looks like a change of the
-code. What both studies hold still is their baseline: an arm is compared by how its
-difference from the baseline changed (:mod:`.statistics.two_sample`), with the arm-blind
-probe of each run's own process beside it. The baseline itself has nothing to be compared
-with: its medians are shown, and no claim is made. Another machine or another config is
-refused; and where the probe moved by more than the margin, a claim must exceed what the
-probe moved.
+Their runs were not interleaved, so a change of the machine looks like a change of the code. Both
+studies share the baseline: an arm is compared by how its difference from the baseline changed
+(:mod:`.statistics.difference_in_differences`), together with the arm-blind probe of each run's own
+process. The baseline itself has nothing to be compared with: its medians are shown, and nothing is
+claimed. Another machine or another config is refused. If the probe changed by more than the margin,
+a claim must exceed the probe's change.
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.records import machine_difference
 
-NAMES = ("old", "new")
+STUDY_NAMES = ("old", "new")
 NOT_COMPARABLE = "not_comparable"
 
 
 class StudiesNotComparable(ValueError):
-    """Two studies that cannot be compared, and why, in one line."""
+    """Two studies cannot be compared; the message says why in one line."""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """One row and arm in both studies: its medians, what changed and the verdict.
+    """One arm in one row of both studies: its medians, the change and the verdict.
 
-    ``found`` speaks of the arm's difference from the baseline; None: there is none, or no
-    complete block of it.
+    ``comparison`` describes the change of the arm's difference from the baseline. It is None for
+    the baseline itself, and if there is no complete block.
     """
 
     cell: str
@@ -71,7 +70,7 @@ class RowChange:
 
 @dataclass(frozen=True)
 class StudyComparison:
-    """All changes of the primary rows, what to say above them, and what the words mean."""
+    """All changes of the primary rows, with caveats above and notes below them."""
 
     changes: tuple[RowChange, ...]
     caveats: tuple[str, ...]
@@ -79,7 +78,7 @@ class StudyComparison:
 
     @property
     def decidable(self) -> bool:
-        """Whether anything was compared at all."""
+        """Whether any row was compared."""
         return any(item.comparison is not None for item in self.changes)
 
 
@@ -97,15 +96,15 @@ class _Pair:
         return self.old.name
 
     @property
-    def whole(self) -> bool:
-        """Whether times are taken with the stalls in them: a study's arm may be their cause."""
+    def with_stalls(self) -> bool:
+        """Whether times include stalls, because an arm of a study may have caused them."""
         found = (analysis.stalls for analysis in (self.old, self.new))
         return any(one is not None and (one.kept_reason or one.unclear_reasons) for one in found)
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """One row and arm of a pair; ``change``: of its difference from the baseline."""
+    """One arm in one row of a pair; ``change`` is that of its difference from the baseline."""
 
     pair: _Pair
     old: MetricRow
@@ -132,14 +131,14 @@ def compare_studies(
     pairs = [_pair(one, other, margin_pct) for one, other in cells]
     for pair in pairs:
         if pair.shift_pct is None:
-            weak.append(f"{pair.name}: no probe; a change of the machine would not be seen")
+            weak.append(f"{pair.name}: no probe; a change of the machine would go undetected")
         elif _moved(pair):
             weak.append(f"{pair.name}: {_moved_reason(pair)}")
         weak += _rows_alone(pair)
-        if pair.whole:
+        if pair.with_stalls:
             weak.append(
-                f"{pair.name}: times are as measured, with what looks like the machine's stalls: "
-                "in one of the studies it may be an arm's own work"
+                f"{pair.name}: times include apparent stalls of the machine: "
+                "in one of the studies they may be an arm's own work"
             )
     compared = [item for pair in pairs for item in _shared_rows(pair)]
     if not compared:
@@ -147,7 +146,10 @@ def compare_studies(
     family = [item for item in compared if item.role == "arm" and item.change is not None]
     found = {id(item): one for item, one in zip(family, _family(family), strict=True)}
     controls = [item for item in compared if item.role == "control" and item.change is not None]
-    noise = {(item.pair.name, item.old.case, item.old.metric): _alone(item) for item in controls}
+    noise = {
+        (item.pair.name, item.old.case, item.old.metric): _compare_control(item)
+        for item in controls
+    }
     changes = []
     for item in compared:
         if item.role == "control":
@@ -159,12 +161,12 @@ def compare_studies(
         changes.append(
             RowChange(item.pair.name, row, item.arm, old_median, new_median, own, verdict)
         )
-    notes = (*_open(changes), *_notes(pairs, family, controls))
+    notes = (*_undecided_note(changes), *_notes(pairs, family, controls))
     return StudyComparison(tuple(changes), tuple(weak), notes)
 
 
-def _open(changes: Sequence[RowChange]) -> Iterator[str]:
-    """Say what was not decided, with the smallest changes that could have been seen."""
+def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
+    """Yield how many rows are undecided, with the smallest detectable changes."""
     seen = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
@@ -174,8 +176,8 @@ def _open(changes: Sequence[RowChange]) -> Iterator[str]:
     ]
     if seen:
         (low, here), (high, there) = min(seen), max(seen)
-        text = f"Not decided in {count_text(len(seen), 'row')}: the smallest change that could be "
-        text += f"seen is {magnitude_text(low)} % ({here})"
+        text = f"Not decided in {count_text(len(seen), 'row')}: the smallest detectable "
+        text += f"change is {magnitude_text(low)} % ({here})"
         yield f"{text}." if len(seen) == 1 else f"{text} to {magnitude_text(high)} % ({there})."
 
 
@@ -219,7 +221,7 @@ def _median(row: MetricRow, arm: str) -> float | None:
 
 
 def _family(items: Sequence[_Compared]) -> list[ArmComparison]:
-    """Judge the changes of all rows and arms as one family.
+    """Compare the changes of all rows and arms as one family.
 
     p by S. Holm (1979); each interval at the level at which Holm tests its row, so that it
     excludes 0 where the p is small enough and only there. Equivalence and the smallest
@@ -237,8 +239,8 @@ def _family(items: Sequence[_Compared]) -> list[ArmComparison]:
     return found
 
 
-def _alone(item: _Compared) -> ArmComparison:
-    """Describe a control's change, unadjusted: it is there to show the noise."""
+def _compare_control(item: _Compared) -> ArmComparison:
+    """Return a control's change, unadjusted: it shows the noise."""
     assert item.change is not None
     return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
@@ -269,26 +271,26 @@ def _judge(item: _Compared, found: ArmComparison | None, control: ArmComparison 
     pair = item.pair
     causes = [
         f"{name}: {cause}"
-        for name, analysis in zip(NAMES, (pair.old, pair.new), strict=True)
+        for name, analysis in zip(STUDY_NAMES, (pair.old, pair.new), strict=True)
         for gate in analysis.gates.values()
         if (cause := gate.cause(item.arm)) is not None
     ]
     if causes:
         return Verdict("invalid", "; ".join(causes))
     if item.role == "baseline":
-        return Verdict(NOT_COMPARABLE, "nothing beside it was held still")
+        return Verdict(NOT_COMPARABLE, "there is nothing to compare it with")
     if found is None:
         return Verdict(NOT_COMPARABLE, "no complete block with values above 0 in both studies")
     verdict = judge(found, item.old.better, pair.criteria, causes, control)
     if verdict.word in DECIDED_WORDS and not _beyond_the_machine(found, pair):
         return Verdict("inconclusive", _moved_reason(pair))
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
-        return Verdict("inconclusive")  # what could be seen is said of all such rows at once
+        return Verdict("inconclusive")  # a note gives the detectable change of all such rows
     return verdict
 
 
 def _beyond_the_machine(found: ArmComparison, pair: _Pair) -> bool:
-    """Tell whether a change exceeds what the machine's own could leave in it.
+    """Return whether a change exceeds what a change of the machine could cause.
 
     The probe's kernels and an arm may lean on different parts of the machine: one may
     follow it wholly and the baseline not at all. More than that it cannot leave. Nor is
@@ -307,9 +309,12 @@ def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
     _refuse_config(old, new)
     alpha = min(float(a.data.design["alpha"]) for a in (old, new))
     runs = min(a.data.criteria.runs for a in (old, new))
-    why = [f"{name}: {a.data.withheld_reason}" for name, a in zip(NAMES, (old, new), strict=True)
-           if a.data.withheld_reason is not None]  # fmt: skip
-    criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(why) or None)
+    reasons = [
+        f"{name}: {a.data.withheld_reason}"
+        for name, a in zip(STUDY_NAMES, (old, new), strict=True)
+        if a.data.withheld_reason is not None
+    ]
+    criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(reasons) or None)
     return _Pair(old, new, criteria, probe_shift_pct(old, new))
 
 
@@ -335,8 +340,8 @@ def _cells(
     shared = [name for name in before if name in after]
     if not shared:
         raise StudiesNotComparable("the studies have no cell in common")
-    alone = [f"{name}: only in {NAMES[0]}" for name in before if name not in after]
-    alone += [f"{name}: only in {NAMES[1]}" for name in after if name not in before]
+    alone = [f"{name}: only in {STUDY_NAMES[0]}" for name in before if name not in after]
+    alone += [f"{name}: only in {STUDY_NAMES[1]}" for name in after if name not in before]
     return [(before[name], after[name]) for name in shared], alone
 
 
@@ -391,18 +396,20 @@ def probe_shift_pct(one: CellAnalysis, other: CellAnalysis) -> float | None:
 
 
 def _rows_alone(pair: _Pair) -> Iterator[str]:
-    """Name the primary rows that only one of the studies measured."""
+    """Yield the primary rows that only one of the studies measured."""
     old, new = (
         {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
         for a in (pair.old, pair.new)
     )
-    for name, mine, other in zip(NAMES, (old, new), (new, old), strict=True):
+    for name, mine, other in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
         yield from (f"{pair.name}: {mine[row]}: only in {name}" for row in mine if row not in other)
 
 
 def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
-    rows = {(row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.whole)}
-    for row in pair.old.rows_by_stalls(included=pair.whole):
+    rows = {
+        (row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.with_stalls)
+    }
+    for row in pair.old.rows_by_stalls(included=pair.with_stalls):
         match = rows.get((row.case, row.metric))
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
@@ -424,7 +431,7 @@ def _sides(item: _Compared) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
 
 
 def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
-    """Return an arm's effect in one study and its complete blocks; None without any."""
+    """Return an arm's effect in one study and its number of complete blocks, or None."""
     data = analysis.data
     pair = (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.criteria.runs)
@@ -439,7 +446,7 @@ def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffe
 def _probes(
     analysis: CellAnalysis, row: MetricRow, arm: str, blocks: Sequence[int]
 ) -> Floats | None:
-    """Return the log probes of an arm's runs, float64 [blocks, runs]; None where one lacks."""
+    """Return the log probes of an arm's runs, float64 [blocks, runs], or None if one lacks."""
     places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
     if any(place not in analysis.data.probe for place in places):
         return None

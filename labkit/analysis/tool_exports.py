@@ -1,6 +1,6 @@
-"""Records for other tools: pandas, benchstat, pyperf, vLLM, github-action-benchmark.
+"""Exports for other tools: pandas, benchstat, pyperf, vLLM, github-action-benchmark.
 
-Each run stays one sample, so that those tools cannot mistake repeats for evidence.
+Each run stays one sample, so that no tool counts repeats as independent samples.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Json = Mapping[str, Any]
-FRAME = (
+FRAME_COLUMNS = (
     "cell", "run", "arm", "role", "block", "position", "outcome",
     "case", "skipped", "metric", "unit", "better", "primary", "value", "repeats",
 )  # fmt: skip
-SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class FormatError(ValueError):
-    """A study lacks what this format needs; one line."""
+    """A study lacks data that this format needs; the message is one line."""
 
 
 def _measured(analysis: CellAnalysis) -> list[Record]:
-    """Return the runs that measured something, the baseline's first: tools compare with it."""
+    """Return the runs with measurements, the baseline's first: tools compare with the first."""
     place = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
     found = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
     return sorted(found, key=lambda r: place[r.arm])
@@ -87,7 +87,7 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
                 for metric in _times(case.metrics):
                     what = case.case if case.case != "all" else metric.name
                     runs = found.setdefault(f"{cell}{what} [{record.arm}]", [])
-                    scale = SECONDS[metric.unit]
+                    scale = SECONDS_PER_UNIT[metric.unit]
                     values = [x * scale for x in metric.repeats]
                     runs.append({"metadata": {"date": _date(record)}, "values": values})
     if not found:
@@ -100,7 +100,7 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
-    return (m for m in metrics if m.unit in SECONDS and min(m.repeats) > 0)
+    return (m for m in metrics if m.unit in SECONDS_PER_UNIT and min(m.repeats) > 0)
 
 
 def _date(record: Record) -> str:
@@ -206,7 +206,7 @@ def _vllm_latencies(requests: Sequence[Json]) -> dict[str, float | None]:
 def github(analyses: Sequence[CellAnalysis]) -> str:
     """Write github-action-benchmark's list, the primary metric of every case and arm.
 
-    Use it as ``customSmallerIsBetter`` or ``customBiggerIsBetter``, as the metric is.
+    Use it as ``customSmallerIsBetter`` or ``customBiggerIsBetter``, whichever fits the metric.
 
     Raises
     ------
@@ -285,4 +285,4 @@ def load(study_dir: str | Path) -> DataFrame:
                     lines.append((*run, case.case, case.skipped, *[None] * 6))
             if not r.cases:
                 lines.append((*run, *[None] * 8))
-    return pd.DataFrame(lines, columns=list(FRAME))
+    return pd.DataFrame(lines, columns=list(FRAME_COLUMNS))

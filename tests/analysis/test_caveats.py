@@ -218,7 +218,7 @@ def test_what_the_observer_saw_disturbs_a_block_by_name(make_cell, samples, reas
     (disturbed,) = found.pop(2)
     assert not found and str(disturbed).startswith("b02-p01-") and str(disturbed).endswith(reason)
     # What other processes took, no arm can cause; the rest was read while one ran.
-    assert disturbed.during is ("foreign_cores" not in samples)
+    assert disturbed.during_arm is ("foreign_cores" not in samples)
 
 
 def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):

@@ -195,7 +195,7 @@ def test_less_than_the_machine_moved_is_not_claimed(make_cell, capsys):
     assert main([str(old), str(new), "--fail-on", "slower"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "is neither claimed nor ruled out" in out and "inconclusive" in out
-    assert "Not decided in 2 rows: the smallest change that could be seen is" in out
+    assert "Not decided in 2 rows: the smallest detectable change is" in out
     flat = make_cell("flat/cell", effects={"seq_map": 1.0}, change=noisy(3, 0.002, 1.15)).parent
     still = make_cell("still/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.002)).parent
     found = compare_studies(*(AnalysisCache().study(s) for s in (still, flat)), 2.0)

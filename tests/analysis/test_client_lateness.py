@@ -47,7 +47,7 @@ def run(arm="server", role="arm", client=None, server=None, traffic=None, output
 
 def test_a_server_that_keeps_all_promises_has_one_weakness_its_text():
     (line,) = client_lateness.caveats([run()])
-    assert "the server tells no token ids" in line and "weaker" in line
+    assert "the server returns no token ids" in line and "weaker" in line
     assert list(client_lateness.caveats([run(server={"identity": "token ids"})])) == []
     assert healthy([run()]).status == "pass"
 
@@ -96,11 +96,11 @@ def test_what_a_reader_must_know_of_a_server():
         run(server=kept, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
-    assert "its server ran before and is kept (http://127.0.0.1:9)" in lines
-    assert "may know them from the one before (80 prompt tokens were found)" in lines
-    assert "preset=vllm is written by documentation and was not run by labkit's tests" in lines
-    assert "read 95 prompt tokens where the workload has 90 (prompts were sent as text)" in lines
-    assert "found 80 prompt tokens in its cache, and the prompts share 16" in lines
+    assert "its server ran before this run and stays up (http://127.0.0.1:9)" in lines
+    assert "may hold those of the run before (80 tokens hit)" in lines
+    assert "preset=vllm was written from documentation and was not run by labkit's tests" in lines
+    assert "read 95 prompt tokens, but the workload has 90 (prompts were sent as text)" in lines
+    assert "hit 80 prompt tokens in its cache, but the prompts share only 16" in lines
     assert "3 chunks were tool calls" in lines
 
 
@@ -109,7 +109,7 @@ def test_a_kept_server_that_tells_nothing_of_its_cache_is_not_taken_for_a_cold_o
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
     (kept, *_) = client_lateness.caveats([silent])
-    assert kept.endswith("a prefix cache may know them from the one before (it does not tell)")
+    assert kept.endswith("may hold those of the run before (it does not report cached tokens)")
     assert not any("prefix cache" in line for line in client_lateness.caveats([run()]))
 
 

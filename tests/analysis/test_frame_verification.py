@@ -116,7 +116,7 @@ def test_the_gate_passes_and_fails_for_one_moved_pick(make_cell):
     words = {c["arm"]: c["verdict"] for c in row["comparisons"]}
     assert words["seq_map"] == "invalid" != words["control"]
     path = make_cell("a/w", change=as_videos(("control", outputs([0, 41, 99]))), **more)
-    assert "control does not repeat itself" in gate(path)["reasons"][0]
+    assert "control does not reproduce its own outputs" in gate(path)["reasons"][0]
 
 
 def test_a_request_that_failed_has_no_frames_and_is_no_difference(make_cell):
