@@ -1,4 +1,4 @@
-"""What the engines counted, side by side where they differ."""
+"""Tables of engine counters, and of results with failed arms."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_kernel_workloads_and_single_arms_have_no_such_table():
     assert engine_counters_table({"arms": CELL["arms"][:1]}) is None
 
 
-def test_an_arm_that_died_in_every_run_shows_what_of():
+def test_an_arm_that_failed_in_every_run_shows_the_outcome():
     failures = [
         {"run": "b00-p02-padded_tight", "outcome": "oom", "detail": "killed"},
         {"run": "b01-p00-padded_tight", "outcome": "oom", "detail": "killed"},

@@ -1,4 +1,4 @@
-"""The report's door: rebuilt byte for byte, every form, mistakes in one line."""
+"""``labkit.report``: rebuilt byte for byte, every format, errors in one line."""
 
 import csv
 import hashlib
@@ -50,8 +50,8 @@ def snapshot(study):
     }
 
 
-def printed(capsysbinary, study, form):
-    assert main([str(study), "--format", form]) == 0
+def printed(capsysbinary, study, format_name):
+    assert main([str(study), "--format", format_name]) == 0
     return capsysbinary.readouterr().out.decode()
 
 
@@ -76,11 +76,11 @@ def test_rebuilt_byte_for_byte_pictures_included(study, tmp_path):
     assert snapshot(copy) == first
 
 
-def test_printing_a_form_writes_nothing(study, capsysbinary):
+def test_printing_a_format_writes_nothing(study, capsysbinary):
     before = snapshot(study)
-    for form in FORMATS:
-        if form != "github":
-            assert printed(capsysbinary, study, form)
+    for format_name in FORMATS:
+        if format_name != "github":
+            assert printed(capsysbinary, study, format_name)
     assert snapshot(study) == before
 
 
@@ -101,13 +101,28 @@ def test_markdown_has_the_articles_layout(study, capsysbinary):
     assert "| decode, 64 reqs, ctx 128 | 12.50 | 12.50 | 12.50 |" in text  # building maps
 
 
+def test_every_arm_s_own_median_is_in_the_details(make_cell, capsysbinary):
+    """The results show the baseline's median and the difference; the medians have a table."""
+    path = make_cell("study/cell")
+    row = analyse_cell(path)["rows"][0]
+    baseline, arm = (row["arms"][name]["median"] for name in ("binary_search", "seq_map"))
+    text = printed(capsysbinary, path.parent, "md")
+    results, details = text.split("### Medians and quartiles")
+    line = next(x for x in results.splitlines() if x.startswith(f"| {row['case']} |"))
+    assert f"| {baseline:,.2f} |" in line and f"{arm:,.2f}" not in line
+    lines = [x for x in details.splitlines() if x.startswith(f"| {row['case']} |")]
+    assert any(f"| seq_map | µs | {arm:,.2f} |" in x for x in lines)
+    assert any(f"| binary_search | µs | {baseline:,.2f} |" in x for x in lines)
+    assert "Medians and quartiles</h3>" in printed(capsysbinary, path.parent, "html")
+
+
 def in_order(text, *parts):
     """Assert that the parts stand in a text, one after the other."""
     places = [text.find(part) for part in parts]
     assert -1 not in places and places == sorted(places), (places, parts)
 
 
-def test_the_answer_comes_first_then_the_table_then_what_weakens_it(make_cell, capsysbinary):
+def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsysbinary):
     study = make_cell("study/cell", blocks=2).parent
     said = headline(analyse(study / "cell"))
     weak = "estimate only: 2 blocks of 2 cannot support"
@@ -145,7 +160,7 @@ def test_the_long_sentences_are_in_the_details_of_their_row(study, capsysbinary)
     [(4, "(exact)", "(all 1,296 relabellings)"),
      (8, "(Monte Carlo, 100,000 draws)", "(Monte Carlo, 100,000 draws)")],
 )  # fmt: skip
-def test_exact_is_said_only_where_all_relabellings_were_enumerated(
+def test_exact_is_shown_only_if_all_relabellings_were_enumerated(
     make_cell, capsysbinary, blocks, how, over
 ):
     text = printed(capsysbinary, make_cell("study/cell", blocks=blocks).parent, "md")
@@ -153,7 +168,7 @@ def test_exact_is_said_only_where_all_relabellings_were_enumerated(
     assert ("exact" in text.replace("Fisher's exact", "")) is (blocks == 4)
 
 
-def test_the_smallest_reachable_p_is_that_of_the_arms_that_are_shown(make_cell, capsysbinary):
+def test_the_smallest_reachable_p_is_that_of_the_shown_arms(make_cell, capsysbinary):
     path = make_cell("study/cell", effects={"seq_map": 0.95, "identity": 1.0, "plan": 1.0})
     text = printed(capsysbinary, path.parent, "md")
     assert "smallest reachable p 0.0046." in text  # three arms share alpha; the control has its own
@@ -206,7 +221,7 @@ def test_published_p_is_shown_as_published(make_cell, capsysbinary):
     assert "+0.9% (p = 0.26)" in printed(capsysbinary, study, "md")
 
 
-def test_ours_stand_below_what_was_published(make_cell, capsysbinary):
+def test_our_numbers_are_below_the_published_ones(make_cell, capsysbinary):
     """In their units; of outputs, how far those of an arm and of the control agree."""
     rows = [
         {"case": "all", "metric": "peak_kv_bytes", "unit": "GB", "arms": {"binary_search": 1.5}},
@@ -265,7 +280,7 @@ def test_the_serving_experiment_has_the_article_s_p_values():
     ]
 
 
-def test_a_column_of_published_deltas_stands_only_where_one_was_published(make_cell, capsysbinary):
+def test_a_published_column_needs_a_published_delta(make_cell, capsysbinary):
     """Numbers of other arms or metrics have their own table."""
     published = {
         "source": "an article",
@@ -318,7 +333,7 @@ def test_memory_over_time_is_shown_under_the_phases(study, capsysbinary):
         assert page.count(f'<rect class="bar {phase}" x=') == 2 * 8  # 8 requests, 2 arms
 
 
-def test_an_engine_that_does_not_tell_admissions_has_two_phases(make_cell):
+def test_an_engine_that_does_not_report_admissions_has_two_phases(make_cell):
     def silent(record):
         case = record.cases[0]
         requests = [dict(r) for r in case.notes["requests"]]
@@ -409,7 +424,7 @@ def refused(capsys, *argv):
     return captured.err
 
 
-def test_mistakes_are_one_line_and_exit_2(study, tmp_path, capsys):
+def test_errors_are_one_line_and_exit_code_2(study, tmp_path, capsys):
     assert "needs a request workload" in refused(capsys, study / "kernel", "--format", "vllm")
     assert "needs one direction" in refused(capsys, study, "--format", "github")
     assert "no such directory" in refused(capsys, tmp_path / "nowhere")
@@ -488,7 +503,7 @@ def test_no_two_of_many_arms_look_alike():
         assert len(set(styles.values())) == 12
 
 
-def test_a_title_says_the_scale_and_whose_numbers_are_at_it(make_cell, published):
+def test_the_title_and_the_published_note_name_the_scale(make_cell, published):
     folder = make_cell(published=published)
 
     def report(**facts):

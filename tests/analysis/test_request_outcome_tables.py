@@ -28,7 +28,7 @@ BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
        "unserved": [{"id": "r3", "outcome": "refused", "error": "no room"}]}  # fmt: skip
 
 
-def test_counts_are_sums_over_runs_and_records_of_before_have_no_table():
+def test_counts_are_sums_over_runs_and_older_records_have_no_table():
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
     table = request_outcomes_table(CELL, records)
     assert [column.heading for column in table.columns] == [
@@ -42,14 +42,14 @@ def test_counts_are_sums_over_runs_and_records_of_before_have_no_table():
     assert request_outcomes_table(CELL, [run("base", 0)]) is None
 
 
-def test_what_arrives_by_itself_has_rates_and_waits():
+def test_open_loop_arrivals_have_rates_and_waits():
     spread = {"p50": 1.5, "p99": 20.0, "max": 30.0}
     sent = {"asked_per_s": 4.0, "due_per_s": 3.9, "sent_per_s": None}
     table = request_outcomes_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
     assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
 
 
-def test_a_reader_is_told_of_requests_that_were_not_served_or_waited_for_the_client():
+def test_unserved_requests_and_waits_at_the_client_are_caveats():
     queued = {"queue_ms": {"p50": 1500.0, "p99": 2.0, "max": 2.0}}
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
     lines = list(_traffic(SimpleNamespace(data=SimpleNamespace(records=records))))
