@@ -17,6 +17,7 @@ from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.latency_throughput import METRICS
+from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.cell_report import CellReport
@@ -109,10 +110,10 @@ def test_every_arm_s_own_median_is_in_the_details(make_cell, capsysbinary):
     text = printed(capsysbinary, path.parent, "md")
     results, details = text.split("### Medians and quartiles")
     line = next(x for x in results.splitlines() if x.startswith(f"| {row['case']} |"))
-    assert f"| {baseline:,.2f} |" in line and f"{arm:,.2f}" not in line
+    assert f"| {value_text(baseline)} |" in line and value_text(arm) not in line
     lines = [x for x in details.splitlines() if x.startswith(f"| {row['case']} |")]
-    assert any(f"| seq_map | µs | {arm:,.2f} |" in x for x in lines)
-    assert any(f"| binary_search | µs | {baseline:,.2f} |" in x for x in lines)
+    assert any(f"| seq_map | µs | {value_text(arm)} |" in x for x in lines)
+    assert any(f"| binary_search | µs | {value_text(baseline)} |" in x for x in lines)
     assert "Medians and quartiles</h3>" in printed(capsysbinary, path.parent, "html")
 
 
