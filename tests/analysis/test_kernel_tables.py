@@ -104,7 +104,7 @@ def test_only_what_the_kernel_counts_is_called_counted(make_cell):
         "search iterations", "dependent loads (computed)", "surplus threadgroups",
         "KV blocks visited", "bytes (computed)", "window skipped blocks (computed)",
     ]  # fmt: skip
-    assert "Counted by the kernel itself; what is called computed" in table.notes[0]
+    assert "Counted by the kernel itself, except what is called computed" in table.notes[0]
 
 
 def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
