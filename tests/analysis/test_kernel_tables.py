@@ -183,7 +183,7 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
     assert float(last["by itself (µs)"].replace(",", "")) > 6000
     write_study(study, plots=False)
     for form in ("report.md", "report.html"):
-        assert "Launches in a queue" in (study / form).read_text(encoding="utf-8")
+        assert "Queued launches" in (study / form).read_text(encoding="utf-8")
     analysis = analyse(make_cell("study/other"))
     assert launch_queue_table(analysis.json, analysis.data.records) is None
 
@@ -202,7 +202,7 @@ def test_the_report_holds_both_and_the_picture(make_cell):
     study = make_cell("study/kernel").parent
     write_study(study, plots=False)
     text = (study / "report.md").read_text()
-    assert "### What a dispatch did" in text and "(plots/kernel--roofline.png)" in text
+    assert "### Work per dispatch" in text and "(plots/kernel--roofline.png)" in text
     page = (study / "report.html").read_text()
     assert "intensity (FLOP per byte)" in page and "% of the limit</title>" in page
 

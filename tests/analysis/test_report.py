@@ -131,7 +131,7 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines[0] == f"**{said}**" and lines[1].startswith("| batch |")
-    in_order(text, "| batch |", f"- {weak}", "### How it was measured", "### Row by row")
+    in_order(text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row")
     page = printed(capsysbinary, study, "html")
     in_order(page, f'<p class="answer">{said}</p>', "<table", weak, "alpha 0.05")
     out = io.StringIO()

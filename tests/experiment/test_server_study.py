@@ -64,7 +64,7 @@ def test_a_study_of_a_server(study, tmp_path):
         assert record.counters["tokens.usage"] == record.counters["tokens.stream"]
         assert "together" not in record.notes and record.notes["isolation"] == "process"
     report = (tmp_path / "study" / "report.md").read_text("utf-8")
-    assert "### Over HTTP" in report
+    assert "### HTTP streams and client overhead" in report
     assert "compared as text, which is weaker" in report
 
 

@@ -18,7 +18,7 @@ from labkit.server.serving_service import Service
 
 
 class Model:
-    vocab_size, context, eos_token_ids = 128, None, (0,)
+    vocab_size, max_context, eos_token_ids = 128, None, (0,)
 
     def __init__(self, path):
         self.path = path

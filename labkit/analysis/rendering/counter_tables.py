@@ -93,7 +93,7 @@ def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] |
     return Table(columns, tuple(lines), (note,))
 
 
-@section("What a dispatch did")
+@section("Work per dispatch")
 def dispatch_section(report: CellReport) -> Parts:
     """Show the counters of one dispatch."""
     return table_parts(dispatch_table(report.cell, report.records))
@@ -152,7 +152,7 @@ def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndAr
     return Table(columns, tuple(lines), (note,))
 
 
-@section("Launches in a queue")
+@section("Queued launches")
 def launch_queue_section(report: CellReport) -> Parts:
     """Show the times of launches in a chain and by themselves."""
     return table_parts(launch_queue_table(report.cell, report.records))
@@ -193,7 +193,7 @@ def engine_counters_table(cell: Json) -> Table[str] | None:
     return Table(columns, (*_differing(counters), *_per_step_times(counters)), (note,))
 
 
-@section("What the engine counted")
+@section("Engine counters")
 def engine_counters_section(report: CellReport) -> Parts:
     """Show the counters that differ between arms."""
     return table_parts(engine_counters_table(report.cell))

@@ -50,8 +50,8 @@ from labkit.analysis.rendering.video_tables import (
 )
 from labkit.analysis.verdict_sentences import row_name, verdict_sentence, verdict_sentences
 
-NOISE_TITLE = "The machine's noise"
-SENSITIVITY_TITLE = "The same with the machine's noise taken out"
+NOISE_TITLE = "Machine noise"
+SENSITIVITY_TITLE = "Sensitivity to machine noise"
 
 
 @section("How it was measured")
@@ -66,7 +66,7 @@ def _design(report: CellReport) -> Parts:
     return [Prose([line]), Prose(report.machine)]
 
 
-@section("Row by row")
+@section("Verdicts by row")
 def _row_by_row(report: CellReport) -> Parts:
     sentences = verdict_sentences(report.cell, report.analysis.data.arms[0].identity)
     return [BulletList(sentences)] if sentences else []
@@ -140,7 +140,7 @@ def _noise_and_sensitivity(report: CellReport) -> Parts:
     return [*_noise.parts(report), *_sensitivity.parts(report)]
 
 
-@section("Numbers and their runs")
+@section("Runs behind each number")
 def _runs(report: CellReport) -> Parts:
     cell, claim = report.cell, report.analysis.data.arms[0].identity
     sentences = [

@@ -92,7 +92,7 @@ def _client_time(path: str, key: str) -> Callable[[ServerArm], float | None]:
     return lambda arm: arm.client(path, key)
 
 
-@section("Over HTTP")
+@section("HTTP streams and client overhead")
 def http_section(report: CellReport) -> Parts:
     """Show the servers' streams and the client's own cost."""
     return table_parts(

@@ -326,19 +326,19 @@ def picks_stem(cell: Json) -> str:
     return f"{slug(cell['cell'])}--picks"
 
 
-@section("Decoding, clip by clip")
+@section("Decode times by clip")
 def decode_times_section(report: CellReport) -> Parts:
     """Show decode times by clip."""
     return table_parts(decode_times_table(report.cell, report.clips))
 
 
-@section("What was read and decoded")
+@section("Decoding work per request")
 def clip_work_section(report: CellReport) -> Parts:
     """Show what a request read and decoded."""
     return table_parts(clip_work_table(report.cell, report.clips))
 
 
-@section("Which frames are picked")
+@section("Picked frames")
 def picked_frames_section(report: CellReport) -> Parts:
     """Show which frames every arm picks."""
     charts = [
@@ -347,7 +347,7 @@ def picked_frames_section(report: CellReport) -> Parts:
     ]
     if not charts:
         return []
-    picture = PictureFile(picks_stem(report.cell), "Which frames are picked")
+    picture = PictureFile(picks_stem(report.cell), "Picked frames")
     return [report.legend, *charts, picture]
 
 
