@@ -107,23 +107,11 @@ class CpuBackend(PagedBackend):
         arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
         for view, address in zip(launch.array_fields, arrays, strict=True):
             view[0] = address
-        self._launch(launch, bound, metadata, q, out)
-        return out
-
-    def _launch(
-        self,
-        launch: PreparedLaunch,
-        layer: AttentionLayer,
-        metadata: AttentionMetadata,
-        q: Any,
-        out: Any,
-    ) -> None:
-        """Run a layer's kernel, and log the launch."""
         counters = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
         dispatch, nonce, reduce_rows = launch.dispatch, secrets.randbits(32), None
         arguments = AttentionLaunch(
             nonce, launch.body, launch.params_address, self.scratch, counters,
-            metadata.cu_seqlens_q, metadata.seq_lens, layer.num_kv_heads,
+            metadata.cu_seqlens_q, metadata.seq_lens, bound.num_kv_heads,
             dispatch.kv_heads_per_unit,
         )  # fmt: skip
         if dispatch.kernel == "tiled":
@@ -131,12 +119,9 @@ class CpuBackend(PagedBackend):
         elif launch.splits == 1:
             attention_launch.decode(arguments, metadata.lookup)
         else:
-            params, parts = _split_params(launch, q)
-            split = arguments._replace(params=address_of(params), splits=launch.splits)
-            attention_launch.decode(split, metadata.lookup)
-            if parts is not None:
-                reduce_rows = _merge_partitions(launch, layer, nonce, metadata, parts, out)
-        metadata.launches.append(Launch(layer, dispatch, nonce, counters[:-1], reduce_rows))
+            reduce_rows = _launch_split(launch, bound, metadata, arguments, q, out)
+        metadata.launches.append(Launch(bound, dispatch, nonce, counters[:-1], reduce_rows))
+        return out
 
     def new_prepared(self) -> CpuPrepared:
         """Return an empty ``CpuPrepared``."""
@@ -205,6 +190,23 @@ class CpuBackend(PagedBackend):
         if not metadata.launches:
             return ()
         return report_launches(metadata.drain_launches(), metadata, "cpu")
+
+
+def _launch_split(
+    launch: PreparedLaunch,
+    layer: AttentionLayer,
+    metadata: AttentionMetadata,
+    arguments: AttentionLaunch,
+    q: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> NDArray[np.int64] | None:
+    """Decode with each token's work split; return the rows of the reduce kernel, if it ran."""
+    params, parts = _split_params(launch, q)
+    split = arguments._replace(params=address_of(params), splits=launch.splits)
+    attention_launch.decode(split, metadata.lookup)
+    if parts is None:
+        return None
+    return _merge_partitions(launch, layer, arguments.nonce, metadata, parts, out)
 
 
 def _split_params(
