@@ -424,7 +424,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
     x_at = np.int64(x.ctypes.data)
     span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
     bias_at = np.int64(bias.ctypes.data) + first_panel * PANEL_ROW_BYTES
-    if m <= 2:
+    if 1 <= m <= 2:
         call = TileCall(
             x_at, x_row_bytes, m, span_at, records, packs, np.int64(0), bias_at, out_at,
             out_row_bytes,

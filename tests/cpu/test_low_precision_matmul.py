@@ -110,6 +110,16 @@ def test_a_row_has_the_same_bits_in_any_batch():
             np.testing.assert_array_equal(few, all_rows[offset : offset + rows])
 
 
+def test_no_rows_write_nothing():
+    """A step in which no request samples multiplies no rows with the output matrix."""
+    matrix, _ = quantised(4, "float16", shape=(2 * SPAN_COLUMNS, 64))
+    packed = PackedLinear([matrix], [None])
+    guard = np.full(8 * SPAN_COLUMNS, 7.0, np.float32)
+    x, out = random(3, 4, 64)[2:2], guard[4 * SPAN_COLUMNS : 4 * SPAN_COLUMNS]
+    packed._panels.multiply(x, packed._bias, packed._columns, out)
+    assert (guard == 7.0).all()
+
+
 def test_matrices_share_a_product_only_in_one_format():
     pairs = [quantised(4, "float16", seed=i, shape=(n, 64)) for i, n in enumerate((96, 33, 5))]
     biases = [None, random(4, 33), None]
