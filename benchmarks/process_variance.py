@@ -108,14 +108,16 @@ def rate(work: Callable[[], object]) -> float:
 
 
 def table(out: Path) -> str:
-    """Say how far each spreads: from the 10th to the 90th percentile, and by how much."""
+    """Return each program's variation between processes as a Markdown table."""
     records = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("runs/b*.json"))]
     lines = (out / "machine.jsonl").read_text("utf-8").splitlines()
     columns = {OURS: list(map(throughput, records))}
-    for name, said in NAMES.items():
-        columns[said] = [json.loads(line)[name] for line in lines[: len(records)]]
-    rows = ["| in each of so many fresh processes | 10th to 90th percentile | with labkit's |"]
-    rows += ["| --- | ---: | ---: |"]
+    for name, label in NAMES.items():
+        columns[label] = [json.loads(line)[name] for line in lines[: len(records)]]
+    rows = [
+        "| measured (fresh processes) | 10th to 90th percentile | correlation with labkit |",
+        "| --- | ---: | ---: |",
+    ]
     for name, values in columns.items():
         low, high = np.percentile(values, [10, 90])
         like = statistics.correlation(values, columns[OURS]) if name != OURS else 1.0

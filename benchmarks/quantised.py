@@ -321,9 +321,9 @@ def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
 
 def table(figures: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
-    told = {None: "not told", True: "the same", False: "others"}
+    same_tokens = {None: "not returned", True: "the same", False: "different"}
     lines = [
-        "| case | arm | tok/s | as they lie, of that: median (range) | tokens |",
+        f"| case | arm | tok/s | {STORED} / this arm: median (range) | tokens |",
         "| --- | --- | ---: | --- | --- |",
     ]
     by_case = {(row["case"], row["arm"]): row["tok_s"] for row in figures["rows"]}
@@ -332,7 +332,7 @@ def table(figures: dict[str, Any]) -> str:
         if ours and row["arm"] != STORED:
             ratios = [a / b for a, b in zip(ours, speeds, strict=True)]
             ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            tokens = told[row["same_tokens"]]
+            tokens = same_tokens[row["same_tokens"]]
         median = f"{statistics.median(speeds):.0f}"
         lines.append(f"| {row['case']} | {row['arm']} | {median} | {ratio} | {tokens} |")
     lines += ["", *(f"- {name}: loaded in {s:.1f} s" for name, s in figures["load_s"].items())]

@@ -114,7 +114,7 @@ def study(
     began = time.monotonic()
     found = run(to_cell(replace(composed, name=folder.name), folder))
     seconds = time.monotonic() - began
-    return {"study": folder.name, "seconds": round(seconds, 1), **said(found)}
+    return {"study": folder.name, "seconds": round(seconds, 1), **study_result(found)}
 
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
@@ -198,7 +198,7 @@ def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
     return record
 
 
-def said(found: dict[str, Any]) -> dict[str, Any]:
+def study_result(found: dict[str, Any]) -> dict[str, Any]:
     """Return a study's result: whether the planted arm was detected, and the copy claimed."""
     planted = next(arm["name"] for arm in found["arms"] if arm["name"].startswith("planted"))
     rows = [row for row in found["rows"] if row["primary"]]
@@ -237,8 +237,9 @@ def table(out: Path) -> str:
     processes and a busy process.
     """
     lines = [
-        "| studies | rows | processes each | planted arm named | copy taken for another | "
-        "planted, median (range) | copy, median (range) | seconds each |",
+        "| studies | rows | processes per study | planted delay detected | false claims | "
+        "effect of the delay: median (range) | effect of the copy: median (range) | "
+        "seconds per study |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
     kinds: dict[str, list[Path]] = {}
@@ -248,7 +249,7 @@ def table(out: Path) -> str:
         kinds.setdefault(path.parent.name.rpartition("-")[0], []).append(path)
     for kind, paths in kinds.items():
         cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        found = [said(cell) for cell in cells]
+        found = [study_result(cell) for cell in cells]
         named, false = (sum(one[word] for one in found) for word in ("named", "false"))
         arms = [arm["name"] for arm in cells[0]["arms"][1:]]
         ranges = []
@@ -278,7 +279,8 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
     from labkit.analysis.study_analysis import AnalysisCache
 
     lines = [
-        "| | processes of turns, pairs | turns | pairs | apart by | could have stayed unseen |",
+        "| | interleaved processes, pairs | interleaved | pairs | difference | "
+        "detectable from |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for kind in [kind for kind in kinds if (out / f"{kind}~processes" / "cell.json").exists()]:
