@@ -279,8 +279,7 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
     from labkit.analysis.study_analysis import AnalysisCache
 
     lines = [
-        "| | interleaved processes, pairs | interleaved | pairs | difference | "
-        "detectable from |",
+        "| | interleaved processes, pairs | interleaved | pairs | difference | detectable from |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for kind in [kind for kind in kinds if (out / f"{kind}~processes" / "cell.json").exists()]:
