@@ -131,7 +131,7 @@ def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):
     [
         (["--version"], "labkit 0."),
         (["--help"], "ablation=seq_map"),
-        (["--help", "engine.threads=3"], "engine.threads=3\n      The CPU budget"),
+        (["--help", "engine.threads=3"], "engine.threads=3\n      CPU threads of the arm."),
         (["--cfg", "job"], "max_num_seqs: 16"),
         (["--cfg", "job", "-p", "engine.kv"], "block_size: 16"),
         (["--info", "defaults"], "workload/chat"),

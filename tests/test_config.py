@@ -120,7 +120,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         ),
         (
             lambda: Engine(name="mlx_lm", kv=KV(dtype=Precision.float16)),
-            "engine.kv.dtype=float16: engine=mlx_lm does not have it; leave it float32",
+            "engine.kv.dtype=float16: engine=mlx_lm does not have this option; leave it float32",
         ),
         (
             lambda: experiment(
@@ -155,7 +155,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Engine(attention=Attention(resolver="nope")), "engine.attention.resolver=nope"),
         (
             lambda: Engine(prefix_align=PrefixAlign.chunk, scheduler=Scheduler(chunk=32)),
-            "engine.prefix_align=chunk: there is no prefix",
+            "engine.prefix_align=chunk: engine.prefix_cache=none caches no prefix",
         ),
         (
             lambda: Engine(prefix_align=PrefixAlign.chunk, prefix_cache=PrefixCache.hash),
@@ -324,7 +324,7 @@ def test_every_preset_of_a_layout_can_be_built():
         (lambda: preset("contiguous", "paged"), "set engine=naive, padded, contiguous or paged"),
         (lambda: preset("paged", "paged", "sdpa"), "engine.attention.backend=sdpa"),
         (lambda: preset("padded", backend="fused"), "engine.attention.backend=fused"),
-        (lambda: preset("contiguous", "contiguous", "gather"), "backend=gather: it reads blocks"),
+        (lambda: preset("contiguous", "contiguous", "gather"), "backend=gather: it needs blocks"),
         (lambda: preset("naive"), "engine.scheduler.admission=continuous"),
         (
             lambda: preset("contiguous", "contiguous", dtype=Precision.float16),

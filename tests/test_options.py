@@ -141,7 +141,7 @@ def test_a_mistake_names_the_option_the_value_and_what_is_allowed():
         ),
         (
             lambda: config.Engine(name="mlx_lm", kv=config.KV(block_size=8)),
-            "engine.kv.block_size=8: engine=mlx_lm does not have it; leave it 16",
+            "engine.kv.block_size=8: engine=mlx_lm does not have this option; leave it 16",
         ),
     ):
         with pytest.raises(config.ConfigError) as caught:

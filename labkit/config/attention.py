@@ -13,10 +13,10 @@ RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 
 
 class KVLayout(Enum):
-    """How keys and values lie in memory.
+    """Memory layout of keys and values.
 
-    padded: one rectangle for all requests. contiguous: a growing cache per request.
-    paged: blocks of a pool.
+    padded: one tensor for the batch, padded to its longest request. contiguous: a growing cache
+    per request. paged: blocks of a pool.
     """
 
     padded = "padded"
@@ -25,7 +25,7 @@ class KVLayout(Enum):
 
 
 class Precision(Enum):
-    """A type of floating-point numbers."""
+    """Floating-point type."""
 
     float32 = "float32"
     float16 = "float16"
@@ -33,7 +33,7 @@ class Precision(Enum):
 
 
 class Device(Enum):
-    """Where the fused attention kernels run."""
+    """Device of the fused attention kernels; emulated: the Metal kernels, emulated on the CPU."""
 
     cpu = "cpu"
     emulated = "emulated"
@@ -42,22 +42,21 @@ class Device(Enum):
 
 @dataclass
 class KV(Group, place="engine.kv"):
-    """Key/value memory."""
+    """KV cache: layout, block size and precision."""
 
     layout: KVLayout = option(KVLayout.paged)
-    block_size: int = option(16, "Tokens in a KV block.", words=(8, 16, 32), unit="tokens")
+    block_size: int = option(16, "Tokens per KV block.", words=(8, 16, 32), unit="tokens")
     dtype: Precision = option(
         Precision.float32,
-        "What keys and values are rounded to when they are written; what is computed with them "
-        "is float32.",
+        "Precision in which keys and values are stored; attention computes in float32.",
     )
     set_aside: int | None = option(
         None,
-        "Tokens of memory that a request has from the beginning, whatever it will need.",
+        "KV memory reserved for every request when it starts, regardless of its length.",
         least=1,
         most=MOST_TOKENS,
         unit="tokens",
-        null="none: it grows",
+        null="a cache that grows",
         read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
     )
 
@@ -68,23 +67,21 @@ FUSED = ReadBy(BACKEND, ("fused",))
 
 @dataclass
 class Attention(Group, place="engine.attention"):
-    """The attention operation: backend and device, and the fused kernels' switches."""
+    """Attention: backend, device, and options of the fused kernels."""
 
     # A class path is checked by importing it, in the worker.
-    backend: str = option(
-        "fused", "What computes attention.", words=ATTENTION_BACKENDS, own_class=True
-    )
+    backend: str = option("fused", "Attention backend.", words=ATTENTION_BACKENDS, own_class=True)
     device: Device = option(Device.cpu, read_by=FUSED)
     resolver: str = option(
         "binary_search",
-        "How a kernel finds the request that a query token belongs to.",
+        "How a kernel maps a query token to its request.",
         words=RESOLVERS,
         own_class=True,
         read_by=ReadBy(BACKEND, ("fused", OWN_CLASS)),
     )
     split_kv: str = option(
         "off",
-        "Into how many partitions a query's keys are divided.",
+        "Partitions of a query's keys (split-KV, flash decoding).",
         words=("off", "auto"),
         least=2,
         most=1024,
@@ -93,17 +90,17 @@ class Attention(Group, place="engine.attention"):
     )
     gqa_sharing: bool = option(
         True,
-        "Query heads of one KV head share its loads in the decode kernel.",
+        "In the decode kernel, the query heads of a group load their KV head once.",
         read_by=FUSED,
     )
     window_skip: bool = option(
         True,
-        "KV blocks outside a sliding window are left out, not read and masked.",
+        "Skip KV blocks outside the sliding window instead of reading and masking them.",
         read_by=FUSED,
     )
     tile_threshold: int = option(
         2,
-        "Query tokens of the longest sequence from which a batch goes to the tiled kernel.",
+        "Query tokens of a batch's longest sequence from which the tiled kernel is used.",
         least=2,
         most=1 << 20,
         unit="query tokens",

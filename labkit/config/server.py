@@ -1,4 +1,4 @@
-"""What ``python -m labkit.serve`` is asked: an engine, a model, and a server around them."""
+"""Options of ``python -m labkit.serve``: an engine, a model, and the server around them."""
 
 from __future__ import annotations
 
@@ -13,52 +13,62 @@ TOKENS, SECONDS = "tokens", "seconds"
 
 @dataclass
 class Server(Group, place="server"):
-    """Where the server listens, who may ask, and how much."""
+    """The HTTP server: address, key, limits and timeouts."""
 
     host: str = option(
-        "127.0.0.1", "The address it listens at; a loopback address is reached from here only."
+        "127.0.0.1", "Address to listen on; a loopback address accepts only local clients."
     )
-    port: int = option(8000, "The port; 0: a free one, which is said.", least=0, most=65535)
+    port: int = option(
+        8000, "Port to listen on; 0: any free port, which is printed.", least=0, most=65535
+    )
     api_key: str | None = option(
         None,
-        "What clients must send as a bearer token; '${oc.env:NAME}' reads a variable.",
-        null="no key",
+        "Bearer token that clients must send; '${oc.env:NAME}' reads an environment variable.",
+        null="no authentication",
     )
-    model_name: str | None = option(
-        None, "What requests call the model.", null="the model's own name"
-    )
+    model_name: str | None = option(None, "Model name in the API.", null="the model's own name")
     max_body_bytes: int = option(
-        4 << 20, "Longer request bodies are refused (413).", least=1 << 10, unit="bytes"
+        4 << 20,
+        "Maximum size of a request body; larger ones are refused (413).",
+        least=1 << 10,
+        unit="bytes",
     )
     max_prompt_tokens: int = option(
-        32_768, "Longer prompts are refused (400).", least=1, unit=TOKENS
+        32_768, "Maximum prompt length; longer prompts are refused (400).", least=1, unit=TOKENS
     )
     max_output_tokens: int = option(
         2_048,
-        "Requests may ask for so many (400), and get so many where they do not say.",
+        "Maximum and default of a request's max_tokens; more is refused (400).",
         least=1,
         unit=TOKENS,
     )
-    max_choices: int = option(16, "Completions that one request may ask for (400).", least=1)
+    max_choices: int = option(
+        16, "Maximum completions per request (n); more are refused (400).", least=1
+    )
     max_live: int = option(
-        256, "Completions running or waiting at once; beyond, requests are refused (429).", least=1
+        256, "Maximum completions running or waiting; further requests are refused (429).", least=1
     )
     timeout_s: float = option(
         600.0,
-        "A request that takes longer is aborted (504, or an error that ends the stream).",
+        "Timeout of a request, which is then aborted (504, or an error that ends the stream).",
         above=0,
         unit=SECONDS,
     )
-    grace_s: float = option(10.0, "For how long a stop lets requests go on.", least=0, unit=SECONDS)
+    grace_s: float = option(
+        10.0, "Time that running requests get to finish at shutdown.", least=0, unit=SECONDS
+    )
     stuck_s: float = option(
-        60.0, "An engine whose step takes longer is unhealthy (503).", above=0, unit=SECONDS
+        60.0,
+        "Duration of a step beyond which the engine is reported unhealthy (503).",
+        above=0,
+        unit=SECONDS,
     )
 
     def __post_init__(self) -> None:
         """Check what no client could send."""
         super().__post_init__()
         key = self.api_key
-        require(bool(self.host), "server.host: an address is needed, such as 127.0.0.1")
+        require(bool(self.host), "server.host: must be an address, such as 127.0.0.1")
         require(
             key is None or (key.isascii() and key.isprintable() and bool(key.strip())),
             "server.api_key: allowed are printable ASCII characters, at least one",
@@ -67,12 +77,14 @@ class Server(Group, place="server"):
 
 @dataclass
 class Serve(Group):
-    """The command."""
+    """Options of the command itself."""
 
     engine: Engine = field(default_factory=Engine)
     model: Model = field(default_factory=Model)
     server: Server = field(default_factory=Server)
-    shell: bool = option(False, "Talk to the model in this terminal; nothing listens.")
+    shell: bool = option(
+        False, "Chat with the model in this terminal instead of starting a server."
+    )
 
     def __post_init__(self) -> None:
         """Check what a group's defaults alone cannot satisfy."""
@@ -85,12 +97,13 @@ class Serve(Group):
         require(
             self.engine.attention.resolver != "identity",
             "engine.attention.resolver=identity: it serves pure decode only, and requests begin "
-            "with a prefill",
+            "with a prefill; set another resolver",
         )
         require(
             self.engine.name != "openai",
-            "engine=openai: it asks another server; serve an engine that computes, such as paged",
+            "engine=openai: it forwards to another server; set an engine that runs here, such as "
+            "engine=paged",
         )
         for name, _, _ in self.server.options() if self.shell else ():
             if name != "max_output_tokens":
-                self.server.require_default(name, "shell=true listens nowhere")
+                self.server.require_default(name, "shell=true starts no server")

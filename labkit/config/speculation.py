@@ -1,4 +1,4 @@
-"""Speculative decoding: who drafts, how many tokens, and how they are verified."""
+"""Speculative decoding: the source of drafts, their number, and their verification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.config.option import Group, ReadBy, option, require
 
 
 class Speculation(Enum):
-    """Who drafts tokens: nobody, the request's own text, a smaller model, or chance (a control)."""
+    """Source of draft tokens: none, n-gram lookup in the request, a draft model, or random."""
 
     none = "none"
     ngram = "ngram"
@@ -18,7 +18,7 @@ class Speculation(Enum):
 
 
 class Verification(Enum):
-    """How drafts are laid out: one causal segment, or a segment of one token for each."""
+    """Layout of drafts in a step: one causal segment, or one single-token segment per draft."""
 
     window = "window"
     staircase = "staircase"
@@ -32,15 +32,20 @@ BY_MODEL = ReadBy(SPECULATION, (Speculation.draft,))
 
 @dataclass
 class Drafts(Group, place="engine.drafts"):
-    """Speculation's drafts: how many, how they are verified, and where they come from."""
+    """Speculative decoding's drafts: their number, source and verification."""
 
     num_draft_tokens: int = option(
-        4, "Drafts per request and step, at most.", least=1, most=64, unit="tokens", read_by=DRAFTED
+        4,
+        "Maximum draft tokens per request and step.",
+        least=1,
+        most=64,
+        unit="tokens",
+        read_by=DRAFTED,
     )
     verification: Verification = option(Verification.window, read_by=DRAFTED)
     ngram_min: int = option(
         1,
-        "The shortest n-gram that is looked up.",
+        "Length of the shortest n-gram that is looked up.",
         least=1,
         most=16,
         unit="tokens",
@@ -48,7 +53,7 @@ class Drafts(Group, place="engine.drafts"):
     )
     ngram_max: int = option(
         4,
-        "The longest n-gram that is looked up.",
+        "Length of the longest n-gram that is looked up.",
         least=1,
         most=16,
         unit="tokens",
@@ -56,13 +61,13 @@ class Drafts(Group, place="engine.drafts"):
     )
     draft_path: str | None = option(
         None,
-        "The draft model's directory, of the same vocabulary.",
+        "Directory of the draft model, which must have the same vocabulary.",
         null="the model itself, or its first layers",
         read_by=BY_MODEL,
     )
     draft_layers: int | None = option(
         None,
-        "The layers of the model itself, from the first, that draft.",
+        "Use the first layers of the model itself as the draft model.",
         least=1,
         unit="layers",
         null="all of them",
@@ -79,6 +84,6 @@ class Drafts(Group, place="engine.drafts"):
         )
         require(
             self.draft_path is None or self.draft_layers is None,
-            f"engine.drafts.draft_layers={self.draft_layers}: it cuts the model itself, and "
-            "engine.drafts.draft_path names another; set one of them",
+            f"engine.drafts.draft_layers={self.draft_layers}: it truncates the model itself, "
+            "and engine.drafts.draft_path names another model; set only one of them",
         )

@@ -1,4 +1,4 @@
-"""How many processes compute a step together."""
+"""Tensor parallelism."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from labkit.config.option import Group, option
 
 @dataclass
 class Parallel(Group, place="engine.parallel"):
-    """Tensor parallelism: every layer divided among processes of one host, the ranks."""
+    """Tensor parallelism: every layer split across processes (ranks) of one host."""
 
     size: int = option(
         1,
-        "Processes (ranks) that compute every step together, each with its share of the heads "
-        "and of the feed-forward part, and of the CPU budget (docs/parallel.md).",
+        "Tensor-parallel size: ranks (processes) that share heads, feed-forward columns and CPU "
+        "threads equally (docs/parallel.md).",
         least=1,
         most=64,
         unit="ranks",

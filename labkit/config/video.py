@@ -1,4 +1,4 @@
-"""Clips, and how their frames are picked."""
+"""Video clips, and how their frames are picked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MOST_FRAMES = 200_000  # of a clip that is made
 
 
 class Picks(Enum):
-    """Which frames of a clip are taken, and how the decoder gets to them.
+    """Frames that are picked from a clip, and how the decoder reaches them.
 
-    stream: spread evenly; everything is decoded on the way. seek: the same frames, each decoded
-    from the keyframe before it. keyframes: keyframes alone, spread evenly over their list.
-    nearest: the keyframe next to each frame that stream takes. keyframes_unique: as keyframes,
-    and no keyframe twice.
+    stream: evenly spaced frames; every frame before them is decoded. seek: the same frames, each
+    decoded from the keyframe before it. keyframes: evenly spaced entries of the list of keyframes.
+    nearest: the keyframe nearest to each frame of stream. keyframes_unique: as keyframes, without
+    repeats.
     """
 
     stream = "stream"
@@ -27,7 +27,7 @@ class Picks(Enum):
 
 
 class Decoder(Enum):
-    """Whose decoder it is: PyAV's, or OpenCV's (which can only stream)."""
+    """Video decoder: PyAV or OpenCV (which can only stream)."""
 
     pyav = "pyav"
     opencv = "opencv"
@@ -35,29 +35,29 @@ class Decoder(Enum):
 
 @dataclass
 class Clip(Group, place="workload.made"):
-    """A clip that is synthesised: moving shapes, with events planted at known frames."""
+    """A synthetic clip: moving shapes, with events at known frames."""
 
-    name: str = option("", "What its row is called.")
+    name: str = option("", "Name of the clip in reports.")
     seconds: float = option(
-        10.0, "Its length; a whole number of frames.", above=0, most=7200, unit="seconds"
+        10.0, "Length, a whole number of frames.", above=0, most=7200, unit="seconds"
     )
     fps: int = option(25, "Frames per second.", least=1, most=240)
     gop: int | None = option(
-        None, "Frames from one keyframe to the next.", least=1, most=10_000, unit="frames",
+        None, "GOP size: frames between keyframes.", least=1, most=10_000, unit="frames",
         null="a single keyframe, the first frame",
     )  # fmt: skip
-    width: int = option(320, "Of the picture.", least=64, most=1920, multiple_of=2, unit="pixels")
-    height: int = option(180, "Of the picture.", least=48, most=1080, multiple_of=2, unit="pixels")
-    seed: int = option(0, "Of what is drawn.", least=0, most=(1 << 32) - 1)
+    width: int = option(320, "Frame width.", least=64, most=1920, multiple_of=2, unit="pixels")
+    height: int = option(180, "Frame height.", least=48, most=1080, multiple_of=2, unit="pixels")
+    seed: int = option(0, "Seed of the picture's content.", least=0, most=(1 << 32) - 1)
     events: int = option(
-        1, "Planted events of each kind: colour change, direction change, collision.", least=0,
+        1, "Events of each kind: colour change, direction change, collision.", least=0,
         most=1000,
     )  # fmt: skip
     frames: int | None = option(
         None, "Frames to pick.", least=1, most=4096, unit="frames", null="workload.frames"
     )
     requests: int = option(
-        1, "How often it is asked for in the job that requests/s are taken of.", least=0, most=1000
+        1, "Requests for the clip in the throughput measurement (requests/s).", least=0, most=1000
     )
 
     def __post_init__(self) -> None:
@@ -68,12 +68,12 @@ class Clip(Group, place="workload.made"):
         total = self.seconds * self.fps
         require(
             self.length >= 1 and abs(total - self.length) < 1e-6,
-            f"{where}: seconds={self.seconds:g} at fps={self.fps} are {total:g} frames, which is "
-            "not a whole number of them",
+            f"{where}: seconds={self.seconds:g} at fps={self.fps} are {total:g} frames; must be a "
+            "whole number of frames",
         )
         require(
             self.length <= MOST_FRAMES,
-            f"{where}: {self.length} frames; at most {MOST_FRAMES} are made",
+            f"{where}: {self.length} frames; must be at most {MOST_FRAMES}",
         )
         require(
             3 * self.events < self.length or self.events == 0,
@@ -82,7 +82,7 @@ class Clip(Group, place="workload.made"):
 
     @property
     def length(self) -> int:
-        """Its frames."""
+        """Number of frames."""
         return round(self.seconds * self.fps)
 
     def key(self, name: str) -> str:

@@ -136,5 +136,5 @@ def test_a_forward_that_depends_on_its_batch_is_refused(model_dir, monkeypatch):
 
 @pytest.mark.parametrize("split", ["auto", "4"])
 def test_split_keys_are_refused(split):
-    with pytest.raises(config.ConfigError, match=f"split_kv={split} adds up"):
+    with pytest.raises(config.ConfigError, match=f"split_kv={split} sums over"):
         config.Engine(batch_invariant=True, attention=config.Attention(split_kv=split))

@@ -183,10 +183,13 @@ def test_other_looks_are_refused_in_the_same_folder(make):
     ("change", "message"),
     [
         ({"looks": [Look(8, 0.03), Look(12, 0.03)]}, r"at most design\.alpha=0\.05"),
-        ({"looks": [Look(8, 0.05)]}, "and so does the last block"),
-        ({"looks": [Look(8, 0.03), Look(12, 0.0)]}, "every look spends some alpha"),
-        ({"looks": [Look(12, 0.01), Look(8, 0.01)]}, "grow from look to look"),
-        ({"looks": [Look(8, 0.02), Look(8, 0.02)]}, "grow from look to look"),
+        ({"looks": [Look(8, 0.05)]}, "and the last block must spend some alpha"),
+        (
+            {"looks": [Look(8, 0.03), Look(12, 0.0)]},
+            "every look and the last block must spend some alpha",
+        ),
+        ({"looks": [Look(12, 0.01), Look(8, 0.01)]}, "increase from look to look"),
+        ({"looks": [Look(8, 0.02), Look(8, 0.02)]}, "increase from look to look"),
         ({"looks": [Look(4, 0.01), Look(12, 0.04)]}, "4 blocks of 1 cannot reach p = 0.01"),
     ],
 )

@@ -70,7 +70,7 @@ def test_an_unknown_scale_is_one_line(scaled, tmp_path):
         cell_of([*scaled, "scale=huge"])
     file = tmp_path / "experiment" / "mine.yaml"
     file.write_text("# @package _global_\nscales: {full: {}}\n")
-    with pytest.raises(ConfigError, match=r"^scale=cpu: this experiment has only full$"):
+    with pytest.raises(ConfigError, match=r"^scale=cpu: this experiment has only scale=full$"):
         cell_of(scaled)
     file.write_text("# @package _global_\nscales: {cpu: {}, laptop: {}}\n")
     with pytest.raises(ConfigError, match=r"^scales\.laptop: allowed are cpu, full$"):

@@ -53,11 +53,11 @@ def test_another_version_of_the_file_is_refused(shipped, no_cache):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"module": "some model"}, "not a package's name"),
-        ({"file": "../etc/some.gguf"}, "a file's name in the package's folder"),
-        ({"file": ""}, "a file's name in the package's folder"),
+        ({"module": "some model"}, "must be the name of a Python package"),
+        ({"file": "../etc/some.gguf"}, "must be the name of a file in the package's folder"),
+        ({"file": ""}, "must be the name of a file in the package's folder"),
         ({"sha256": "abc"}, "64 hex digits"),
-        ({"install": ""}, "what to install is missing"),
+        ({"install": ""}, "must name a package for pip install"),
     ],
 )
 def test_invalid_packaged_files_are_refused(changes, message):

@@ -97,5 +97,5 @@ def test_the_command_talks_through_a_pipe(chat_model):
 def test_what_only_a_server_has_is_refused():
     from labkit.config import ConfigError, Model, ModelShape, Serve, Server
 
-    with pytest.raises(ConfigError, match=r"server\.port=9: shell=true listens nowhere"):
+    with pytest.raises(ConfigError, match=r"server\.port=9: shell=true starts no server"):
         Serve(model=Model(shape=ModelShape()), server=Server(port=9), shell=True)

@@ -68,13 +68,13 @@ def test_another_text_is_another_set_of_prompts(file):
         ({"prompt": 5}, "prompt=5: must be of type str"),
         ({"prompt": ""}, "prompt: 0 characters; allowed are 1 to"),
         ({"prompt": "x" * ((4 << 20) + 1)}, "prompt: 4194305 characters; allowed are"),
-        ({}, "give prompt or messages"),
+        ({}, "set either prompt or messages"),
         ({"messages": "Hi"}, "messages: must be a list, not 'Hi'"),
         ({"messages": [{"role": "me", "content": "x"}]}, r"messages\[0\].role=me: allowed are sys"),
         ("[1, 2]", "not an object of keys and values"),
         ('{"prompt": "Hi"', "not JSON: Expecting"),
         ('{"timestamp": NaN, "prompt": "x"}', "not JSON: NaN is not a number"),
-        ('{"prompt": "\\ud800"}', "prompt: not Unicode text"),
+        ('{"prompt": "\\ud800"}', "prompt: not valid Unicode"),
         ("[" * 100_000, "not JSON: maximum recursion"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_request_of_the_workload_s_own_list_is_checked_alike(asked):
     words = ["workload.prompts.source=listed"]
     with pytest.raises(ConfigError, match=r"workload\.prompts\.listed\[1\]\.max_tokens=0: allowed"):
         asked(*words, "workload.prompts.listed=[{prompt:A},{prompt:B,max_tokens:0}]")
-    with pytest.raises(ConfigError, match=r"source=listed: workload\.prompts\.listed=\[\]"):
+    with pytest.raises(ConfigError, match=r"source=listed: workload\.prompts\.listed is empty"):
         asked(*words)
 
 

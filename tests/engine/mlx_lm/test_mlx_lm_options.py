@@ -11,12 +11,12 @@ from labkit import config
     [
         (
             {"attention": config.Attention(resolver="seq_map")},
-            "engine.attention.resolver=seq_map: engine=mlx_lm does not have it; "
+            "engine.attention.resolver=seq_map: engine=mlx_lm does not have this option; "
             "leave it binary_search",
         ),
         (
             {"budget": config.Budget(blocks=64)},
-            "engine.budget.blocks=64: engine=mlx_lm does not have it; leave it null",
+            "engine.budget.blocks=64: engine=mlx_lm does not have this option; leave it null",
         ),
         ({"kv": config.KV(block_size=8)}, "engine.kv.block_size=8"),
         (
@@ -27,7 +27,8 @@ from labkit import config
             {
                 "attention": config.Attention(backend="reference"),
             },
-            "engine.attention.backend=reference: engine=mlx_lm does not have it; leave it fused",
+            "engine.attention.backend=reference: engine=mlx_lm does not have this option; "
+            "leave it fused",
         ),
     ],
 )

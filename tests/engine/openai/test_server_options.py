@@ -28,21 +28,21 @@ def experiment(server=None, source="chat", **engine):
         ),
         (
             lambda: config.Opponent(url="http://here", args="--fast"),
-            "engine.server.args=--fast: engine.server.url names a server that runs already; "
-            "leave it ",
+            "engine.server.args=--fast: engine.server.url names a running server; leave it ",
         ),
         (
             lambda: config.Opponent(command="serve --port 80"),
-            "engine.server.command: it names no {port}, at which labkit would ask it",
+            "engine.server.command: must contain {port}, the port that labkit connects to",
         ),
         (
             lambda: config.Opponent(command="serve {port} {host}"),
-            "engine.server.command: {host} is not filled in; allowed are {port}, {model}, {gguf}, "
-            "{python}, {threads}, {labkit}",
+            "engine.server.command: {host} is not a placeholder; allowed are {port}, {model}, "
+            "{gguf}, {python}, {threads}, {labkit}",
         ),
         (
             lambda: config.Opponent(command="serve {port"),
-            "engine.server.command: expected '}' before end of string; write {{ for a brace",
+            "engine.server.command: expected '}' before end of string; write {{ for a "
+            "literal brace",
         ),
         (
             lambda: config.Engine(server=config.Opponent(preset="vllm")),
@@ -51,12 +51,12 @@ def experiment(server=None, source="chat", **engine):
         ),
         (
             lambda: config.Engine(name="openai", server=config.Opponent(preset="ollama")),
-            "engine.server.preset=ollama: labkit does not know how it is started; start it and "
+            "engine.server.preset=ollama: it has no start command; start the server and "
             "set engine.server.url=http://..., or set engine.server.command",
         ),
         (
             lambda: config.Engine(name="openai", kv=config.KV(block_size=8)),
-            "engine.kv.block_size=8: engine=openai does not have it; leave it 16",
+            "engine.kv.block_size=8: engine=openai does not have this option; leave it 16",
         ),
     ],
 )

@@ -44,13 +44,13 @@ KERNELS = {
         (
             {"name": "contiguous", "kv": KV(layout=KVLayout.contiguous),
              "attention": Attention(backend="sdpa")},
-            "engine.name=contiguous computes in one process; set engine=paged",
+            "engine.name=contiguous runs in a single process; set engine=paged",
         ),
         ({"attention": Attention(backend="reference")}, "backend=reference"),
         ({"attention": Attention(device=Device.emulated)}, "engine.attention.device=emulated"),
-        ({"threads": 1}, "engine.threads=1 is less than a thread for each rank"),
+        ({"threads": 1}, "engine.threads=1 is less than one thread per rank"),
         ({"budget": Budget(policy=BudgetPolicy.vllm)}, "policy=vllm sizes the pool"),
-        ({"memory_limit": 1 << 30}, "engine.memory_limit=1073741824 holds one process"),
+        ({"memory_limit": 1 << 30}, "engine.memory_limit=1073741824 limits one process"),
         ({"speculation": Speculation.ngram}, "engine.speculation=ngram"),
         ({"pipeline": Pipeline.overlap}, "engine.pipeline=overlap"),
         ({"decode_shape": DecodeShape.fixed}, "engine.decode_shape=fixed"),
@@ -64,7 +64,9 @@ def test_options_that_exclude_ranks_are_refused(changes, message):
 
 
 def test_other_engines_refuse_parallel_size():
-    with pytest.raises(ConfigError, match=r"parallel\.size=2: engine=mlx_lm does not have it"):
+    with pytest.raises(
+        ConfigError, match=r"parallel\.size=2: engine=mlx_lm does not have this option"
+    ):
         Engine(name="mlx_lm", parallel=Parallel(2))
     with pytest.raises(ConfigError, match=r"parallel\.size=0: allowed are 1 to 64 \(ranks\)"):
         Parallel(0)

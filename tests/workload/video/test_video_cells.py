@@ -33,9 +33,15 @@ def test_every_arm_of_the_ablation_composes(composed, asked):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["engine=mlx_lm"], "engine.name=mlx_lm: workload=video decodes clips and asks no engine"),
+        (
+            ["engine=mlx_lm"],
+            "engine.name=mlx_lm: workload=video decodes clips and uses no engine or model",
+        ),
         (["engine.kv.block_size=32"], "engine.kv.block_size=32: workload=video decodes clips"),
-        (["model=small"], "model.name=small: workload=video decodes clips and asks no engine"),
+        (
+            ["model=small"],
+            "model.name=small: workload=video decodes clips and uses no engine or model",
+        ),
         (["workload.clips=nowhere"], "workload.clips=nowhere: not a folder"),
         (["workload.frames=0"], "workload.frames=0: allowed are 1 to 4096"),
         (["workload.decoder=opencv", "workload.picks=seek"], "it can only stream"),
