@@ -1,8 +1,8 @@
-"""``python -m labkit.serve engine=paged model=...``: serve a model with the OpenAI API.
+"""``python -m labkit.serve engine=paged model=...``: serve a model over the OpenAI API.
 
-This process validates the command and then replaces itself with the server's, which has the
-environment of a run's worker. Exit codes: 0 if a signal ended the server, 2 with one line for a
-mistake, 130 if ctrl-C came before it served.
+This process validates the config and then replaces itself with :mod:`labkit.server`, which runs in
+a worker's environment. Exit codes: 0 if a signal ended the server, 2 for an invalid command (one
+line on stderr), 130 if ctrl-C came before it served.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from labkit.cli_errors import OneLineParser, print_error
 from labkit.config import ConfigError, Serve, from_plain, option_index, require, to_plain
 
-# The packages of the extra ``server`` that the server imports.
+# Packages of the extra ``server`` that the server imports.
 REQUIRED_PACKAGES = (
     "fastapi",
     "uvicorn",
@@ -31,18 +31,18 @@ REQUIRED_PACKAGES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return an exit code only for a mistake."""
+    """Run the command line; return an exit code only if the server does not start."""
     parser = OneLineParser(
         prog="python -m labkit.serve",
-        description="Serve a model with the OpenAI API.",
+        description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
         epilog="Options:\n\n" + option_index.help_lines(_default, Serve).replace("%", "%%"),
         formatter_class=_raw(),
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
-    words = parser.parse_args(argv).overrides
+    overrides = parser.parse_args(argv).overrides
     try:
-        become_server(compose(words))
+        become_server(compose(overrides))
     except ConfigError as error:
         return print_error(parser.prog, error)
     except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def compose(overrides: Sequence[str]) -> Serve:
     Raises
     ------
     ConfigError
-        One line for the first mistake.
+        The config is invalid; the message is one line about the first error.
     """
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -95,7 +95,7 @@ def become_server(config: Serve) -> NoReturn:
     Raises
     ------
     ConfigError
-        The extra is not installed.
+        Packages of the extra ``server`` are not installed.
     """
     from labkit.machine import worker_environment
 

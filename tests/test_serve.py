@@ -1,4 +1,4 @@
-"""The server's door: every mistake is one line and exit code 2, found before anything is loaded."""
+"""Tests of ``python -m labkit.serve``: an invalid command is one line and exit code 2."""
 
 import json
 import os
@@ -12,21 +12,25 @@ from labkit import config, serve
 from labkit.config import ConfigError, Serve, from_plain, to_plain
 
 
-def test_a_command_becomes_a_checked_config():
-    asked = serve.compose(["model=small", "engine=mlx_lm", "server.port=0", "server.grace_s=2"])
-    assert (asked.model.name, asked.engine.name) == ("small", "mlx_lm")
-    assert (asked.server.port, asked.server.grace_s, asked.server.host) == (0, 2.0, "127.0.0.1")
-    assert from_plain(Serve, json.loads(json.dumps(to_plain(asked)))) == asked
+def test_overrides_compose_a_config():
+    options = serve.compose(["model=small", "engine=mlx_lm", "server.port=0", "server.grace_s=2"])
+    assert (options.model.name, options.engine.name) == ("small", "mlx_lm")
+    assert (options.server.port, options.server.grace_s, options.server.host) == (
+        0,
+        2.0,
+        "127.0.0.1",
+    )
+    assert from_plain(Serve, json.loads(json.dumps(to_plain(options)))) == options
 
 
-def test_a_key_comes_from_a_variable(monkeypatch):
+def test_the_api_key_can_come_from_an_environment_variable(monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_KEY", "sesame")
-    asked = serve.compose(["server.api_key=${oc.env:LABKIT_TEST_KEY}"])
-    assert asked.server.api_key == "sesame"
+    options = serve.compose(["server.api_key=${oc.env:LABKIT_TEST_KEY}"])
+    assert options.server.api_key == "sesame"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "message"),
     [
         (["tiny"], "tiny: not an override; write key=value"),
         (["model=tinny"], "model=tinny: no such model (did you mean 'tiny'?)"),
@@ -44,54 +48,55 @@ def test_a_key_comes_from_a_variable(monkeypatch):
         (["--colour"], "unrecognized arguments: --colour; --help"),
     ],
 )
-def test_a_mistake_is_one_line(words, said, capsys, monkeypatch):
-    monkeypatch.setattr(serve, "become_server", lambda asked: pytest.fail("it would serve"))
+def test_an_invalid_command_is_one_line(overrides, message, capsys, monkeypatch):
+    monkeypatch.setattr(serve, "become_server", lambda config: pytest.fail("it would serve"))
     try:
-        status = serve.main(words)
-    except SystemExit as ended:  # argparse's own
-        status = ended.code
-    out = capsys.readouterr()
-    assert status == 2 and out.out == ""
-    assert said in out.err and out.err.count("\n") == 1 and out.err.startswith("labkit.serve: ")
+        status = serve.main(overrides)
+    except SystemExit as exit_error:  # raised by argparse
+        status = exit_error.code
+    captured = capsys.readouterr()
+    assert status == 2 and captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1
+    assert captured.err.startswith("labkit.serve: ")
 
 
-def test_help_says_every_option(capsys):
-    with pytest.raises(SystemExit) as ended:
+def test_help_lists_every_option(capsys):
+    with pytest.raises(SystemExit) as exit_info:
         serve.main(["--help"])
-    said = capsys.readouterr().out
-    assert ended.value.code == 0
+    help_text = capsys.readouterr().out
+    assert exit_info.value.code == 0
     for name in config.option.options(config.Server):
-        assert f"server.{name}=" in said
-    assert "engine.kv.block_size=" in said and "shell=false" in said
+        assert f"server.{name}=" in help_text
+    assert "engine.kv.block_size=" in help_text and "shell=false" in help_text
 
 
-def test_without_the_extra_one_line_says_what_is_missing(monkeypatch):
+def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(serve, "REQUIRED_PACKAGES", ("fastapi", "no_such_package"))
     with pytest.raises(ConfigError, match=r"no_such_package not installed: pip install 'labkit"):
         serve.become_server(serve.compose([]))
 
 
-def started(*words):
-    """Run the command to its end; return the exit code, its output and what it said last."""
-    done = subprocess.run(
-        [sys.executable, "-m", "labkit.serve", *words],
+def run_command(*overrides):
+    """Run the command; return its exit code, its output, and the last line of its stderr."""
+    completed = subprocess.run(
+        [sys.executable, "-m", "labkit.serve", *overrides],
         capture_output=True, text=True, timeout=600, env=dict(os.environ),
     )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr.splitlines()[-1]
+    assert "Traceback" not in completed.stderr, completed.stderr
+    return completed.returncode, completed.stdout, completed.stderr.splitlines()[-1]
 
 
-def test_a_port_that_is_taken_is_said_before_the_model_is_loaded():
+def test_a_port_in_use_is_reported_before_the_model_loads():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert started("model=small", f"server.port={port}") == (
+        assert run_command("model=small", f"server.port={port}") == (
             2, "", f"labkit.serve: server.port={port}: Address already in use",
         )  # fmt: skip
 
 
-def test_what_the_engine_refuses_is_one_line():
-    code, _, said = started("model=tiny", "server.port=0", "engine.budget.bytes=1000",
+def test_a_config_that_the_engine_refuses_is_one_line():
+    code, _, message = run_command("model=tiny", "server.port=0", "engine.budget.bytes=1000",
                          "engine.budget.policy=fixed")  # fmt: skip
-    assert code == 2 and said.startswith("labkit.serve: engine.budget")
+    assert code == 2 and message.startswith("labkit.serve: engine.budget")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
 
 PROG = "labkit.serve"
-MAX_WARM_UP_REQUESTS = 16  # that the warm-up serves at once
+MAX_WARM_UP_REQUESTS = 16  # concurrent requests
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def serve(options: Serve) -> None:
-    """Load the model and serve until a signal comes, or run the chat shell in this terminal."""
+    """Load the model; serve HTTP until a signal arrives, or run the chat shell."""
     if options.shell:
         from labkit.server.chat_shell import Shell
 
@@ -71,13 +71,13 @@ def serve(options: Serve) -> None:
 
 
 def print_status(line: str) -> None:
-    """Print a line to standard output with the program's name."""
+    """Print a line to standard output, after the program's name."""
     print(f"{PROG}: {line}", flush=True)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its tokenizer and an engine that is warmed up."""
+    """A model, its tokenizer and a warmed-up engine."""
 
     model: ModelDir
     tokenizer: Tokenizer
@@ -85,7 +85,7 @@ class LoadedModel:
 
 
 def load(options: Serve) -> LoadedModel:
-    """Configure the process, load the model, and warm the engine up."""
+    """Configure the process, load the model and warm up the engine."""
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)
     from labkit import models
@@ -103,7 +103,7 @@ def load(options: Serve) -> LoadedModel:
 
 
 def configure_process(engine: Engine) -> None:
-    """Set thread pool, memory limit, BLAS and thread count, as a run's worker does."""
+    """Set the thread pool, memory limit, BLAS and thread count, as a run's worker does."""
     from labkit.machine import openblas_for_mlx, process_memory_limit, worker_environment
 
     with worker_environment.numba_without_scipy():
@@ -125,5 +125,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A regular exit would spend time on tearing down LLVM and the thread pools.
+    # Skip the teardown of LLVM and the thread pools, which takes time.
     os._exit(status)

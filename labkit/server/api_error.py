@@ -1,4 +1,4 @@
-"""Errors of the OpenAI API: an HTTP status and one JSON object."""
+"""Errors of the OpenAI API: an HTTP status and a JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """An error: ``param`` is the parameter at fault, ``code`` the API's error code."""
+    """The ``error`` object: ``param`` is the invalid parameter, ``code`` the API's error code."""
 
     message: str
     type: str
@@ -15,7 +15,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every response whose status is not 200."""
+    """The body of a response with any status but 200."""
 
     error: ErrorDetail
 
@@ -30,7 +30,7 @@ class ApiError(Exception):
     message
         One line for the client.
     param, code
-        The parameter at fault and the API's error code, or None.
+        The invalid parameter and the API's error code, or None.
     retry_after
         Seconds after which the client may retry, or None.
     """

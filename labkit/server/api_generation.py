@@ -1,4 +1,4 @@
-"""The generation of one API request: its engine requests and the tokens they have produced."""
+"""The generation of one API request: its engine requests and their outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnEnd = Callable[[str, bool, str], None]
 
 @dataclass(slots=True)
 class RequestTimestamps:
-    """Times of an engine request's events (seconds on the monotonic clock), and its token count."""
+    """When an engine request's events happened (seconds, monotonic clock), and its token count."""
 
     arrived: float
     admitted: float | None = None
@@ -33,8 +33,8 @@ class TokenOutput:
     """The next token of a choice, or its end.
 
     ``token`` is None if the choice ends without another token. ``text`` is what the token adds
-    to the choice's text (often empty). ``finish_reason`` is set on the last piece only, and
-    ``stop`` is the stop string that ended the choice, if one did.
+    to the choice's text (often empty). ``finish_reason`` is set only on a choice's last output,
+    and ``stop`` is the stop string that ended the choice, if one did.
     """
 
     index: int
@@ -46,11 +46,12 @@ class TokenOutput:
 
 
 class Generation:
-    """The generation of one API request: its engine requests, and the pieces not yet read.
+    """The generation of one API request: its engine requests, and the outputs not yet read.
 
-    Created, read and closed on the event loop. A piece's ``index`` counts choices, those of the
-    first prompt first. ``on_end`` is called for each engine request that ends, with its id,
-    whether the engine must still abort it, and the reason (stop, length or abort).
+    Every method runs on the event loop. An output's ``index`` counts choices across prompts: with
+    two choices per prompt, those of the second prompt are 2 and 3. ``on_end`` is called when an
+    engine request ends, with its id, whether the engine must still abort it, and the reason (stop,
+    length or abort).
     """
 
     def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, on_end: OnEnd) -> None:
@@ -64,16 +65,16 @@ class Generation:
         now = time.monotonic()
         self.times = {request.request_id: RequestTimestamps(now) for request in requests}
         self._unfinished = set(self._choices)
-        self._pieces: list[TokenOutput] = []
+        self._outputs: list[TokenOutput] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event of one of the engine requests."""
+        """Process an event of one of the engine requests."""
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":
-            self.fail(invalid(event.error or "the engine refused"))
+            self.fail(invalid(event.error or "the engine refused the request"))
             return
         index, processor = self._choices[event.request_id]
         text, reason = processor.advance(event)
@@ -81,13 +82,13 @@ class Generation:
             self._unfinished.discard(event.request_id)
             self._on_end(event.request_id, event.finish_reason is None, reason)
         token = None if event.token == NO_TOKEN else event.token
-        done: Any = reason
-        self._pieces.append(
-            TokenOutput(index, token, text, done, event.logprobs, processor.stop_text)
+        finish_reason: Any = reason
+        self._outputs.append(
+            TokenOutput(index, token, text, finish_reason, event.logprobs, processor.stop_text)
         )
 
     def fail(self, error: ApiError) -> None:
-        """End with an error, which the reader gets after the pieces that are already there."""
+        """End with an error, which the reader gets after the outputs that it has not read yet."""
         if self._error is None and self._unfinished:
             self._error = error
             self.close()
@@ -98,8 +99,8 @@ class Generation:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def pieces(self) -> AsyncIterator[list[TokenOutput]]:
-        """Yield newly arrived pieces until every choice has ended.
+    async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
+        """Yield new outputs as they arrive, until every choice has ended.
 
         Raises
         ------
@@ -108,9 +109,9 @@ class Generation:
         """
         loop = asyncio.get_running_loop()
         while True:
-            if self._pieces:
-                pieces, self._pieces = self._pieces, []
-                yield pieces
+            if self._outputs:
+                outputs, self._outputs = self._outputs, []
+                yield outputs
             elif self._error is not None:
                 raise self._error
             elif not self._unfinished:

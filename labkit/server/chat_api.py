@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: a conversation, continued."""
+"""``/v1/chat/completions``: generates the next message of a conversation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labkit.server.sampling_translation import (
     check_stream,
     decode,
     encode_conversation,
-    output_tokens,
+    resolve_max_tokens,
     to_params,
 )
 from labkit.server.serving_service import Service, new_id
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation that a request's body asks for.
+    """Start the generation of a request and return the response that will send it.
 
     Raises
     ------
@@ -49,12 +49,17 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_stream(request)
     n = check_choices(service, request.n)
     tool_format, tools = _tools(service, request)
-    prompt = await encode_conversation(service, plain(request.messages), tools)
-    limit = _limit(request)
-    most = service.options.max_output_tokens
-    max_tokens = output_tokens(service, prompt, limit, default=most, param="messages")
-    params = to_params(service, request, max_tokens=max_tokens, logprobs=_logprobs(request))
-    constraint = await service.read(_constraint, service, request, tool_format, tools)
+    prompt = await encode_conversation(service, to_template_messages(request.messages), tools)
+    max_tokens = resolve_max_tokens(
+        service,
+        prompt,
+        _requested_max_tokens(request),
+        default=service.options.max_output_tokens,
+        param="messages",
+    )
+    logprobs = _requested_logprobs(request)
+    params = to_params(service, request, max_tokens=max_tokens, logprobs=logprobs)
+    constraint = await service.run_in_thread(_constraint, service, request, tool_format, tools)
     call_id = new_id("chatcmpl")
     generation = service.generate(call_id, [prompt], params, n, constraint)
     writer = ChatWriter(service, request, call_id, generation, prompt, n, tool_format, tools)
@@ -64,48 +69,48 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     return GenerationResponse(generation, timeout_s, body=writer.full_body)
 
 
-def _limit(request: ChatRequest) -> int | None:
-    both = {request.max_tokens, request.max_completion_tokens} - {None}
-    if len(both) > 1:
-        raise invalid("max_tokens and max_completion_tokens are one option; give one", "max_tokens")
-    return both.pop() if both else None
+def _requested_max_tokens(request: ChatRequest) -> int | None:
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise invalid("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+    return limits.pop() if limits else None
 
 
-def _logprobs(request: ChatRequest) -> int | None:
+def _requested_logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs is not None and not request.logprobs:
-        raise invalid("top_logprobs: only with logprobs=true", "top_logprobs")
+        raise invalid("top_logprobs: needs logprobs=true", "top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
 def _tools(service: Service, request: ChatRequest) -> tuple[ToolCallFormat | None, Tools]:
-    """Return how calls are written and what may be called; (None, []) where nothing may.
+    """Return the tool-call format and the tools; (None, []) if the model may not call any.
 
     Raises
     ------
     ApiError
-        The model's template has no tools, or the choice names none of them.
+        The model's template does not support tools, or ``tool_choice`` names an unknown function.
     """
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none"):
-            raise invalid("tool_choice: there are no tools", "tool_choice")
+            raise invalid("tool_choice: the request has no tools", "tool_choice")
         return None, []
     if request.parallel_tool_calls is False:
-        raise invalid("parallel_tool_calls=false: not here", "parallel_tool_calls")
+        raise invalid("parallel_tool_calls=false: not supported", "parallel_tool_calls")
     if choice == "none":
         return None, []
-    tool_format = service.call_format
+    tool_format = service.tool_call_format
     if tool_format is None:
-        raise invalid("tools: the model's chat template has none that are known here", "tools")
+        raise invalid("tools: the model's chat template has no supported tool format", "tools")
     if request.response_format is not None and not _is_text(request):
-        raise invalid("response_format: with tools only tool_choice=none", "response_format")
+        raise invalid("response_format: with tools, needs tool_choice=none", "response_format")
     tools: Tools = [msgspec.to_builtins(tool) for tool in request.tools]
     for tool in tools:
         tool["function"] = {k: v for k, v in tool["function"].items() if v is not None}
     if isinstance(choice, NamedTool):
-        named = choice.function.name
-        if named not in {tool["function"]["name"] for tool in tools}:
-            raise invalid(f"tool_choice: there is no function {named!r}", "tool_choice")
+        name = choice.function.name
+        if name not in {tool["function"]["name"] for tool in tools}:
+            raise invalid(f"tool_choice: tools has no function {name!r}", "tool_choice")
     return tool_format, tools
 
 
@@ -116,55 +121,59 @@ def _is_text(request: ChatRequest) -> bool:
 def _constraint(
     service: Service, request: ChatRequest, tool_format: ToolCallFormat | None, tools: Tools
 ) -> GrammarConstraint | None:
-    """Return what the output must look like; None: anything."""
-    choice, wanted = request.tool_choice, request.response_format
+    """Return the constraint on the output, or None if it may be any text."""
+    choice, response_format = request.tool_choice, request.response_format
     forced = tool_format is not None and (choice == "required" or isinstance(choice, NamedTool))
     if request.ignore_eos and (forced or not _is_text(request)):
-        raise invalid("ignore_eos: what has a form has an end", "ignore_eos")
+        raise invalid("ignore_eos: not with response_format or a required tool call", "ignore_eos")
     if tool_format is not None and forced:
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
         grammar = tool_format.grammar(tools, service.tokenizer)
         if grammar is None:
-            raise invalid("tool_choice: this model's calls cannot be enforced", "tool_choice")
+            raise invalid(
+                "tool_choice: calls cannot be enforced in this model's tool format", "tool_choice"
+            )
         return service.grammars.from_lark(grammar, "tools")
-    if isinstance(wanted, SchemaFormat):
-        return service.grammars.from_schema(wanted.json_schema.schema, "response_format")
-    if isinstance(wanted, JsonFormat):
+    if isinstance(response_format, SchemaFormat):
+        schema = response_format.json_schema.schema
+        return service.grammars.from_schema(schema, "response_format")
+    if isinstance(response_format, JsonFormat):
         return service.grammars.from_schema({"type": "object"}, "response_format")
     return None
 
 
-def plain(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages as chat templates read them: contents are texts, arguments objects."""
-    return [_plain(message) for message in messages]
+def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return messages in the form that chat templates read: text contents, decoded arguments."""
+    return [_template_message(message) for message in messages]
 
 
-def _plain(message: ChatMessage) -> dict[str, Any]:
+def _template_message(message: ChatMessage) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     if content is None:
         if message.role != "assistant":
-            raise invalid(f"messages: a message of role {message.role} needs content", "messages")
+            raise invalid(f"messages: a {message.role} message needs content", "messages")
         content = message.refusal or ""
     role = "system" if message.role == "developer" else message.role
-    generated: dict[str, Any] = {"role": role, "content": content}
+    plain: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
-        generated["name"] = message.name
+        plain["name"] = message.name
     if message.tool_calls and role == "assistant":
-        generated["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
-        generated["tool_call_id"] = message.tool_call_id
-    return generated
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
 
 
-def _plain_call(call: ToolCall) -> dict[str, Any]:
+def _template_call(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise invalid(f"messages: the arguments of {call.function.name} are no object", "messages")
+        name = call.function.name
+        raise invalid(f"messages: the arguments of {name} are not a JSON object", "messages")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""A conversation's answer as the API's objects: in one piece, or as a stream's chunks."""
+"""The responses of ``/v1/chat/completions``: a whole body, or the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labkit.server.openai_types import (
     ToolCallDelta,
     Usage,
 )
-from labkit.server.response_streams import DONE, event
+from labkit.server.response_streams import DONE, sse_event
 from labkit.server.sampling_translation import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.serving_service import Service
 from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
@@ -34,49 +34,52 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DeltaWriter:
-    """One choice of a stream: what of it has been said."""
+    """Turns the outputs of one choice into a stream's deltas."""
 
-    def __init__(self, reader: ToolCallParser | None) -> None:
-        self._reader = reader
-        self._begun = False
-        self._calls = 0
+    def __init__(self, parser: ToolCallParser | None) -> None:
+        self._parser = parser
+        self._role_sent = False
+        self._num_calls = 0
 
-    def deltas(self, piece: TokenOutput) -> list[Delta]:
-        """Return what a piece adds, the role with the first of all."""
-        said: list[str | ParsedToolCall] = [piece.text] if piece.text else []
-        if self._reader is not None:
-            said = list(self._reader.add(piece.text))
-            said += self._reader.finish() if piece.finish_reason else ()
-        return [delta for item in said for delta in self._delta(item)]
+    def deltas(self, output: TokenOutput) -> list[Delta]:
+        """Return the deltas of an output; the choice's first delta has the role."""
+        items: list[str | ParsedToolCall] = [output.text] if output.text else []
+        if self._parser is not None:
+            items = list(self._parser.add(output.text))
+            items += self._parser.finish() if output.finish_reason else ()
+        return [delta for item in items for delta in self._item_deltas(item)]
 
     def empty(self) -> Delta:
-        """Return what a chunk without text says: nothing, or at the beginning the role."""
-        return Delta() if self._begun else Delta(self._role(), "")
+        """Return a delta without text; it has the role if it is the choice's first."""
+        return Delta() if self._role_sent else Delta(self._role(), "")
 
-    def finish_reason(self, piece: TokenOutput) -> Any:
-        """Return how the choice ends with the piece, if it does."""
+    def finish_reason(self, output: TokenOutput) -> Any:
+        """Return the choice's finish reason if the output is its last, else None."""
         return (
-            "tool_calls" if self._calls and piece.finish_reason == "stop" else piece.finish_reason
+            "tool_calls"
+            if self._num_calls and output.finish_reason == "stop"
+            else output.finish_reason
         )
 
     def _role(self) -> Any:
-        role, self._begun = UNSET if self._begun else "assistant", True
+        role, self._role_sent = UNSET if self._role_sent else "assistant", True
         return role
 
-    def _delta(self, item: str | ParsedToolCall) -> Iterator[Delta]:
+    def _item_deltas(self, item: str | ParsedToolCall) -> Iterator[Delta]:
         if isinstance(item, str):
             yield Delta(self._role(), item)
             return
-        at, self._calls = self._calls, self._calls + 1
-        named = FunctionDelta("", item.name)
-        yield Delta(self._role(), UNSET, [ToolCallDelta(at, named, item.id, "function")])
-        yield Delta(UNSET, UNSET, [ToolCallDelta(at, FunctionDelta(item.arguments))])
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        name = FunctionDelta("", item.name)
+        yield Delta(self._role(), UNSET, [ToolCallDelta(index, name, item.id, "function")])
+        yield Delta(UNSET, UNSET, [ToolCallDelta(index, FunctionDelta(item.arguments))])
 
 
 class ChatWriter:
-    """Writes a generation as the API's objects.
+    """Writes a generation as a response of the chat API.
 
-    ``tool_format`` and ``tools``: how calls are written, and what may be called; None: nothing.
+    ``tool_format`` is the format of tool calls in the model's text, or None if the model may not
+    call the ``tools``.
     """
 
     def __init__(
@@ -96,17 +99,17 @@ class ChatWriter:
         self._generation = generation
         self._prompt = prompt
         self._n = n
-        self._form = tool_format
+        self._format = tool_format
         self._tools = tools
-        self._ids = bool(request.return_token_ids)
+        self._with_token_ids = bool(request.return_token_ids)
 
-    def _reader(self) -> ToolCallParser | None:
-        return None if self._form is None else ToolCallParser(self._form, self._tools)
+    def _parser(self) -> ToolCallParser | None:
+        return None if self._format is None else ToolCallParser(self._format, self._tools)
 
     async def full_body(self) -> bytes:
-        """Return the answer in one piece."""
-        found = await collect(self._generation, self._n)
-        choices = [self._choice(index, generated) for index, generated in enumerate(found)]
+        """Return the JSON body of a response that is not streamed."""
+        generated = await collect(self._generation, self._n)
+        choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
         return _encode(
             ChatCompletion(
                 self._id,
@@ -114,65 +117,67 @@ class ChatWriter:
                 self._generation.created,
                 self._service.name,
                 choices,
-                self._usage(sum(len(choice.tokens) for choice in found)),
-                list(self._prompt) if self._ids else UNSET,
+                self._usage(sum(len(choice.tokens) for choice in generated)),
+                list(self._prompt) if self._with_token_ids else UNSET,
             )
         )
 
     def _choice(self, index: int, generated: GeneratedChoice) -> ChatChoice:
-        reader, calls, text = self._reader(), [], generated.text
-        if reader is not None:
-            said = [*reader.add(text), *reader.finish()]
-            calls = [item for item in said if isinstance(item, ParsedToolCall)]
-            text = "".join(item for item in said if isinstance(item, str))
-        made = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in calls]
-        message = Message("assistant", None if made and not text else text, None, made or UNSET)
+        parser, parsed, text = self._parser(), [], generated.text
+        if parser is not None:
+            items = [*parser.add(text), *parser.finish()]
+            parsed = [item for item in items if isinstance(item, ParsedToolCall)]
+            text = "".join(item for item in items if isinstance(item, str))
+        calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in parsed]
+        message = Message("assistant", None if calls and not text else text, None, calls or UNSET)
         return ChatChoice(
             index,
             message,
             "tool_calls"
-            if made and generated.finish_reason == "stop"
+            if calls and generated.finish_reason == "stop"
             else cast(Any, generated.finish_reason),
             self._logprobs(generated.tokens, generated.logprobs),
-            generated.tokens if self._ids else UNSET,
+            generated.tokens if self._with_token_ids else UNSET,
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each step's together."""
+        """Yield parts of the stream; each has the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
-        running = bool(options and options.continuous_usage_stats)
-        speakers = [DeltaWriter(self._reader()) for _ in range(self._n)]
-        generated, first = 0, True
-        async for pieces in self._generation.pieces():
+        continuous_usage = bool(options and options.continuous_usage_stats)
+        writers = [DeltaWriter(self._parser()) for _ in range(self._n)]
+        num_tokens, first = 0, True
+        async for outputs in self._generation.outputs():
             parts = []
-            for piece in pieces:
-                generated += piece.token is not None
-                now: Any = self._usage(generated) if running else None if with_usage else UNSET
-                for choice in self._chunk_choices(piece, speakers[piece.index]):
-                    parts.append(self._chunk([choice], now, first=first))
+            for output in outputs:
+                num_tokens += output.token is not None
+                current: Any = None if with_usage else UNSET
+                if continuous_usage:
+                    current = self._usage(num_tokens)
+                for choice in self._chunk_choices(output, writers[output.index]):
+                    parts.append(self._chunk([choice], current, first=first))
                     first = False
             if parts:
                 yield b"".join(parts)
-        yield (self._chunk([], self._usage(generated)) if with_usage else b"") + DONE
+        yield (self._chunk([], self._usage(num_tokens)) if with_usage else b"") + DONE
 
-    def _chunk_choices(self, piece: TokenOutput, speaker: DeltaWriter) -> list[ChunkChoice]:
-        """Return what a piece adds to the stream: none, where it has nothing to say yet."""
-        deltas = speaker.deltas(piece)
-        if not deltas and (self._ids or piece.logprobs or piece.finish_reason):
-            deltas = [speaker.empty()]
-        tokens = [] if piece.token is None else [piece.token]
-        logprobs = self._logprobs(tokens, [piece.logprobs] if piece.logprobs else [])
+    def _chunk_choices(self, output: TokenOutput, writer: DeltaWriter) -> list[ChunkChoice]:
+        """Return an output's choices for the stream; empty if there is nothing to send yet."""
+        deltas = writer.deltas(output)
+        if not deltas and (self._with_token_ids or output.logprobs or output.finish_reason):
+            deltas = [writer.empty()]
+        tokens = [] if output.token is None else [output.token]
+        logprobs = self._logprobs(tokens, [output.logprobs] if output.logprobs else [])
         choices, last = [], len(deltas) - 1
         for at, delta in enumerate(deltas):
-            ids: Any = (tokens if at == 0 else []) if self._ids else UNSET
-            reason = speaker.finish_reason(piece) if at == last else None
-            told = logprobs if at == 0 else None
-            choices.append(ChunkChoice(piece.index, delta, reason, told, ids))
+            ids: Any = (tokens if at == 0 else []) if self._with_token_ids else UNSET
+            reason = writer.finish_reason(output) if at == last else None
+            first_logprobs = logprobs if at == 0 else None
+            choices.append(ChunkChoice(output.index, delta, reason, first_logprobs, ids))
         return choices
 
-    def _chunk(self, choices: list[ChunkChoice], used: Any, *, first: bool = False) -> bytes:
-        return event(
+    def _chunk(self, choices: list[ChunkChoice], current: Any, *, first: bool = False) -> bytes:
+        return sse_event(
             _encode(
                 ChatChunk(
                     self._id,
@@ -180,17 +185,17 @@ class ChatWriter:
                     self._generation.created,
                     self._service.name,
                     choices,
-                    used,
-                    list(self._prompt) if first and self._ids else UNSET,
+                    current,
+                    list(self._prompt) if first and self._with_token_ids else UNSET,
                 )
             )
         )
 
-    def _usage(self, generated: int) -> Usage:
-        return usage(len(self._prompt), generated)
+    def _usage(self, num_tokens: int) -> Usage:
+        return usage(len(self._prompt), num_tokens)
 
-    def _logprobs(self, tokens: Sequence[int], found: Sequence[Logprobs]) -> ChatLogprobs | None:
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
         if not self._request.logprobs:
             return None
-        pairs = zip(tokens, found, strict=True)
-        return ChatLogprobs([token_logprob(self._service, token, one) for token, one in pairs])
+        pairs = zip(tokens, logprobs, strict=True)
+        return ChatLogprobs([token_logprob(self._service, *pair) for pair in pairs])

@@ -1,4 +1,4 @@
-"""Chat in the terminal: streams answers; ctrl-C stops an answer, ctrl-D ends the shell."""
+"""Chat in the terminal; ctrl-C stops a reply, ctrl-D ends the shell."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Shell:
     tokenizer
         The model's tokenizer.
     max_tokens
-        Limit of an answer.
+        Maximum number of tokens of a reply.
     out
         Stream to write to; None: standard output.
     read
         Returns a typed line; EOFError ends the shell.
     clock
-        Returns seconds; tests pass a clock of their own.
+        Returns the time (seconds).
     """
 
     def __init__(
@@ -56,52 +56,53 @@ class Shell:
         self._read = read
         self._clock = clock
         self._history: list[dict[str, str]] = []
-        self._numbers = itertools.count()
+        self._request_numbers = itertools.count()
 
     def run(self) -> None:
-        """Answer lines until the input ends."""
+        """Reply to lines until the input ends."""
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # arrow keys and earlier lines for input()
+            import readline  # noqa: F401  # gives input() arrow keys and a history
         chat = self._tokenizer.template is not None
-        what = "a conversation" if chat else "no chat template: a text is continued"
-        self._line(f"{what}; ctrl-C stops an answer, {NEW_CONVERSATION} begins anew, ctrl-D ends")
+        mode = "chat" if chat else "no chat template: each line is completed as plain text"
+        self._print(
+            f"{mode}; ctrl-C stops a reply, {NEW_CONVERSATION} clears the chat, ctrl-D exits"
+        )
         while True:
             try:
                 line = self._read(PROMPT).strip()
             except EOFError:
-                self._line("")
+                self._print("")
                 return
             except KeyboardInterrupt:
-                self._line("(ctrl-D ends)")
+                self._print("(ctrl-D exits)")
                 continue
             if line == NEW_CONVERSATION:
                 self._history.clear()
             elif line:
-                self._answer(line)
+                self._reply(line)
 
-    def _answer(self, line: str) -> None:
+    def _reply(self, line: str) -> None:
         message = {"role": "user", "content": line}
         try:
             prompt = self._prompt(message)
         except ConfigError as error:
-            self._line(str(error))
+            self._print(str(error))
             return
-        start, first, texts, count = self._clock(), None, [], 0
+        start, first_token, texts = self._clock(), None, []
         status = ""
         try:
-            for text, refusal in self._generate(prompt):
-                if refusal is not None:
-                    self._line(refusal)
+            for text, engine_error in self._generate(prompt):
+                if engine_error is not None:
+                    self._print(engine_error)
                     return
-                first = self._clock() if first is None else first
-                count += 1
+                first_token = self._clock() if first_token is None else first_token
                 texts.append(text)
                 self._out.write(text)
                 self._out.flush()
         except KeyboardInterrupt:
             status = "stopped, "
         self._history += [message, {"role": "assistant", "content": "".join(texts)}]
-        self._line(f"\n[{status}{self._speed_text(start, first, count)}]")
+        self._print(f"\n[{status}{self._speed_text(start, first_token, len(texts))}]")
 
     def _prompt(self, message: dict[str, str]) -> list[int]:
         if self._tokenizer.template is None:
@@ -109,8 +110,8 @@ class Shell:
         return self._tokenizer.encode_chat([*self._history, message])
 
     def _generate(self, prompt: list[int]) -> Iterator[tuple[str, str | None]]:
-        """Yield each token's text, and the engine's error or None; ctrl-C ends it after a step."""
-        request = Request(f"shell-{next(self._numbers)}", tuple(prompt), self._params)
+        """Yield each token's text and the engine's error or None; ctrl-C waits for a step's end."""
+        request = Request(f"shell-{next(self._request_numbers)}", tuple(prompt), self._params)
         processor = OutputProcessor(request, None, self._tokenizer)
         self._engine.submit(request)
         try:
@@ -123,13 +124,15 @@ class Shell:
             with defer_sigint():
                 self._engine.abort(request.request_id)
 
-    def _speed_text(self, start: float, first: float | None, count: int) -> str:
-        if first is None:
+    def _speed_text(self, start: float, first_token: float | None, count: int) -> str:
+        if first_token is None:
             return "no token"
-        text = f"{count} token{'s' * (count != 1)}, the first after {first - start:.2f} s"
-        since = self._clock() - first
-        return f"{text}, {(count - 1) / since:.1f} tok/s" if count > 1 and since > 0 else text
+        text = f"{count} token{'s' * (count != 1)}, the first after {first_token - start:.2f} s"
+        decode_s = self._clock() - first_token
+        if count > 1 and decode_s > 0:
+            text = f"{text}, {(count - 1) / decode_s:.1f} tok/s"
+        return text
 
-    def _line(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._out.write(f"{text}\n")
         self._out.flush()

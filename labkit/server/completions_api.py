@@ -1,4 +1,4 @@
-"""``/v1/completions``: prompts as text or token ids, completed."""
+"""``/v1/completions``: completes prompts that are texts or token ids."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from labkit.server.openai_types import (
     TextLogprobs,
     Usage,
 )
-from labkit.server.response_streams import DONE, GenerationResponse, event
+from labkit.server.response_streams import DONE, GenerationResponse, sse_event
 from labkit.server.sampling_translation import (
     GeneratedChoice,
     check_choices,
     check_model,
     check_stream,
+    clamp_logprob,
     collect,
     decode,
     encode_text,
-    finite,
-    output_tokens,
+    resolve_max_tokens,
     to_params,
     usage,
 )
 from labkit.server.serving_service import Service, new_id
 
-DEFAULT_MAX_TOKENS = 16  # the API's
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 _decoder = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation that a request's body asks for.
+    """Start the generation of a request and return the response that will send it.
 
     Raises
     ------
@@ -53,7 +53,9 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     n = check_choices(service, request.n)
     prompts = await _prompts(service, request.prompt)
     allowed = [
-        output_tokens(service, p, request.max_tokens, default=DEFAULT_MAX_TOKENS, param="prompt")
+        resolve_max_tokens(
+            service, p, request.max_tokens, default=DEFAULT_MAX_TOKENS, param="prompt"
+        )
         for p in prompts
     ]
     params = to_params(service, request, max_tokens=min(allowed), logprobs=request.logprobs)
@@ -76,11 +78,11 @@ async def _prompts(service: Service, prompt: str | list[Any]) -> list[list[int]]
         return prompt
     if kinds == {str}:
         return [await encode_text(service, text) for text in prompt]
-    raise invalid("prompt: allowed are texts or token ids, not both", "prompt")
+    raise invalid("prompt: give texts or token ids, not both", "prompt")
 
 
 class CompletionWriter:
-    """Writes a generation as the API's objects."""
+    """Writes a generation as a response of the completions API."""
 
     def __init__(
         self,
@@ -97,14 +99,14 @@ class CompletionWriter:
         self._generation = generation
         self._prompts = prompts
         self._n = n
-        self._offsets = [0] * (len(prompts) * n)
+        self._text_offsets = [0] * (len(prompts) * n)
 
     async def full_body(self) -> bytes:
-        """Return the answer in one piece."""
-        found = await collect(self._generation, len(self._offsets))
-        choices = [self._choice(index, generated) for index, generated in enumerate(found)]
-        generated = sum(len(choice.tokens) for choice in found)
-        return _encode(self._completion(choices, self._usage(generated)))
+        """Return the JSON body of a response that is not streamed."""
+        generated = await collect(self._generation, len(self._text_offsets))
+        choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
+        num_tokens = sum(len(choice.tokens) for choice in generated)
+        return _encode(self._completion(choices, self._usage(num_tokens)))
 
     def _choice(self, index: int, generated: GeneratedChoice) -> TextChoice:
         ids = bool(self._request.return_token_ids)
@@ -118,56 +120,60 @@ class CompletionWriter:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each step's together."""
+        """Yield parts of the stream; each has the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
-        running = bool(options and options.continuous_usage_stats)
-        ids, told = bool(self._request.return_token_ids), set()
-        generated = 0
-        async for pieces in self._generation.pieces():
+        continuous_usage = bool(options and options.continuous_usage_stats)
+        ids, started = bool(self._request.return_token_ids), set()
+        num_tokens = 0
+        async for outputs in self._generation.outputs():
             parts = []
-            for piece in pieces:
-                generated += piece.token is not None
-                if not (piece.text or ids or piece.logprobs or piece.finish_reason):
+            for output in outputs:
+                num_tokens += output.token is not None
+                if not (output.text or ids or output.logprobs or output.finish_reason):
                     continue
-                tokens = [] if piece.token is None else [piece.token]
-                first = ids and piece.index not in told
-                told.add(piece.index)
+                tokens = [] if output.token is None else [output.token]
+                first = ids and output.index not in started
+                started.add(output.index)
+                logprobs = [output.logprobs] if output.logprobs else []
                 choice = TextChoice(
-                    piece.index,
-                    piece.text,
-                    piece.finish_reason,
-                    self._logprobs(piece.index, tokens, [piece.logprobs] if piece.logprobs else []),
+                    output.index,
+                    output.text,
+                    output.finish_reason,
+                    self._logprobs(output.index, tokens, logprobs),
                     tokens if ids else UNSET,
-                    list(self._prompts[piece.index // self._n]) if first else UNSET,
+                    list(self._prompts[output.index // self._n]) if first else UNSET,
                 )
-                now: Any = self._usage(generated) if running else None if with_usage else UNSET
-                parts.append(event(_encode(self._completion([choice], now))))
+                current: Any = None if with_usage else UNSET
+                if continuous_usage:
+                    current = self._usage(num_tokens)
+                parts.append(sse_event(_encode(self._completion([choice], current))))
             if parts:
                 yield b"".join(parts)
-        last = event(_encode(self._completion([], self._usage(generated)))) if with_usage else b""
-        yield last + DONE
+        usage_chunk = self._completion([], self._usage(num_tokens))
+        yield (sse_event(_encode(usage_chunk)) if with_usage else b"") + DONE
 
-    def _completion(self, choices: list[TextChoice], used: Any) -> Completion:
+    def _completion(self, choices: list[TextChoice], current: Any) -> Completion:
         created, name = self._generation.created, self._service.name
-        return Completion(self._id, "text_completion", created, name, choices, used)
+        return Completion(self._id, "text_completion", created, name, choices, current)
 
-    def _usage(self, generated: int) -> Usage:
-        return usage(sum(map(len, self._prompts)), generated)
+    def _usage(self, num_tokens: int) -> Usage:
+        return usage(sum(map(len, self._prompts)), num_tokens)
 
     def _logprobs(
-        self, index: int, tokens: Sequence[int], found: Sequence[Logprobs]
+        self, index: int, tokens: Sequence[int], logprobs: Sequence[Logprobs]
     ) -> TextLogprobs | None:
         if self._request.logprobs is None:
             return None
-        piece = self._service.spell
-        spelled = [piece(token) for token in tokens]
+        token_text = self._service.token_text
+        texts = [token_text(token) for token in tokens]
         offsets = []
-        for text in spelled:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(text)
+        for text in texts:
+            offsets.append(self._text_offsets[index])
+            self._text_offsets[index] += len(text)
+        chosen = [clamp_logprob(item.token) for item in logprobs]
         top = [
-            {piece(token): finite(value) for token, value in one.top} | {text: finite(one.token)}
-            for text, one in zip(spelled, found, strict=True)
+            {token_text(token): clamp_logprob(value) for token, value in item.top} | {text: own}
+            for text, own, item in zip(texts, chosen, logprobs, strict=True)
         ]
-        return TextLogprobs(spelled, [finite(one.token) for one in found], top, offsets)
+        return TextLogprobs(texts, chosen, top, offsets)

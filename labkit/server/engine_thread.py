@@ -20,12 +20,12 @@ Command = Callable[[InferenceEngine], None]
 class EngineStep:
     """The result of one step of the engine.
 
-    ``began`` and ``ended`` are seconds on the thread's clock. ``admitted`` are the requests that
-    started to run in the step. ``counters`` are the engine's after it, and ``kv_bytes`` is the KV
-    memory that requests reserve then (None if the engine does not report it).
+    ``started`` and ``ended`` are times on the thread's clock (seconds). ``admitted`` has the ids of
+    requests that started running in this step. ``counters`` are the engine's after the step, and
+    ``kv_bytes`` is the KV memory then reserved (None if the engine does not report it).
     """
 
-    began: float
+    started: float
     ended: float
     events: list[TokenEvent]
     admitted: list[str]
@@ -45,7 +45,7 @@ class EngineThread:
     on_end
         Called in this thread when it ends, with the exception that ended it or None.
     clock
-        Returns seconds; tests pass a clock of their own.
+        Returns the time (seconds).
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class EngineThread:
         self._on_step = on_step
         self._on_end = on_end
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._watched = engine if isinstance(engine, Observable) else None
+        self._observable = engine if isinstance(engine, Observable) else None
         self._busy_since: float | None = None
-        self._queued: set[str] = set()  # submitted, but not running yet
+        self._queued: set[str] = set()  # ids of requests submitted but not running yet
 
     def start(self) -> None:
         """Start the thread."""
@@ -76,26 +76,26 @@ class EngineThread:
             self._queued.add(request.request_id)
             engine.submit(request)
 
-        self._inbox.put(submit)
+        self._commands.put(submit)
 
     def abort(self, request_id: str) -> None:
-        """End a request; events that are already queued still arrive."""
+        """Queue the end of a request; events of steps before it still arrive."""
 
         def abort(engine: InferenceEngine) -> None:
             self._queued.discard(request_id)
             engine.abort(request_id)
 
-        self._inbox.put(abort)
+        self._commands.put(abort)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """End the thread after the current step, and wait for it."""
-        self._inbox.put(None)
+        self._commands.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     @property
@@ -119,32 +119,32 @@ class EngineThread:
             self._on_end(ended_by)
 
     def _step(self) -> None:
-        engine, began = self._engine, self._clock()
+        engine, started = self._engine, self._clock()
         events = engine.step()
-        watched = self._watched
+        observable = self._observable
         admitted: list[str] = []
         if self._queued:
             with_events = {event.request_id for event in events}
             admitted = [
                 request_id
                 for request_id in self._queued
-                if request_id in with_events or (watched and watched.is_running(request_id))
+                if request_id in with_events or (observable and observable.is_running(request_id))
             ]
             self._queued.difference_update(admitted)
-        kv_bytes = watched.kv_bytes().reserved if watched else None
+        kv_bytes = observable.kv_bytes().reserved if observable else None
         counters = engine.counters()
-        self._on_step(EngineStep(began, self._clock(), events, admitted, counters, kv_bytes))
+        self._on_step(EngineStep(started, self._clock(), events, admitted, counters, kv_bytes))
 
     def _run_commands(self) -> bool:
-        """Run the queued commands; without other work, wait for one.
+        """Run the queued commands; wait for one if the engine has no work.
 
-        Returns False when the thread has to end.
+        Returns False if the thread must end.
         """
         wait = not self._engine.has_work()
         self._busy_since = None if wait else self._clock()
         while True:
             try:
-                command = self._inbox.get(block=wait)
+                command = self._commands.get(block=wait)
             except queue.Empty:
                 return True
             self._busy_since = self._clock()
@@ -154,15 +154,15 @@ class EngineThread:
             wait = False
 
 
-def warm_up(engine: InferenceEngine, rows: int, vocab_size: int) -> None:
-    """Generate a few tokens for 1 and for ``rows`` requests, to compile kernels and touch memory.
+def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
+    """Compile kernels and touch memory: generate tokens for 1 and for ``num_requests`` requests.
 
     Raises
     ------
     EngineError, RuntimeError
         The engine cannot generate.
     """
-    for count in dict.fromkeys((1, rows)):
+    for count in dict.fromkeys((1, num_requests)):
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         for number in range(count):
             prompt = tuple((number * 7 + at) % vocab_size for at in range(8))
@@ -172,6 +172,6 @@ def warm_up(engine: InferenceEngine, rows: int, vocab_size: int) -> None:
             events += engine.step()
         errors = [event.error for event in events if event.finish_reason == "error"]
         if errors:
-            raise EngineError(f"the engine does not generate: {errors[0]}")
+            raise EngineError(f"the engine cannot generate: {errors[0]}")
     engine.clear_cache()
     engine.reset_counters()

@@ -20,12 +20,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def bind(options: config.Server) -> socket.socket:
-    """Bind the address; clients cannot connect before ``serve`` listens.
+    """Bind the address; clients can connect only once ``serve`` listens.
 
     Raises
     ------
     ConfigError
-        The address is not available; one line says why.
+        The address or port is not available.
     """
     host, port = options.host, options.port
     try:
@@ -55,7 +55,7 @@ def url(bound: socket.socket) -> str:
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that leaves signals and the first log line to labkit."""
+    """A uvicorn server without its own signal handlers; it calls ``on_ready`` once it listens."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class Listener(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not handle signals; ``serve`` does."""
+        """Install no signal handlers; ``serve`` installs its own."""
         yield
 
 
@@ -89,8 +89,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then shut down gracefully.
 
-    After the first signal new requests are refused and live ones go on for ``server.grace_s``; a
-    second signal ends them at once.
+    After the first signal, the server refuses new requests and gives live ones ``server.grace_s``
+    seconds to finish. A second signal ends them at once.
     """
     listener = Listener(app, on_ready)
     stopping: list[asyncio.Task[None]] = []

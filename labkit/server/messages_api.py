@@ -1,4 +1,4 @@
-"""``/v1/messages``: Anthropic's form of a conversation, text only, with its own error object."""
+"""``/v1/messages``: Anthropic's Messages API, text only, with its own error object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from labkit.server.api_error import ApiError
 from labkit.server.openai_types import Sampling, TextPart
-from labkit.server.response_streams import GenerationResponse, named_event
+from labkit.server.response_streams import GenerationResponse, named_sse_event
 from labkit.server.sampling_translation import (
     Conversation,
     GeneratedChoice,
@@ -40,7 +40,7 @@ class MessageParam(Struct, forbid_unknown_fields=True):
 
 
 class UserMetadata(Struct, forbid_unknown_fields=True):
-    """Who asks; it changes nothing."""
+    """An identifier of the user, which the server ignores."""
 
     user_id: str | None = None
 
@@ -61,21 +61,21 @@ class MessagesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextBlock(Struct, frozen=True):
-    """A part of what the model says."""
+    """A text block of the model's message."""
 
     text: str
     type: Literal["text"] = "text"
 
 
 class MessageUsage(Struct, frozen=True):
-    """Tokens read and written."""
+    """The numbers of prompt tokens and of generated tokens."""
 
     input_tokens: int
     output_tokens: int
 
 
 class MessageObject(Struct, frozen=True):
-    """The answer to a ``MessagesRequest``."""
+    """The response to a ``MessagesRequest``."""
 
     id: str
     model: str
@@ -88,14 +88,14 @@ class MessageObject(Struct, frozen=True):
 
 
 class MessageErrorDetail(Struct, frozen=True):
-    """What went wrong."""
+    """The error's type and message."""
 
     type: str
     message: str
 
 
 class MessageError(Struct, frozen=True):
-    """The body of every answer that is not 200."""
+    """The body of a response with any status but 200."""
 
     error: MessageErrorDetail
     type: Literal["error"] = "error"
@@ -106,13 +106,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_error(error: ApiError) -> bytes:
-    """Return an error as this API says it."""
+    """Return the body of an error in the form of the Messages API."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error")
     return _encode(MessageError(MessageErrorDetail(kind, error.detail.message)))
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation that a request's body asks for.
+    """Start the generation of a request and return the response that will send it.
 
     Raises
     ------
@@ -121,8 +121,8 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     """
     request = decode(_decoder, body)
     check_model(service, request.model)
-    said = [{"role": "system", "content": _text(request.system)}] if request.system else []
-    said += [{"role": m.role, "content": _text(m.content)} for m in request.messages]
+    messages = [{"role": "system", "content": _text(request.system)}] if request.system else []
+    messages += [{"role": m.role, "content": _text(m.content)} for m in request.messages]
     sampling = Sampling(
         model=request.model,
         temperature=request.temperature,
@@ -131,7 +131,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         stop=request.stop_sequences,
     )
     conversation = await converse(
-        service, "msg", said, sampling, limit=request.max_tokens, param="messages"
+        service, "msg", messages, sampling, limit=request.max_tokens, param="messages"
     )
     writer = MessageWriter(service.name, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation
@@ -147,64 +147,66 @@ def _text(content: str | list[TextPart]) -> str:
 
 
 class MessageWriter:
-    """Writes a conversation's answer as a message, whole or as its events."""
+    """Writes the model's reply as a whole message or as a stream of events."""
 
     def __init__(self, model: str, conversation: Conversation) -> None:
         self._model = model
         self._conversation = conversation
 
     async def full_body(self) -> bytes:
-        """Return the answer in one piece."""
+        """Return the JSON body of a response that is not streamed."""
         generated = GeneratedChoice()
-        async for pieces in self._conversation.generation.pieces():
-            for piece in pieces:
-                generated.add(piece)
+        async for outputs in self._conversation.generation.outputs():
+            for output in outputs:
+                generated.add(output)
         return _encode(self._message(generated, [TextBlock(generated.text)]))
 
     def _message(self, generated: GeneratedChoice, content: list[TextBlock]) -> MessageObject:
-        prompt = len(self._conversation.prompt)
+        num_prompt_tokens = len(self._conversation.prompt)
         return MessageObject(
             self._conversation.id,
             self._model,
             content,
             _stop_reason(generated),
             generated.stop,
-            MessageUsage(prompt, len(generated.tokens)),
+            MessageUsage(num_prompt_tokens, len(generated.tokens)),
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as the API's events, each step's together."""
-        generated, begun = GeneratedChoice(), False
-        async for pieces in self._conversation.generation.pieces():
-            sent = []
-            if not begun:
-                begun = True
-                blank = self._message(GeneratedChoice(), [])
-                sent = [
-                    _event("message_start", message=blank),
+        """Yield parts of the stream; each has the events of one engine step."""
+        generated, started = GeneratedChoice(), False
+        async for outputs in self._conversation.generation.outputs():
+            events = []
+            if not started:
+                started = True
+                empty = self._message(GeneratedChoice(), [])
+                events = [
+                    _event("message_start", message=empty),
                     _event("content_block_start", index=0, content_block=TextBlock("")),
                 ]
-            for piece in pieces:
-                generated.add(piece)
-                if piece.text:
-                    delta = {"type": "text_delta", "text": piece.text}
-                    sent.append(_event("content_block_delta", index=0, delta=delta))
-            if sent:
-                yield b"".join(sent)
-        ended = {"stop_reason": _stop_reason(generated), "stop_sequence": generated.stop}
+            for output in outputs:
+                generated.add(output)
+                if output.text:
+                    delta = {"type": "text_delta", "text": output.text}
+                    events.append(_event("content_block_delta", index=0, delta=delta))
+            if events:
+                yield b"".join(events)
+        last_delta = {"stop_reason": _stop_reason(generated), "stop_sequence": generated.stop}
         yield b"".join(
             [
                 _event("content_block_stop", index=0),
                 _event(
-                    "message_delta", delta=ended, usage={"output_tokens": len(generated.tokens)}
+                    "message_delta",
+                    delta=last_delta,
+                    usage={"output_tokens": len(generated.tokens)},
                 ),
                 _event("message_stop"),
             ]
         )
 
     def encode_error_event(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which has begun."""
-        return named_event("error", encode_error(error))
+        """Return the event that ends a stream with an error."""
+        return named_sse_event("error", encode_error(error))
 
 
 def _stop_reason(generated: GeneratedChoice) -> Any:
@@ -214,4 +216,4 @@ def _stop_reason(generated: GeneratedChoice) -> Any:
 
 
 def _event(name: str, **fields: Any) -> bytes:
-    return named_event(name, _encode({"type": name, **fields}))
+    return named_sse_event(name, _encode({"type": name, **fields}))

@@ -1,8 +1,8 @@
-"""The objects of the OpenAI API that completions and chat exchange; unknown fields are refused.
+"""Request and response types of OpenAI's completions and chat APIs.
 
-What clients may send beyond OpenAI's own is vLLM's: ``top_k``, ``min_p``,
-``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``, ``return_token_ids`` and
-``continuous_usage_stats``.
+Unknown fields in a request are errors. Requests may have these fields of vLLM beside OpenAI's:
+``top_k``, ``min_p``, ``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``,
+``return_token_ids`` and ``continuous_usage_stats``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream says besides."""
+    """Whether a stream reports usage: at its end, or in every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat have in common."""
+    """The fields that completions and chat requests share."""
 
     model: str
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -56,20 +56,20 @@ class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A part of a message: text is all there is here."""
+    """A text part of a message; the server supports no other parts."""
 
     text: str
 
 
 class FunctionCall(Struct, forbid_unknown_fields=True):
-    """A function's name and its arguments as JSON."""
+    """A function's name, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
-    """A call that an assistant makes; ``index`` comes back from streams."""
+    """A tool call in a message of the assistant."""
 
     id: str
     function: FunctionCall
@@ -97,20 +97,20 @@ class Function(Struct, forbid_unknown_fields=True):
 
 
 class Tool(Struct, forbid_unknown_fields=True):
-    """A tool: functions are all there is here."""
+    """A tool; the server supports functions only."""
 
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(Struct, forbid_unknown_fields=True):
-    """The function that must be called."""
+    """The name of the function that must be called."""
 
     name: str
 
 
 class NamedTool(Struct, forbid_unknown_fields=True):
-    """A choice of one tool."""
+    """A ``tool_choice`` that forces one function."""
 
     type: Literal["function"]
     function: FunctionName
@@ -125,7 +125,7 @@ class JsonFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fie
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """A JSON schema; it is always enforced, whatever ``strict`` says."""
+    """A JSON schema with a name; it is always enforced, even if ``strict`` is false."""
 
     name: str
     schema: JsonObject
@@ -134,7 +134,7 @@ class NamedSchema(Struct, forbid_unknown_fields=True):
 
 
 class SchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON as a schema says."""
+    """JSON that matches a schema."""
 
     json_schema: NamedSchema
 
@@ -153,7 +153,7 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 class Usage(Struct, frozen=True):
-    """Tokens read and written, those of all choices together."""
+    """The numbers of prompt tokens and of generated tokens, summed over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -161,7 +161,7 @@ class Usage(Struct, frozen=True):
 
 
 class TextLogprobs(Struct, frozen=True):
-    """Natural logarithms for a completion's tokens; ``text_offset`` counts characters."""
+    """Log-probabilities (natural) of a completion's tokens; ``text_offset`` is in characters."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -170,7 +170,7 @@ class TextLogprobs(Struct, frozen=True):
 
 
 class TextChoice(Struct, frozen=True):
-    """A completion, or in a stream what is added to it."""
+    """A completion, or the part that a stream's object adds to it."""
 
     index: int
     text: str
@@ -181,7 +181,7 @@ class TextChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True):
-    """The answer to a ``CompletionRequest``, and each object of its stream."""
+    """The response to a ``CompletionRequest``, and every object of its stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -192,7 +192,7 @@ class Completion(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token and its natural logarithm; ``bytes`` are its text's in UTF-8."""
+    """A token and its log-probability; ``bytes`` is its text in UTF-8."""
 
     token: str
     logprob: float
@@ -200,7 +200,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A chosen token and the likeliest ones at its place."""
+    """A sampled token, and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -209,14 +209,14 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct, frozen=True):
-    """Natural logarithms for a message's tokens."""
+    """Log-probabilities (natural) of a message's tokens."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class Message(Struct, frozen=True):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -225,7 +225,7 @@ class Message(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """A message and how it ended."""
+    """A message and its finish reason."""
 
     index: int
     message: Message
@@ -235,7 +235,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
-    """The answer to a ``ChatRequest``."""
+    """The response to a ``ChatRequest``."""
 
     id: str
     object: Literal["chat.completion"]
@@ -247,14 +247,14 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class FunctionDelta(Struct, frozen=True):
-    """A piece of a call: the name first, then the arguments."""
+    """An addition to a tool call's function: first the name, then the arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """A piece of a call; ``id`` and ``type`` come with the first."""
+    """An addition to a tool call; only the first one has ``id`` and ``type``."""
 
     index: int
     function: FunctionDelta
@@ -263,7 +263,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What is added to a message: the role first, then its content."""
+    """An addition to a message; only the first one has the role."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -271,7 +271,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """A choice in a chunk."""
+    """One choice's addition in a stream's chunk."""
 
     index: int
     delta: Delta
@@ -281,7 +281,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatChunk(Struct, frozen=True):
-    """Each object of a chat's stream; that with the usage has no choices."""
+    """A chunk of a chat stream; the chunk with the final usage has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -293,7 +293,7 @@ class ChatChunk(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A model that is served; ``max_model_len`` is vLLM's: prompt and output tokens together."""
+    """The served model; ``max_model_len``, as in vLLM, limits prompt plus output tokens."""
 
     id: str
     object: Literal["model"]

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, derived from the types that decode requests."""
+"""The OpenAPI 3.1 document, generated from the types of requests and responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit import __version__
 from labkit.server.api_error import ErrorBody
 from labkit.server.serving_service import Service
 
-REFERENCE = "#/components/schemas/{name}"
+REF_TEMPLATE = "#/components/schemas/{name}"
 JSON, EVENTS = "application/json", "text/event-stream"
 EVENT_SCHEMA = {
     "type": "object",
@@ -21,14 +21,14 @@ EVENT_SCHEMA = {
     "required": ["data"],
 }
 ERROR_DESCRIPTIONS = {
-    400: "a mistake in the request",
-    401: "no valid API key",
-    404: "there is no such model",
+    400: "the request is invalid",
+    401: "the API key is missing or invalid",
+    404: "no such model",
     413: "the body is too long",
     429: "the server is full",
     500: "the engine failed",
     503: "the engine cannot serve",
-    504: "it took too long",
+    504: "the request timed out",
 }
 
 
@@ -45,7 +45,7 @@ class PostRoute:
     request_type, response_type
         Types of the bodies of request and response.
     streams
-        Whether the response may be a stream of events.
+        Whether clients may request a stream of server-sent events.
     error
         Type of the body of an error.
     """
@@ -64,73 +64,73 @@ class GetRoute:
 
     path: str
     response_type: type[msgspec.Struct] | None
-    statuses: tuple[int, ...] = ()
+    error_statuses: tuple[int, ...] = ()
 
 
-def describe(
+def openapi_document(
     post_routes: list[PostRoute], get_routes: list[GetRoute], model: str
 ) -> dict[str, Any]:
-    """Return the document; ``model`` is the only model name that requests may have."""
-    types = {item.request_type for item in post_routes} | {
-        item.response_type for item in post_routes
+    """Return the OpenAPI document; ``model`` is the only model name that requests may have."""
+    types = {route.request_type for route in post_routes} | {
+        route.response_type for route in post_routes
     }
-    types |= {item.error for item in post_routes} | {
-        item.response_type for item in get_routes if item.response_type
+    types |= {route.error for route in post_routes} | {
+        route.response_type for route in get_routes if route.response_type
     }
     _, schemas = msgspec.json.schema_components(
-        sorted(types, key=lambda item: item.__name__), ref_template=REFERENCE
+        sorted(types, key=lambda struct: struct.__name__), ref_template=REF_TEMPLATE
     )
-    for item in post_routes:
-        fields = schemas[item.request_type.__name__]["properties"]
+    for route in post_routes:
+        fields = schemas[route.request_type.__name__]["properties"]
         if "model" in fields:
-            optional = "model" not in schemas[item.request_type.__name__].get("required", [])
+            optional = "model" not in schemas[route.request_type.__name__].get("required", [])
             fields["model"] = {"enum": [model, *([None] if optional else [])]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "labkit", "version": __version__},
         "paths": {
-            **{item.path: {"post": _post(item)} for item in post_routes},
-            **{item.path: {"get": _get(item)} for item in get_routes},
+            **{route.path: {"post": _post(route)} for route in post_routes},
+            **{route.path: {"get": _get(route)} for route in get_routes},
         },
         "components": {"schemas": schemas},
     }
 
 
-def _post(item: PostRoute) -> dict[str, Any]:
-    content = _content(item.response_type)
-    if item.streams:
+def _post(route: PostRoute) -> dict[str, Any]:
+    content = _content(route.response_type)
+    if route.streams:
         content[EVENTS] = {"schema": EVENT_SCHEMA}
     return {
-        "requestBody": {"required": True, "content": _content(item.request_type)},
+        "requestBody": {"required": True, "content": _content(route.request_type)},
         "responses": {
-            "200": {"description": "the answer", "content": content},
-            **_errors(ERROR_DESCRIPTIONS, item.error),
+            "200": {"description": "the response", "content": content},
+            **_errors(ERROR_DESCRIPTIONS, route.error),
         },
     }
 
 
-def _get(item: GetRoute) -> dict[str, Any]:
+def _get(route: GetRoute) -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
     response = {
-        "description": "the answer",
-        "content": text if item.response_type is None else _content(item.response_type),
+        "description": "the response",
+        "content": text if route.response_type is None else _content(route.response_type),
     }
     operation: dict[str, Any] = {
-        "responses": {"200": response, **_errors(item.statuses, ErrorBody)},
+        "responses": {"200": response, **_errors(route.error_statuses, ErrorBody)},
     }
-    if "{model}" in item.path:
+    if "{model}" in route.path:
         operation["parameters"] = [
             {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
     return operation
 
 
-def _errors(statuses: Any, error: type[msgspec.Struct]) -> dict[str, Any]:
+def _errors(error_statuses: Any, error: type[msgspec.Struct]) -> dict[str, Any]:
     return {
         str(status): {"description": ERROR_DESCRIPTIONS[status], "content": _content(error)}
-        for status in statuses
+        for status in error_statuses
     }
 
 
 def _content(body_type: type[msgspec.Struct]) -> dict[str, Any]:
-    return {JSON: {"schema": {"$ref": REFERENCE.format(name=body_type.__name__)}}}
+    return {JSON: {"schema": {"$ref": REF_TEMPLATE.format(name=body_type.__name__)}}}

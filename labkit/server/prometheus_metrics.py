@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, so that vLLM's dashboards work.
 
-Histograms cover finished requests and steps. The counters of blocks, prefixes and drafts are the
-engine's own after its last step.
+Histograms cover finished requests and engine steps. The counters of the prefix cache, preemptions
+and speculation are the engine's own, read after its last step.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ HISTOGRAMS = {
     "request_decode_time_seconds": ("from a request's first token to its end", LONG_BUCKETS_S),
     "request_prompt_tokens": ("prompt tokens of a request", COUNT_BUCKETS),
     "request_generation_tokens": ("generated tokens of a request", COUNT_BUCKETS),
-    "request_params_n": ("choices that a request asks for", COUNT_BUCKETS[:8]),
-    "request_params_max_tokens": ("tokens that a request asks for at most", COUNT_BUCKETS),
+    "request_params_n": ("choices per request (n)", COUNT_BUCKETS[:8]),
+    "request_params_max_tokens": ("max_tokens of a request", COUNT_BUCKETS),
     "iteration_tokens_total": ("tokens computed in a step", COUNT_BUCKETS),
 }
 # Engine counter and description, by metric.
 ENGINE_COUNTERS = {
-    "prefix_cache_queries": ("prefix.queried_tokens", "prompt tokens looked up"),
-    "prefix_cache_hits": ("prefix.hit_tokens", "prompt tokens found computed"),
-    "num_preemptions": ("preemptions", "requests sent back to the queue"),
-    "spec_decode_num_drafts": ("spec.drafted.pos0", "drafts made"),
-    "spec_decode_num_draft_tokens": ("spec.drafted", "tokens drafted"),
-    "spec_decode_num_accepted_tokens": ("spec.accepted", "drafted tokens that were right"),
+    "prefix_cache_queries": ("prefix.queried_tokens", "prompt tokens looked up in the cache"),
+    "prefix_cache_hits": ("prefix.hit_tokens", "prompt tokens found in the cache"),
+    "num_preemptions": ("preemptions", "requests preempted"),
+    "spec_decode_num_drafts": ("spec.drafted.pos0", "drafts proposed"),
+    "spec_decode_num_draft_tokens": ("spec.drafted", "draft tokens proposed"),
+    "spec_decode_num_accepted_tokens": ("spec.accepted", "draft tokens accepted"),
 }
 
 
@@ -64,22 +64,26 @@ class Metrics:
     def __init__(self, model: str, cache_config: Mapping[str, str]) -> None:
         self._registry = CollectorRegistry()
         self.labels = (model, "0")
-        self.running = self._gauge("num_requests_running", "requests that run")
-        self.waiting = self._gauge("num_requests_waiting", "requests that wait to run")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "KV memory that is held, 0 to 1")
+        self.running = self._gauge("num_requests_running", "running requests")
+        self.waiting = self._gauge("num_requests_waiting", "waiting requests")
+        self._kv_usage = self._gauge(
+            "kv_cache_usage_perc", "share of the KV memory that is reserved, 0 to 1"
+        )
         self._prompt_tokens = self._counter("prompt_tokens", "prompt tokens of finished requests")
-        self._generation_tokens = self._counter("generation_tokens", "tokens generated")
-        self._ended = Counter(
+        self._generation_tokens = self._counter(
+            "generation_tokens", "generated tokens of finished requests"
+        )
+        self._finished = Counter(
             "vllm:request_success",
-            "requests that ended",
+            "finished requests",
             [*LABELS, "finished_reason"],
             registry=self._registry,
         )
         for reason in ("stop", "length", "abort"):  # exported as 0 from the start
-            self._ended.labels(*self.labels, reason)
+            self._finished.labels(*self.labels, reason)
         info = Gauge(
             "vllm:cache_config_info",
-            "the KV memory",
+            "configuration of the KV cache",
             [*LABELS, *cache_config],
             registry=self._registry,
         )
@@ -90,9 +94,8 @@ class Metrics:
             ).labels(*self.labels)
             for name, (description, buckets) in HISTOGRAMS.items()
         }
-        self._gaps: list[
-            float
-        ] = []  # between tokens; added to the histogram in batches, as that is slow
+        # Inter-token latencies (seconds), observed in batches because each observation is slow.
+        self._pending_gaps_s: list[float] = []
         self._engine_counters: Mapping[str, float] = {}
         self._registry.register(EngineCounters(lambda: self._engine_counters, self.labels))
 
@@ -108,25 +111,25 @@ class Metrics:
         """Add a value to a histogram."""
         self._histograms[name].observe(value)
 
-    def token(self, times: RequestTimestamps, now: float) -> None:
-        """Count a token of a request."""
+    def record_token(self, times: RequestTimestamps, now: float) -> None:
+        """Record a token of a request at the time ``now``."""
         times.tokens += 1
         if times.first is None:
             times.first = now
             self.observe("time_to_first_token_seconds", now - times.arrived)
         elif times.last is not None:
-            self._gaps.append(now - times.last)
-            if len(self._gaps) >= MAX_PENDING_GAPS:
+            self._pending_gaps_s.append(now - times.last)
+            if len(self._pending_gaps_s) >= MAX_PENDING_GAPS:
                 self._observe_gaps()
         times.last = now
 
     def _observe_gaps(self) -> None:
-        for gap in self._gaps:
+        for gap in self._pending_gaps_s:
             self.observe("inter_token_latency_seconds", gap)
-        self._gaps.clear()
+        self._pending_gaps_s.clear()
 
-    def step(self, step: EngineStep) -> None:
-        """Record a step of the engine."""
+    def record_step(self, step: EngineStep) -> None:
+        """Record an engine step."""
         before = self._engine_counters.get("tokens.computed", 0.0)
         computed = step.counters.get("tokens.computed", 0.0) - before
         self.observe("iteration_tokens_total", computed)
@@ -135,10 +138,12 @@ class Metrics:
         if step.kv_bytes is not None and total:
             self._kv_usage.set(step.kv_bytes / total)
 
-    def end(self, request: Request, times: RequestTimestamps, now: float, reason: str) -> None:
+    def record_end(
+        self, request: Request, times: RequestTimestamps, now: float, reason: str
+    ) -> None:
         """Record the end of a request; ``reason`` is stop, length or abort."""
         prompt_tokens = len(request.prompt_token_ids)
-        self._ended.labels(*self.labels, reason).inc()
+        self._finished.labels(*self.labels, reason).inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._generation_tokens.inc(times.tokens)
         self.observe("request_prompt_tokens", prompt_tokens)
@@ -153,7 +158,7 @@ class Metrics:
             self.observe("request_prefill_time_seconds", times.first - times.admitted)
             self.observe("request_decode_time_seconds", now - times.first)
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         self._observe_gaps()
         return generate_latest(self._registry)
@@ -164,19 +169,21 @@ class EngineCounters:
 
     Parameters
     ----------
-    read
+    read_counters
         Returns the current counters.
     labels
         The values of every metric's labels.
     """
 
-    def __init__(self, read: Callable[[], Mapping[str, float]], labels: Sequence[str]) -> None:
-        self._read = read
+    def __init__(
+        self, read_counters: Callable[[], Mapping[str, float]], labels: Sequence[str]
+    ) -> None:
+        self._read_counters = read_counters
         self._labels = labels
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the counters; 0 for those that the engine does not have."""
-        counters = self._read()
+        """Yield every counter; its value is 0 if the engine does not have it."""
+        counters = self._read_counters()
         for name, (counter, description) in ENGINE_COUNTERS.items():
             family = CounterMetricFamily(f"vllm:{name}", description, labels=LABELS)
             family.add_metric(self._labels, counters.get(counter, 0.0))

@@ -1,4 +1,4 @@
-"""Answers that are sent as they are computed, and what ends with the client's connection."""
+"""HTTP responses of generations, streamed or whole; a disconnect aborts the generation."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from starlette.types import Receive, Scope, Send
 from labkit.server.api_error import ApiError
 from labkit.server.api_generation import Generation
 
-HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-TIMEOUT = "the request took longer than {:g} s (server.timeout_s)"
+TIMEOUT_MESSAGE = "the request took longer than {:g} s (server.timeout_s)"
 
 
 class GenerationResponse(Response):
     """The HTTP response of a generation: one body, or a stream of server-sent events.
 
     A disconnect of the client or the time limit ends the generation. The status is sent with the
-    first piece, so that a request that the engine refuses does not get status 200.
+    first output, so that a request that the engine refuses does not get status 200.
 
     Parameters
     ----------
     generation
-        Aborted when the response ends, for whatever reason.
+        The generation; it is closed when the response ends.
     timeout_s
         Time limit of the whole response (seconds).
     body
@@ -58,7 +58,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        sending = asyncio.create_task(self._answer(send))
+        sending = asyncio.create_task(self._respond(send))
         disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait(
@@ -67,7 +67,7 @@ class GenerationResponse(Response):
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not sending.done() and not disconnected.done():
-                self._generation.fail(ApiError(504, TIMEOUT.format(self._timeout_s)))
+                self._generation.fail(ApiError(504, TIMEOUT_MESSAGE.format(self._timeout_s)))
                 # Do not wait for a client that does not read.
                 await asyncio.wait({sending, disconnected}, timeout=1.0)
             if sending.done():
@@ -79,7 +79,7 @@ class GenerationResponse(Response):
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
-    async def _answer(self, send: Send) -> None:
+    async def _respond(self, send: Send) -> None:
         if self._body is not None:
             body = await self._body()
             length = (b"content-length", str(len(body)).encode())
@@ -93,7 +93,7 @@ class GenerationResponse(Response):
         try:
             async for part in events:
                 if not started:
-                    await _start(send, HEADERS)
+                    await _start(send, STREAM_HEADERS)
                     started = True
                 await _send(send, part, more=True)
         except ApiError as error:
@@ -120,16 +120,16 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
 DONE = b"data: [DONE]\n\n"
 
 
-def event(encoded: bytes) -> bytes:
+def sse_event(encoded: bytes) -> bytes:
     """Return a server-sent event."""
     return b"data: " + encoded + b"\n\n"
 
 
-def named_event(name: str, encoded: bytes) -> bytes:
-    """Return a server-sent event with a name."""
-    return b"event: " + name.encode() + b"\n" + event(encoded)
+def named_sse_event(name: str, encoded: bytes) -> bytes:
+    """Return a server-sent event with a name (its ``event`` field)."""
+    return b"event: " + name.encode() + b"\n" + sse_event(encoded)
 
 
 def stream_error_event(error: ApiError) -> bytes:
-    """Return the events with which a stream of the OpenAI API ends after an error."""
-    return event(error.encode()) + DONE
+    """Return the events that end a stream of the OpenAI API after an error."""
+    return sse_event(error.encode()) + DONE

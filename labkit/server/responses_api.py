@@ -1,4 +1,7 @@
-"""``/v1/responses``: text in, text out. Nothing is stored: a request brings all that was said."""
+"""``/v1/responses``: OpenAI's Responses API for text, stateless.
+
+The server stores nothing, so a request contains the whole conversation.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from msgspec import Meta, Struct
 
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.openai_types import JsonObject, Sampling
-from labkit.server.response_streams import GenerationResponse, named_event
+from labkit.server.response_streams import GenerationResponse, named_sse_event
 from labkit.server.sampling_translation import (
     Conversation,
     GeneratedChoice,
@@ -23,13 +26,13 @@ from labkit.server.structured_output import GrammarConstraint
 
 
 class InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
-    """A part of what was asked."""
+    """A text part of an input message."""
 
     text: str
 
 
 class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
-    """A part of what was answered."""
+    """A text part of the model's message."""
 
     text: str
     annotations: list[JsonObject] = []
@@ -37,7 +40,7 @@ class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fie
 
 
 class InputMessage(Struct, forbid_unknown_fields=True):
-    """A message of the conversation; ``id``, ``status`` and ``phase`` come back from answers."""
+    """A message of the conversation; ``id``, ``status``, ``phase`` come from earlier responses."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
@@ -47,16 +50,16 @@ class InputMessage(Struct, forbid_unknown_fields=True):
     phase: str | None = None
 
 
-class PlainText(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class ResponseTextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
     """Any text."""
 
 
-class AnyObject(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+class ResponseJsonFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
     """A JSON object."""
 
 
-class OfSchema(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON as a schema says; it is always enforced."""
+class ResponseSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON that matches a schema; the schema is always enforced."""
 
     name: str
     schema: JsonObject
@@ -65,9 +68,9 @@ class OfSchema(Struct, tag_field="type", tag="json_schema", forbid_unknown_field
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """What the text must look like."""
+    """The format of the generated text."""
 
-    format: PlainText | AnyObject | OfSchema | None = None
+    format: ResponseTextFormat | ResponseJsonFormat | ResponseSchemaFormat | None = None
 
 
 class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +90,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OutputMessage(Struct, frozen=True):
-    """What the model says."""
+    """The model's message."""
 
     id: str
     status: Literal["in_progress", "completed", "incomplete"]
@@ -96,37 +99,37 @@ class OutputMessage(Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
 
 
-class InputDetails(Struct, frozen=True):
-    """Of the prompt's tokens; none are said to be cached."""
+class InputTokensDetails(Struct, frozen=True):
+    """Details of the prompt tokens; the server does not report cached tokens."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
-class OutputDetails(Struct, frozen=True):
-    """Of the answer's tokens."""
+class OutputTokensDetails(Struct, frozen=True):
+    """Details of the generated tokens."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(Struct, frozen=True):
-    """Tokens read and written."""
+    """The numbers of prompt tokens and of generated tokens."""
 
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    input_tokens_details: InputDetails = InputDetails()
-    output_tokens_details: OutputDetails = OutputDetails()
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
 
 
-class Incomplete(Struct, frozen=True):
-    """Why an answer is not whole."""
+class IncompleteDetails(Struct, frozen=True):
+    """Why the model's message is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
-    """The answer to a ``ResponsesRequest``."""
+    """The response to a ``ResponsesRequest``."""
 
     id: str
     created_at: int
@@ -140,7 +143,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     temperature: float
     top_p: float
     text: JsonObject
-    incomplete_details: Incomplete | None = None
+    incomplete_details: IncompleteDetails | None = None
     object: Literal["response"] = "response"
     error: None = None
     parallel_tool_calls: bool = True
@@ -155,7 +158,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation that a request's body asks for.
+    """Start the generation of a request and return the response that will send it.
 
     Raises
     ------
@@ -165,7 +168,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     request = decode(_decoder, body)
     check_model(service, request.model)
     if request.store:
-        raise invalid("store=true: nothing is stored here", "store")
+        raise invalid("store=true: this server does not store responses", "store")
     conversation = await converse(
         service,
         "resp",
@@ -173,7 +176,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         Sampling(model=request.model, temperature=request.temperature, top_p=request.top_p),
         limit=request.max_output_tokens,
         param="input",
-        constraint=await service.read(_constraint, service, request),
+        constraint=await service.run_in_thread(_constraint, service, request),
     )
     writer = ResponseWriter(service, request, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation
@@ -185,28 +188,30 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
-    said = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    messages = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
     if isinstance(request.input, str):
-        return [*said, {"role": "user", "content": request.input}]
+        return [*messages, {"role": "user", "content": request.input}]
     for message in request.input:
         parts = message.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         role = "system" if message.role == "developer" else message.role
-        said.append({"role": role, "content": text})
-    return said
+        messages.append({"role": role, "content": text})
+    return messages
 
 
 def _constraint(service: Service, request: ResponsesRequest) -> GrammarConstraint | None:
-    wanted = request.text.format if request.text else None
-    if isinstance(wanted, OfSchema):
-        return service.grammars.from_schema(wanted.schema, "text.format")
-    if isinstance(wanted, AnyObject):
+    text_format = request.text.format if request.text else None
+    if isinstance(text_format, ResponseSchemaFormat):
+        return service.grammars.from_schema(text_format.schema, "text.format")
+    if isinstance(text_format, ResponseJsonFormat):
         return service.grammars.from_schema({"type": "object"}, "text.format")
     return None
 
 
 class ResponseWriter:
-    """Writes a conversation's answer as a response, whole or as its events."""
+    """Writes the model's reply as a whole response or as a stream of events."""
 
     def __init__(
         self, service: Service, request: ResponsesRequest, conversation: Conversation
@@ -218,24 +223,28 @@ class ResponseWriter:
         self._sequence = 0
 
     async def full_body(self) -> bytes:
-        """Return the answer in one piece."""
+        """Return the JSON body of a response that is not streamed."""
         generated = GeneratedChoice()
-        async for pieces in self._conversation.generation.pieces():
-            for piece in pieces:
-                generated.add(piece)
+        async for outputs in self._conversation.generation.outputs():
+            for output in outputs:
+                generated.add(output)
         return _encode(self._response(generated))
 
     def _response(self, generated: GeneratedChoice | None) -> ResponseObject:
-        """Return the response; without an answer it is in progress."""
+        """Return the response object; ``None`` gives one whose status is ``in_progress``."""
         request, prompt = self._request, len(self._conversation.prompt)
-        cut = generated is not None and generated.finish_reason == "length"
+        truncated = generated is not None and generated.finish_reason == "length"
         count = len(generated.tokens) if generated else 0
-        chosen = request.text.format if request.text else None
+        text_format = request.text.format if request.text else None
         return ResponseObject(
             id=self._conversation.id,
             created_at=self._conversation.generation.created,
             model=self._service.name,
-            status="in_progress" if generated is None else "incomplete" if cut else "completed",
+            status="in_progress"
+            if generated is None
+            else "incomplete"
+            if truncated
+            else "completed",
             output=[] if generated is None else [self._message(generated)],
             usage=None if generated is None else ResponseUsage(prompt, count, prompt + count),
             instructions=request.instructions,
@@ -243,8 +252,8 @@ class ResponseWriter:
             metadata=request.metadata or {},
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
-            text={"format": msgspec.to_builtins(chosen or PlainText())},
-            incomplete_details=Incomplete("max_output_tokens") if cut else None,
+            text={"format": msgspec.to_builtins(text_format or ResponseTextFormat())},
+            incomplete_details=IncompleteDetails("max_output_tokens") if truncated else None,
         )
 
     def _message(self, generated: GeneratedChoice) -> OutputMessage:
@@ -252,45 +261,49 @@ class ResponseWriter:
         return OutputMessage(self._message_id, status, [OutputText(generated.text)])
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as the API's events, each step's together."""
-        generated, place = GeneratedChoice(), {"output_index": 0}
-        part = {**place, "item_id": self._message_id, "content_index": 0}
-        begun = False
-        async for pieces in self._conversation.generation.pieces():
-            sent = []
-            if not begun:
-                begun = True
-                blank = OutputMessage(self._message_id, "in_progress", [])
-                sent += [
+        """Yield parts of the stream; each has the events of one engine step."""
+        generated, item_place = GeneratedChoice(), {"output_index": 0}
+        part_place = {**item_place, "item_id": self._message_id, "content_index": 0}
+        started = False
+        async for outputs in self._conversation.generation.outputs():
+            events = []
+            if not started:
+                started = True
+                empty = OutputMessage(self._message_id, "in_progress", [])
+                events += [
                     self._event("response.created", response=self._response(None)),
                     self._event("response.in_progress", response=self._response(None)),
-                    self._event("response.output_item.added", item=blank, **place),
-                    self._event("response.content_part.added", part=OutputText(""), **part),
+                    self._event("response.output_item.added", item=empty, **item_place),
+                    self._event("response.content_part.added", part=OutputText(""), **part_place),
                 ]
-            for piece in pieces:
-                generated.add(piece)
-                if piece.text:
-                    delta = {**part, "delta": piece.text, "logprobs": []}
-                    sent.append(self._event("response.output_text.delta", **delta))
-            if sent:
-                yield b"".join(sent)
-        done = {**part, "text": generated.text, "logprobs": []}
-        whole = self._response(generated)
+            for output in outputs:
+                generated.add(output)
+                if output.text:
+                    delta = {**part_place, "delta": output.text, "logprobs": []}
+                    events.append(self._event("response.output_text.delta", **delta))
+            if events:
+                yield b"".join(events)
+        done = {**part_place, "text": generated.text, "logprobs": []}
+        response = self._response(generated)
         yield b"".join(
             [
                 self._event("response.output_text.done", **done),
-                self._event("response.content_part.done", part=OutputText(generated.text), **part),
-                self._event("response.output_item.done", item=self._message(generated), **place),
-                self._event(f"response.{whole.status}", response=whole),
+                self._event(
+                    "response.content_part.done", part=OutputText(generated.text), **part_place
+                ),
+                self._event(
+                    "response.output_item.done", item=self._message(generated), **item_place
+                ),
+                self._event(f"response.{response.status}", response=response),
             ]
         )
 
     def encode_error_event(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which has begun."""
+        """Return the event that ends a stream with an error."""
         detail = error.detail
         return self._event("error", message=detail.message, code=detail.type, param=detail.param)
 
     def _event(self, name: str, **fields: Any) -> bytes:
-        told = {"type": name, "sequence_number": self._sequence, **fields}
+        body = {"type": name, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return named_event(name, _encode(told))
+        return named_sse_event(name, _encode(body))

@@ -1,4 +1,4 @@
-"""The HTTP routes, and the check of API keys."""
+"""The HTTP routes and the API key check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labkit.server.openai_types import (
     ModelCard,
     ModelList,
 )
-from labkit.server.openapi_schema import GetRoute, PostRoute, describe
+from labkit.server.openapi_schema import GetRoute, PostRoute, openapi_document
 from labkit.server.prometheus_metrics import CONTENT_TYPE
 from labkit.server.responses_api import ResponseObject, ResponsesRequest
 from labkit.server.serving_service import Service
@@ -42,7 +42,7 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-MESSAGES = "/v1/messages"
+MESSAGES_PATH = "/v1/messages"
 POST_ROUTES = [
     PostRoute(
         "/v1/completions", completions_api.create_response, CompletionRequest, Completion, True
@@ -52,13 +52,24 @@ POST_ROUTES = [
         "/v1/responses", responses_api.create_response, ResponsesRequest, ResponseObject, True
     ),
     PostRoute(
-        MESSAGES, messages_api.create_response, MessagesRequest, MessageObject, True, MessageError
+        MESSAGES_PATH,
+        messages_api.create_response,
+        MessagesRequest,
+        MessageObject,
+        True,
+        MessageError,
     ),
     PostRoute(
-        "/tokenize", tokenize_api.tokenize, tokenize_api.TokenizeRequest, tokenize_api.Tokens
+        "/tokenize",
+        tokenize_api.tokenize,
+        tokenize_api.TokenizeRequest,
+        tokenize_api.TokenizeResponse,
     ),
     PostRoute(
-        "/detokenize", tokenize_api.detokenize, tokenize_api.DetokenizeRequest, tokenize_api.Text
+        "/detokenize",
+        tokenize_api.detokenize,
+        tokenize_api.DetokenizeRequest,
+        tokenize_api.DetokenizeResponse,
     ),
 ]
 GET_ROUTES = [
@@ -71,7 +82,7 @@ GET_ROUTES = [
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the ASGI application around a service."""
+    """Return the ASGI application of a service."""
     app = FastAPI(
         title="labkit",
         version=__version__,
@@ -96,16 +107,16 @@ def create_app(service: Service) -> FastAPI:
             response_model=None,
         )
 
-    for item in POST_ROUTES:
-        add(item.path, routes.post_endpoint(item.respond), "POST", True)
+    for route in POST_ROUTES:
+        add(route.path, routes.post_endpoint(route.respond), "POST", True)
     add("/v1/embeddings", routes.embeddings, "POST", True)
     add("/v1/models", routes.models, "GET", True)
     add("/v1/models/{model:path}", routes.model, "GET", True)
-    # Monitoring has no key.
+    # Monitoring needs no key.
     add("/health", routes.health, "GET", False)
     add("/version", routes.version, "GET", False)
     add("/metrics", routes.metrics, "GET", False)
-    document = describe(POST_ROUTES, GET_ROUTES, service.name)
+    document = openapi_document(POST_ROUTES, GET_ROUTES, service.name)
     app.openapi = lambda: document  # type: ignore[method-assign]
     return app
 
@@ -121,10 +132,11 @@ class Routes:
         key = self._service.options.api_key
         if key is None:
             return
-        kind, _, sent = request.headers.get("authorization", "").partition(" ")
-        given = sent.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode(), key.encode()):
-            raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        bearer = scheme.lower() == "bearer"
+        sent = credentials.strip() if bearer else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(sent.encode(), key.encode()):
+            raise ApiError(401, "this server needs a valid API key", code="invalid_api_key")
 
     def post_endpoint(
         self, respond: Callable[[Service, bytes], Awaitable[Response]]
@@ -135,13 +147,13 @@ class Routes:
             try:
                 body = await self._body(request)
             except ClientDisconnect:
-                return Response()  # the client has gone
+                return Response()  # the client has disconnected
             return await respond(self._service, body)
 
         return endpoint
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body; ``ApiError`` (413) as soon as it is too long."""
+        """Return the body, or raise ``ApiError`` (413) as soon as it is too long."""
         max_bytes, parts, size = self._service.options.max_body_bytes, [], 0
         announced = request.headers.get("content-length", "0")
         if not (announced.isdecimal() and int(announced) > max_bytes):
@@ -168,15 +180,15 @@ class Routes:
 
     def _card(self) -> ModelCard:
         service = self._service
-        return ModelCard(service.name, "model", service.created, "labkit", service.context)
+        return ModelCard(service.name, "model", service.created, "labkit", service.max_model_len)
 
     async def embeddings(self) -> Response:
-        """Refuse: generating engines have no embeddings."""
-        raise ApiError(404, "this server has no embeddings", code="unsupported")
+        """Refuse ``POST /v1/embeddings`` (404)."""
+        raise ApiError(404, "this server does not compute embeddings", code="unsupported")
 
     async def health(self) -> Response:
-        """Return 200 while the engine can serve, else 503."""
-        reason = self._service.trouble()
+        """``GET /health``: 200 while the engine can serve, else 503."""
+        reason = self._service.unhealthy_reason()
         if reason is not None:
             raise ApiError(503, reason, code="unhealthy")
         return _json(Health("ok"))
@@ -195,19 +207,19 @@ def _json(value: Any) -> Response:
 
 
 async def _error_response(request: Request, error: Any) -> Response:
-    is_messages = request.url.path == MESSAGES
+    is_messages = request.url.path == MESSAGES_PATH
     body = messages_api.encode_error(error) if is_messages else error.encode()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 async def _http_error_response(request: Request, error: Any) -> Response:
-    """Return the API's error for one of the framework: no such URL, or a wrong method."""
+    """Return the API's error for an error of the framework: unknown URL or wrong method."""
     if error.status_code == 405:
-        text = f"{request.method} {request.url.path}: this address has another method"
+        text = f"{request.method} {request.url.path}: this URL does not allow the method"
         api_error = ApiError(405, text, code="method_not_allowed")
         api_error.headers |= dict(error.headers or {})
     elif error.status_code == 404:
-        text = f"{request.url.path}: there is no such address"
+        text = f"{request.url.path}: no such URL"
         api_error = ApiError(404, text, code="unknown_url")
     else:
         api_error = ApiError(400, str(error.detail))
@@ -216,5 +228,5 @@ async def _http_error_response(request: Request, error: Any) -> Response:
 
 async def _internal_error_response(request: Request, error: Exception) -> Response:
     return await _error_response(
-        request, ApiError(500, f"a mistake in the server: {type(error).__name__}")
+        request, ApiError(500, f"internal server error: {type(error).__name__}")
     )

@@ -1,4 +1,4 @@
-"""Translates API requests to sampling parameters, and generated tokens to API objects."""
+"""Translation of API requests to sampling parameters, and of outputs to API objects."""
 
 from __future__ import annotations
 
@@ -40,46 +40,46 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             raise invalid(
                 f"{text}: this server does not support it", unknown.group(1), "unknown_parameter"
             ) from None
-        place = re.search(r"at `\$\.?(.*?)`", text) or re.search(r"required field `(.*?)`", text)
-        raise invalid(text, place.group(1) if place else None) from None
+        path = re.search(r"at `\$\.?(.*?)`", text) or re.search(r"required field `(.*?)`", text)
+        raise invalid(text, path.group(1) if path else None) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not JSON: {error}") from None
 
 
 def check_model(service: Service, model: str) -> None:
-    """Raise ``ApiError`` (404) unless ``model`` is the one that is served."""
+    """Raise ``ApiError`` (404) unless ``model`` is the served model's name."""
     if model != service.name:
         raise ApiError(
             404,
-            f"the model {model!r} is not served; {service.name!r} is",
+            f"the model {model!r} is not served; use {service.name!r}",
             param="model",
             code="model_not_found",
         )
 
 
-def output_tokens(
+def resolve_max_tokens(
     service: Service, prompt: Sequence[int], max_tokens: int | None, *, default: int, param: str
 ) -> int:
-    """Return how many tokens may be generated after a prompt.
+    """Return the limit of generated tokens: ``max_tokens``, or ``default`` if that is None.
 
     Raises
     ------
     ApiError
-        The prompt is empty or too long, or ``max_tokens`` is more than fits.
+        The prompt is empty, too long or has invalid ids, or ``max_tokens`` does not fit after it.
     """
-    options, context = service.options, service.context
+    options, max_model_len = service.options, service.max_model_len
     if not prompt:
         raise invalid("the prompt is empty", param)
-    bound = min(options.max_prompt_tokens, context - 1)
-    if len(prompt) > bound:
+    max_prompt_tokens = min(options.max_prompt_tokens, max_model_len - 1)
+    if len(prompt) > max_prompt_tokens:
         raise invalid(
-            f"the prompt has {len(prompt)} tokens; allowed are {bound}",
+            f"the prompt has {len(prompt)} tokens; allowed are {max_prompt_tokens}",
             param,
             CONTEXT_LENGTH_EXCEEDED,
         )
     if max(prompt) >= service.vocab_size:
         raise invalid(f"token ids are 0 to {service.vocab_size - 1}, not {max(prompt)}", param)
-    room = min(options.max_output_tokens, context - len(prompt))
+    room = min(options.max_output_tokens, max_model_len - len(prompt))
     if max_tokens is not None and max_tokens > room:
         raise invalid(
             f"max_tokens={max_tokens}: after {len(prompt)} prompt tokens allowed are {room}",
@@ -92,7 +92,7 @@ def output_tokens(
 def to_params(
     service: Service, sampling: Sampling, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
-    """Return the engine's parameters; ``temperature`` and ``top_p`` are 1 where not given.
+    """Return the engine's parameters; ``temperature`` and ``top_p`` default to 1.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def check_choices(service: Service, n: int | None) -> int:
 
 @dataclass(slots=True)
 class GeneratedChoice:
-    """The tokens, text and logprobs that a choice has so far."""
+    """The tokens, text and logprobs of a choice so far."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -159,52 +159,52 @@ class GeneratedChoice:
         """The text so far."""
         return "".join(self.texts)
 
-    def add(self, piece: TokenOutput) -> None:
-        """Add a piece."""
-        if piece.token is not None:
-            self.tokens.append(piece.token)
-        if piece.text:
-            self.texts.append(piece.text)
-        if piece.logprobs is not None:
-            self.logprobs.append(piece.logprobs)
-        self.finish_reason, self.stop = piece.finish_reason, piece.stop
+    def add(self, output: TokenOutput) -> None:
+        """Add the choice's next output."""
+        if output.token is not None:
+            self.tokens.append(output.token)
+        if output.text:
+            self.texts.append(output.text)
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        self.finish_reason, self.stop = output.finish_reason, output.stop
 
 
 async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
-    """Return all choices when they have ended."""
+    """Return all choices once they have ended."""
     choices = [GeneratedChoice() for _ in range(count)]
-    async for pieces in generation.pieces():
-        for piece in pieces:
-            choices[piece.index].add(piece)
+    async for outputs in generation.outputs():
+        for output in outputs:
+            choices[output.index].add(output)
     return choices
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """Return the usage."""
+    """Return the usage object of two token counts."""
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
-def token_logprob(service: Service, token: int, found: Logprobs) -> TokenLogprob:
-    """Return a token's logprob and those of its alternatives, for the chat API."""
-    own = _top_logprob(service, token, found.token)
-    top = [_top_logprob(service, *pair) for pair in found.top]
+def token_logprob(service: Service, token: int, logprobs: Logprobs) -> TokenLogprob:
+    """Return a token's logprob and those of the most likely tokens, as the chat API has them."""
+    own = _top_logprob(service, token, logprobs.token)
+    top = [_top_logprob(service, *pair) for pair in logprobs.top]
     return TokenLogprob(own.token, own.logprob, own.bytes, top)
 
 
 def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
-    text = service.spell(token)
+    text = service.token_text(token)
     utf8 = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-    return TopLogprob(text, finite(logprob), utf8)
+    return TopLogprob(text, clamp_logprob(logprob), utf8)
 
 
-def finite(logprob: float) -> float:
-    """Return a logarithm that JSON can represent: at least ``MIN_LOGPROB``."""
+def clamp_logprob(logprob: float) -> float:
+    """Return the logprob, at least ``MIN_LOGPROB``, since JSON cannot represent -inf."""
     return max(logprob, MIN_LOGPROB)
 
 
 async def encode_text(service: Service, text: str) -> list[int]:
-    """Tokenise a text in a thread, so that a long one does not block the event loop."""
-    return await service.read(service.tokenizer.encode, text)
+    """Tokenise a text in a thread, so that a long text does not block the event loop."""
+    return await service.run_in_thread(service.tokenizer.encode, text)
 
 
 async def encode_conversation(
@@ -212,7 +212,7 @@ async def encode_conversation(
 ) -> list[int]:
     """Return the token ids of a conversation's prompt; ``ApiError`` if the template refuses it."""
     try:
-        return await service.read(service.tokenizer.encode_chat, messages, tools)
+        return await service.run_in_thread(service.tokenizer.encode_chat, messages, tools)
     except ConfigError as error:
         raise invalid(str(error), "messages") from None
 
@@ -243,7 +243,7 @@ async def converse(
     kind
         Prefix of the response's id.
     limit, param
-        The requested number of tokens or None, and the parameter that holds the messages.
+        The requested maximum of tokens or None, and the request's field with the messages.
 
     Raises
     ------
@@ -251,8 +251,9 @@ async def converse(
         The request cannot be served.
     """
     prompt = await encode_conversation(service, messages)
-    most = service.options.max_output_tokens
-    max_tokens = output_tokens(service, prompt, limit, default=most, param=param)
+    max_tokens = resolve_max_tokens(
+        service, prompt, limit, default=service.options.max_output_tokens, param=param
+    )
     params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
     call_id = new_id(kind)
     generation = service.generate(call_id, [prompt], params, 1, constraint)

@@ -1,4 +1,4 @@
-"""The state that all endpoints share: a model, its engine's thread, and the live requests."""
+"""The state that all endpoints share: the model, the engine's thread and the live requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labkit.server.api_generation import Generation
 from labkit.server.engine_thread import EngineStep, EngineThread
 from labkit.server.prometheus_metrics import Metrics
 from labkit.server.structured_output import GrammarConstraint, Grammars
-from labkit.server.tool_calls import call_format
+from labkit.server.tool_calls import detect_tool_call_format
 
 T = TypeVar("T")
 CACHE_CONFIG_LABELS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
@@ -31,7 +31,7 @@ RETRY_AFTER_S = 1  # sent to clients while the server is full
 
 
 class Service:
-    """A model that is served.
+    """A served model, its engine and the live requests.
 
     Parameters
     ----------
@@ -58,17 +58,17 @@ class Service:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
-        # Requests for logprobs ask for the text of the same ids again and again.
-        self.spell = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
+        # Logprobs need the texts of the same ids many times.
+        self.token_text = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
         self.grammars = Grammars(
             model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
         )
-        self.call_format = call_format(tokenizer)
+        self.tool_call_format = detect_tool_call_format(tokenizer)
         server_limit = options.max_prompt_tokens + options.max_output_tokens
         bounds = [server_limit if model.max_context is None else model.max_context]
         bounds += [engine.max_request_tokens()] if isinstance(engine, LengthLimited) else []
-        self.context = min(bounds)
+        self.max_model_len = min(bounds)
         self.created = int(time.time())
         self._engine = engine
         self._live: dict[str, Generation] = {}
@@ -80,9 +80,9 @@ class Service:
             if counter in counters
         }
         self.metrics = Metrics(name, cache_config)
-        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
         self._thread: EngineThread | None = None
-        self._ended_by: str | None = None
+        self._engine_error: str | None = None
         self._stopping = False
 
     async def start(self) -> None:
@@ -100,17 +100,17 @@ class Service:
         )
         self._thread.start()
 
-    def trouble(self) -> str | None:
-        """Return in one line why nothing can be served; None while the server is healthy."""
-        if self._thread is None or not self._thread.alive or self._ended_by is not None:
-            return f"the engine's thread is dead ({self._ended_by or 'it ended'})"
+    def unhealthy_reason(self) -> str | None:
+        """Return one line that says why the server cannot serve, or None if it is healthy."""
+        if self._thread is None or not self._thread.alive or self._engine_error is not None:
+            return f"the engine's thread is dead ({self._engine_error or 'it ended'})"
         if self._thread.busy_s > self.options.stuck_s:
             return f"the engine is stuck: a step has been running for {self._thread.busy_s:.0f} s"
         return "the server is stopping" if self._stopping else None
 
-    async def read(self, work: Callable[..., T], *args: Any) -> T:
+    async def run_in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run slow work (tokenising, templates, grammars) in a thread and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     def generate(
         self,
@@ -127,13 +127,14 @@ class Service:
         ApiError
             The server is full or unhealthy.
         """
-        trouble = self.trouble()
-        if trouble is not None or self._thread is None:
-            raise ApiError(503, trouble or "the server has not started")
+        reason = self.unhealthy_reason()
+        if reason is not None or self._thread is None:
+            raise ApiError(503, reason or "the server has not started")
         count = len(prompts) * n
         if count > self.options.max_live:
             raise invalid(
-                f"{count} completions are asked for; allowed are {self.options.max_live} at once"
+                f"the request needs {count} completions; allowed are {self.options.max_live} "
+                "at once (server.max_live)"
             )
         if len(self._live) + count > self.options.max_live:
             raise ApiError(
@@ -145,24 +146,26 @@ class Service:
             )
         requests = [
             Request(
-                f"{call_id}-{at * n + choice}",
+                f"{call_id}-{index * n + choice}",
                 tuple(prompt),
                 choice_params(params, choice, constraint),
             )
-            for at, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts)
             for choice in range(n)
         ]
-        generation = Generation(requests, self.tokenizer, self.forget)
+        generation = Generation(requests, self.tokenizer, self.finish_request)
         self.metrics.observe("request_params_n", n)
         for request in requests:
             self._live[request.request_id] = generation
             # Stop strings are matched here, since the engine has no tokenizer.
-            bare = dataclasses.replace(request.params, stop=()) if request.params.stop else None
-            self._thread.submit(dataclasses.replace(request, params=bare) if bare else request)
+            if request.params.stop:
+                without_stop = dataclasses.replace(request.params, stop=())
+                request = dataclasses.replace(request, params=without_stop)
+            self._thread.submit(request)
         return generation
 
-    def forget(self, request_id: str, abort: bool, reason: str) -> None:
-        """Remove an engine request that has ended; with ``abort``, end it in the engine as well."""
+    def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
+        """Remove an ended request and record its metrics; ``abort`` also ends it in the engine."""
         generation = self._live.pop(request_id, None)
         if generation is None:
             return
@@ -170,23 +173,23 @@ class Service:
             self._thread.abort(request_id)
         self._running.discard(request_id)
         metrics, times = self.metrics, generation.times[request_id]
-        metrics.end(generation.requests[request_id], times, time.monotonic(), reason)
+        metrics.record_end(generation.requests[request_id], times, time.monotonic(), reason)
 
     def _deliver(self, step: EngineStep) -> None:
-        """Pass a step's events to their generations, and wake the readers."""
+        """Pass a step's events to their generations and wake their readers."""
         woken: dict[int, Generation] = {}
         for request_id in step.admitted:
             if request_id in self._live:
-                self._live[request_id].times[request_id].admitted = step.began
+                self._live[request_id].times[request_id].admitted = step.started
                 self._running.add(request_id)
         for event in step.events:
             generation = self._live.get(event.request_id)
             if generation is not None:
                 if event.token != NO_TOKEN:
-                    self.metrics.token(generation.times[event.request_id], step.ended)
+                    self.metrics.record_token(generation.times[event.request_id], step.ended)
                 generation.put(event)
                 woken[id(generation)] = generation
-        self.metrics.step(step)
+        self.metrics.record_step(step)
         for generation in woken.values():
             generation.wake()
 
@@ -194,27 +197,29 @@ class Service:
         """Return the metrics in Prometheus' text format."""
         self.metrics.running.set(len(self._running))
         self.metrics.waiting.set(len(self._live) - len(self._running))
-        return self.metrics.page()
+        return self.metrics.render()
 
     def _engine_ended(self, error: BaseException | None) -> None:
         if error is not None:
-            self._ended_by = one_line_with_type(error)
-        self._fail_all(ApiError(500, f"the engine failed: {self._ended_by or 'it was stopped'}"))
+            self._engine_error = one_line_with_type(error)
+        self._fail_all(
+            ApiError(500, f"the engine failed: {self._engine_error or 'it was stopped'}")
+        )
 
     def _fail_all(self, error: ApiError) -> None:
         for generation in list(self._live.values()):
             generation.fail(error)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new requests, end live ones after at most ``grace_s``, and stop the engine."""
+        """Refuse new requests, end live ones within ``grace_s`` seconds, and stop the engine."""
         self._stopping = True
-        end = time.monotonic() + grace_s
-        while self._live and time.monotonic() < end:
+        deadline = time.monotonic() + grace_s
+        while self._live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         self._fail_all(ApiError(503, "the server is stopping"))
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop, 5.0)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def num_live(self) -> int:
@@ -225,12 +230,12 @@ class Service:
 def choice_params(
     params: SamplingParams, choice: int, constraint: GrammarConstraint | None
 ) -> SamplingParams:
-    """Return the parameters of one choice, with a seed and a constraint of its own."""
-    own = None if constraint is None else constraint.copy()
+    """Return the parameters of one choice: its seed is ``seed + choice``, its constraint a copy."""
+    copied = None if constraint is None else constraint.copy()
     seed = params.seed if params.seed is None else (params.seed + choice) % (1 << 64)
-    return dataclasses.replace(params, seed=seed, constraint=own)
+    return dataclasses.replace(params, seed=seed, constraint=copied)
 
 
 def new_id(kind: str) -> str:
-    """Return a new id, such as ``chatcmpl-...``."""
+    """Return a new id; ``new_id("chatcmpl")`` starts with ``chatcmpl-``."""
     return f"{kind}-{uuid.uuid4().hex}"

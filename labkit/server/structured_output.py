@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from labkit.server.api_error import invalid
 
-# The white space of json.dumps; flexible white space would allow endless runs of it.
-STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# As json.dumps writes JSON; with flexible white space a model could generate it without end.
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
-    """Builds constraints for a model's vocabulary.
+    """Builds grammar constraints for a model's vocabulary.
 
     Parameters
     ----------
     tokenizer_json
-        The model's tokenizer.json; it is read at the first use (0.3 s for 49,152 tokens).
+        The model's tokenizer.json, read at the first use (0.3 s for 49,152 tokens).
     vocab_size, eos_token_ids
         The model's vocabulary size and end-of-text tokens.
     """
@@ -31,13 +31,15 @@ class Grammars:
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._path = tokenizer_json
         self._vocab_size = vocab_size
-        self._ends = list(eos_token_ids)
+        self._eos_token_ids = list(eos_token_ids)
 
     @cached_property
     def _tokenizer(self) -> Any:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(str(self._path), n_vocab=self._vocab_size, eos_token=self._ends or None)
+        return LLTokenizer(
+            str(self._path), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
+        )
 
     def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
         """Return the constraint of a JSON schema.
@@ -50,11 +52,11 @@ class Grammars:
         from llguidance import LLMatcher
 
         return self._build(
-            LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE), param
+            LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE), param
         )
 
     def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
-        """Return the constraint of a grammar in llguidance's Lark; errors as ``from_schema``."""
+        """Return the constraint of a Lark grammar (llguidance's); raises as ``from_schema``."""
         from llguidance import LLMatcher
 
         return self._build(LLMatcher.grammar_from_lark(grammar), param)
@@ -62,34 +64,34 @@ class Grammars:
     def _build(self, grammar: str, param: str) -> GrammarConstraint:
         from llguidance import LLMatcher
 
-        if not self._ends:
-            raise invalid(f"{param}: the model has no token that ends a text", param)
+        if not self._eos_token_ids:
+            raise invalid(f"{param}: the model has no end-of-text token", param)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise invalid(f"{param}: {matcher.get_error()}", param)
-        return GrammarConstraint(matcher, self._ends)
+        return GrammarConstraint(matcher, self._eos_token_ids)
 
 
 class GrammarConstraint:
     """A grammar and its state after a request's output (a ``labkit.engine.request.Constraint``)."""
 
-    def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
-        self._ends = list(ends)
-        self._read: list[int] = []
+        self._eos_token_ids = list(eos_token_ids)
+        self._consumed: list[int] = []
 
     def copy(self) -> GrammarConstraint:
         """Return a constraint in the initial state, for another request."""
         matcher = self._matcher.deep_copy()
         matcher.reset()
-        return GrammarConstraint(matcher, self._ends)
+        return GrammarConstraint(matcher, self._eos_token_ids)
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids that may come next: the end tokens if output is complete."""
+        """Return a mask of the allowed next ids; after a complete output, only end-of-text ids."""
         self._advance(output)
         if self._matcher.is_stopped():
             mask = np.zeros(vocab_size, np.bool_)
-            mask[self._ends] = True
+            mask[self._eos_token_ids] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
@@ -98,14 +100,16 @@ class GrammarConstraint:
         return mask
 
     def _advance(self, output: Sequence[int]) -> None:
-        """Move the matcher from the tokens it has read to ``output``."""
+        """Roll the matcher back to the prefix shared with ``output``, then feed it the rest."""
         common = 0
-        for old, new in zip(self._read, output, strict=False):
+        for old, new in zip(self._consumed, output, strict=False):
             if old != new:
                 break
             common += 1
-        rolled_back = common == len(self._read) or self._matcher.rollback(len(self._read) - common)
+        rolled_back = common == len(self._consumed) or self._matcher.rollback(
+            len(self._consumed) - common
+        )
         new_tokens = list(output[common:])
         if not (rolled_back and (not new_tokens or self._matcher.consume_tokens(new_tokens))):
-            raise RuntimeError(f"a constraint was left: {self._matcher.get_error()}")
-        self._read = list(output)
+            raise RuntimeError(f"the output violates the grammar: {self._matcher.get_error()}")
+        self._consumed = list(output)

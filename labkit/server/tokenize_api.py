@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them: what a client's text is in tokens."""
+"""``/tokenize`` and ``/detokenize``, compatible with vLLM's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from labkit.server.api_error import invalid
-from labkit.server.chat_api import plain
+from labkit.server.chat_api import to_template_messages
 from labkit.server.openai_types import ChatMessage, TokenId
 from labkit.server.sampling_translation import check_model, decode, encode_conversation, encode_text
 from labkit.server.serving_service import Service
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
-    """``POST /tokenize``: a prompt, or a conversation as the model's template writes it."""
+    """``POST /tokenize``: a prompt, or a conversation for the model's chat template."""
 
     model: str | None = None
     prompt: str | None = None
@@ -24,8 +24,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True):
     return_token_strs: bool | None = None
 
 
-class Tokens(Struct, frozen=True):
-    """The answer to a ``TokenizeRequest``."""
+class TokenizeResponse(Struct, frozen=True):
+    """The response to a ``TokenizeRequest``."""
 
     count: int
     max_model_len: int
@@ -40,39 +40,39 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Text(Struct, frozen=True):
-    """The answer to a ``DetokenizeRequest``."""
+class DetokenizeResponse(Struct, frozen=True):
+    """The response to a ``DetokenizeRequest``."""
 
     prompt: str
 
 
-_tokenize = msgspec.json.Decoder(TokenizeRequest)
-_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(service: Service, body: bytes) -> Response:
-    """Answer a ``TokenizeRequest``; ``ApiError`` where it cannot be."""
-    request = decode(_tokenize, body)
+    """Return the token ids of a prompt or conversation; ``ApiError`` for an invalid request."""
+    request = decode(_tokenize_decoder, body)
     check_model(service, request.model or service.name)
     if (request.prompt is None) is (request.messages is None):
-        raise invalid("give prompt or messages", "prompt")
+        raise invalid("give either prompt or messages", "prompt")
     if request.prompt is not None:
         tokens = await encode_text(service, request.prompt)
     else:
-        tokens = await encode_conversation(service, plain(request.messages or []))
-    spelled = [service.tokenizer.piece(t) for t in tokens] if request.return_token_strs else UNSET
-    return json_response(Tokens(len(tokens), service.context, tokens, spelled))
+        tokens = await encode_conversation(service, to_template_messages(request.messages or []))
+    strings = [service.tokenizer.piece(t) for t in tokens] if request.return_token_strs else UNSET
+    return _json_response(TokenizeResponse(len(tokens), service.max_model_len, tokens, strings))
 
 
 async def detokenize(service: Service, body: bytes) -> Response:
-    """Answer a ``DetokenizeRequest``; ``ApiError`` where it cannot be."""
-    request = decode(_detokenize, body)
+    """Return the text of token ids; ``ApiError`` for an invalid request."""
+    request = decode(_detokenize_decoder, body)
     check_model(service, request.model or service.name)
     if max(request.tokens, default=0) >= service.vocab_size:
-        raise invalid(f"tokens: ids are 0 to {service.vocab_size - 1}", "tokens")
-    return json_response(Text(await service.read(service.tokenizer.decode, request.tokens)))
+        raise invalid(f"tokens: allowed are ids from 0 to {service.vocab_size - 1}", "tokens")
+    text = await service.run_in_thread(service.tokenizer.decode, request.tokens)
+    return _json_response(DetokenizeResponse(text))
 
 
-def json_response(value: Struct) -> Response:
-    """Return an object as an answer."""
+def _json_response(value: Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")

@@ -15,10 +15,10 @@ from typing import Any
 
 from labkit.engine.module_rebinding import light_package
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.structured_output import STYLE
+from labkit.server.structured_output import JSON_STYLE
 
-# A mark that only templates of this parser contain, the most specific first.
-MARKS = (
+# (mark, parser): a mark that only chat templates of this parser contain, most specific first.
+TEMPLATE_MARKS = (
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm47"),
     ("<minimax:tool_call>", "minimax_m2"),
@@ -29,7 +29,7 @@ MARKS = (
     ("[TOOL_CALLS]", "mistral"),
     ("<tool_call>", "json_tools"),
 )
-JSON = "json_tools"
+JSON_PARSER = "json_tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,20 @@ class ToolCallFormat:
         self.end: str = self._module.tool_call_end
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
-        """Return the calls in the text between two marks; empty if it cannot be parsed."""
+        """Return the calls in the text between two marks; an empty list if it cannot be parsed."""
         try:
             parsed = self._module.parse_tool_call(text, list(tools))
-        except Exception:  # parsers raise anything: the model wrote something else
+        except Exception:  # parsers raise any exception on text that is not a call
             return []
         calls = [_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
         return [call for call in calls if call is not None]
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str | None:
         """Return the Lark grammar of one call of these tools; None unless the format is JSON."""
-        if self.name != JSON:
+        if self.name != JSON_PARSER:
             return None
         calls = [_call_schema(tool["function"]) for tool in tools]
-        schema = json.dumps({"anyOf": calls, "x-guidance": STYLE})
+        schema = json.dumps({"anyOf": calls, "x-guidance": JSON_STYLE})
         first, last = _terminal(self.start, tokenizer), _terminal(self.end, tokenizer)
         return f'start: {first} "\\n" call "\\n" {last}\ncall: %json {schema}\n'
 
@@ -100,23 +100,23 @@ def _call(parsed: Any) -> ParsedToolCall | None:
     return ParsedToolCall(f"call_{uuid.uuid4().hex[:24]}", parsed["name"], text)
 
 
-def call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
+def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
     """Return a model's tool-call format; None if its template has no tools or no known marks."""
     template = tokenizer.template
     if template is None or not template.takes_tools:
         return None
-    name = next((parser for mark, parser in MARKS if mark in template.source), None)
+    name = next((parser for mark, parser in TEMPLATE_MARKS if mark in template.source), None)
     return None if name is None else ToolCallFormat(name)
 
 
 class ToolCallParser:
     """Incremental parser: separates tool calls from plain text as text arrives.
 
-    Text that may be the start of a mark is held back, and a call until it is complete.
+    It buffers text that may be the start of a mark, and calls until they are complete.
     """
 
-    def __init__(self, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._form = form
+    def __init__(self, call_format: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._format = call_format
         self._tools = tools
         self._buffer = ""
         self._inside = False
@@ -125,7 +125,7 @@ class ToolCallParser:
         """Add text; yield the plain text and calls that are complete."""
         self._buffer += text
         while True:
-            mark = self._form.end if self._inside else self._form.start
+            mark = self._format.end if self._inside else self._format.start
             at = self._buffer.find(mark) if mark else -1
             if at < 0:
                 break
@@ -133,15 +133,13 @@ class ToolCallParser:
             yield from self._calls(before, mark) if self._inside else _nonempty(before)
             self._inside = not self._inside
         if not self._inside:
-            keep = _partial_mark_length(self._buffer, self._form.start)
-            shown, self._buffer = (
-                self._buffer[: len(self._buffer) - keep],
-                self._buffer[len(self._buffer) - keep :],
-            )
-            yield from _nonempty(shown)
+            num_kept = _partial_mark_length(self._buffer, self._format.start)
+            cut = len(self._buffer) - num_kept
+            plain_text, self._buffer = self._buffer[:cut], self._buffer[cut:]
+            yield from _nonempty(plain_text)
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """Yield the rest: plain text, or a call whose end mark did not come."""
+        """Yield the rest: plain text, or a call without its end mark."""
         buffered, self._buffer = self._buffer, ""
         if self._inside:
             yield from self._calls(buffered, "")
@@ -149,9 +147,9 @@ class ToolCallParser:
             yield from _nonempty(buffered)
 
     def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
-        """Yield the calls in a text; the text itself, with its marks, if it has none."""
-        calls = self._form.parse(text, self._tools)
-        yield from calls or _nonempty(f"{self._form.start}{text}{mark}")
+        """Yield the calls in a text, or the text itself with its marks if it has no call."""
+        calls = self._format.parse(text, self._tools)
+        yield from calls or _nonempty(f"{self._format.start}{text}{mark}")
 
 
 def _nonempty(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tiny model with a chat template that has tools."""
+"""The tiny model, with a chat template that supports tools."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>
 
 
 def build(folder):
-    """Make the model's directory, which must not be there yet."""
+    """Create the model's directory, which must not exist yet."""
     from labkit import models
     from labkit.config import Model, ModelShape
 

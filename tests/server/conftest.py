@@ -1,4 +1,4 @@
-"""Servers for tests: the real command, on the tiny model with a chat template that has tools."""
+"""Fixtures of servers: the real command, on the tiny model with a chat template for tools."""
 
 import contextlib
 import os
@@ -12,21 +12,20 @@ from pathlib import Path
 import pytest
 
 openai = pytest.importorskip("openai")
-sys.path.insert(
-    0, str(Path(__file__).parent)
-)  # for ``engines`` and ``chat_model``: tests are no packages here
+# Tests are not a package; this makes ``fake_engine`` and ``chat_model`` importable.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory):
-    """The tiny model's directory, with a chat template."""
+    """The directory of the tiny model with a chat template."""
     from chat_model import build
 
     return build(tmp_path_factory.mktemp("chat") / "tiny-chat")
 
 
-class Running:
-    """A server's process."""
+class ServerProcess:
+    """A running ``labkit.serve`` process."""
 
     def __init__(self, process, url, log):
         self.process, self.url, self.log = process, url, log
@@ -37,41 +36,41 @@ class Running:
             base_url=f"{self.url}/v1", _strict_response_validation=strict, **options
         )
 
-    def stop(self, number=signal.SIGTERM):
-        """Send a signal; return the exit code."""
-        self.process.send_signal(number)
+    def stop(self, signum=signal.SIGTERM):
+        """Send a signal and return the exit code."""
+        self.process.send_signal(signum)
         return self.process.wait(timeout=30)
 
 
 @pytest.fixture(scope="session")
-def serving():
-    """A context manager: the log's path and overrides to a running server."""
-    return _serving
+def start_server():
+    """A context manager that runs a server, given a log's path and overrides."""
+    return _run_server
 
 
 @contextlib.contextmanager
-def _serving(log, *overrides):
-    """Start ``labkit.serve`` on a free port, wait until it serves, and end it."""
+def _run_server(log, *overrides):
+    """Start ``labkit.serve`` on a free port, wait until it serves, and kill it at the end."""
     command = [sys.executable, "-m", "labkit.serve", "server.port=0", *map(str, overrides)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
         deadline = time.monotonic() + 600  # kernels may have to be compiled
-        while not (found := re.search(r"(http://\S+) serves", log.read_text())):
+        while not (match := re.search(r"(http://\S+) serves", log.read_text())):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        yield Running(process, found.group(1), log)
+        yield ServerProcess(process, match.group(1), log)
     finally:
         process.kill()
         process.wait()
 
 
 @pytest.fixture(scope="session")
-def server(chat_model, serving, tmp_path_factory):
-    """A server of the tiny model that stays for all tests."""
+def server(chat_model, start_server, tmp_path_factory):
+    """A server of the tiny model that all tests share."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(
+    with start_server(
         log,
         "model=local",
         f"model.path={chat_model}",
@@ -84,15 +83,15 @@ def server(chat_model, serving, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(server):
-    """OpenAI's client, which refuses answers that are not as its types say."""
+    """OpenAI's client, which refuses responses that do not match its types."""
     return server.client()
 
 
 @pytest.fixture(scope="session")
-def lenient(server):
-    """The same client for streams of completions.
+def lenient_client(server):
+    """OpenAI's client without strict validation, for streamed completions.
 
-    Its own type of them wants a ``finish_reason`` in every chunk; the API says null until the
-    last, as here.
+    The client's type requires a ``finish_reason`` in every chunk; OpenAI's API, as this server,
+    sends null in all but the last.
     """
     return server.client(strict=False)

@@ -1,4 +1,4 @@
-"""The prompt in the terminal."""
+"""Tests of the chat shell."""
 
 import io
 import os
@@ -8,13 +8,13 @@ import subprocess
 import sys
 
 import pytest
-from engines import Engine, Words
+from fake_engine import CharTokenizer, FakeEngine
 
 from labkit.server.chat_shell import Shell
 
 
-def talk(lines, engine=None, max_tokens=5, template=None):
-    """Type lines; return what the shell says. A line may be an exception."""
+def run_shell(lines, engine=None, max_tokens=5, template=None):
+    """Type lines and return the shell's output; an exception as a line is raised."""
     typed, out = iter(lines), io.StringIO()
 
     def read(prompt):
@@ -24,25 +24,25 @@ def talk(lines, engine=None, max_tokens=5, template=None):
         out.write(f"{prompt}{line}\n")
         return line
 
-    words = Words()
-    words.template = template
-    Shell(engine or Engine(), words, max_tokens, out=out, read=read).run()
+    tokenizer = CharTokenizer()
+    tokenizer.template = template
+    Shell(engine or FakeEngine(), tokenizer, max_tokens, out=out, read=read).run()
     return out.getvalue()
 
 
-def test_an_answer_and_its_rate():
-    said = talk(["hello"])
-    assert "> hello\naaaaa\n[5 tokens, the first after" in said and "tok/s]" in said
+def test_a_reply_is_followed_by_its_speed():
+    output = run_shell(["hello"])
+    assert "> hello\naaaaa\n[5 tokens, the first after" in output and "tok/s]" in output
 
 
-def test_the_conversation_goes_on_until_it_begins_anew():
-    asked = []
+def test_the_conversation_continues_until_new():
+    prompts = []
 
-    class Chatty(Words):
+    class ChatTokenizer(CharTokenizer):
         template = object()
 
         def encode_chat(self, messages):
-            asked.append([message["content"] for message in messages])
+            prompts.append([message["content"] for message in messages])
             return [1]
 
     typed, out = iter(["one", "two", "/new", "three"]), io.StringIO()
@@ -53,48 +53,49 @@ def test_the_conversation_goes_on_until_it_begins_anew():
             raise EOFError
         return line
 
-    Shell(Engine(), Chatty(), 3, out=out, read=read).run()
-    assert asked == [["one"], ["one", "aaa", "two"], ["three"]]
+    Shell(FakeEngine(), ChatTokenizer(), 3, out=out, read=read).run()
+    assert prompts == [["one"], ["one", "aaa", "two"], ["three"]]
 
 
-def test_ctrl_c_stops_the_answer_and_no_more(monkeypatch):
+def test_ctrl_c_stops_only_the_current_reply(monkeypatch):
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        engine = Engine()
+        engine = FakeEngine()
         steps = []
 
-        def before():
+        def interrupt_third_step():
             steps.append(1)
             if len(steps) == 3:
                 signal.raise_signal(signal.SIGINT)
 
-        engine.before_step = before
-        said = talk(["hello", "again"], engine, max_tokens=5)
+        engine.before_step = interrupt_third_step
+        output = run_shell(["hello", "again"], engine, max_tokens=5)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert "aa\n[stopped, 2 tokens" in said
-    assert engine.aborted[0] == "shell-0" and "aaaaa\n[5 tokens" in said
+    assert "aa\n[stopped, 2 tokens" in output
+    assert engine.aborted[0] == "shell-0" and "aaaaa\n[5 tokens" in output
 
 
-def test_ctrl_c_at_the_prompt_ends_nothing():
-    said = talk([KeyboardInterrupt(), "hello"])
-    assert "(ctrl-D ends)" in said and "aaaaa" in said
+def test_ctrl_c_at_the_prompt_does_not_exit():
+    output = run_shell([KeyboardInterrupt(), "hello"])
+    assert "(ctrl-D exits)" in output and "aaaaa" in output
 
 
-def test_the_command_talks_through_a_pipe(chat_model):
+def test_the_command_reads_lines_from_a_pipe(chat_model):
     command = [sys.executable, "-m", "labkit.serve", "shell=true", "model=local"]
     command += [f"model.path={chat_model}", "server.max_output_tokens=4"]
-    found = subprocess.run(
+    completed = subprocess.run(
         command, input="hello\nagain\n", capture_output=True, text=True, timeout=600,
         env=dict(os.environ),
     )  # fmt: skip
-    assert found.returncode == 0, found.stderr
+    assert completed.returncode == 0, completed.stderr
     assert (
-        len(re.findall(r"\[4 tokens, the first after [\d.]+ s, [\d.]+ tok/s\]", found.stdout)) == 2
+        len(re.findall(r"\[4 tokens, the first after [\d.]+ s, [\d.]+ tok/s\]", completed.stdout))
+        == 2
     )
 
 
-def test_what_only_a_server_has_is_refused():
+def test_server_options_are_refused_with_shell():
     from labkit.config import ConfigError, Model, ModelShape, Serve, Server
 
     with pytest.raises(ConfigError, match=r"server\.port=9: shell=true starts no server"):

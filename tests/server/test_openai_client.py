@@ -1,4 +1,4 @@
-"""What OpenAI's own client, strict about every answer, can do with the server."""
+"""Tests of completions and chat with OpenAI's client under strict validation."""
 
 import openai
 import pytest
@@ -25,21 +25,21 @@ def text_of(chunks):
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").object == "model"
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError) as error_info:
         client.models.retrieve("other")
-    assert caught.value.code == "model_not_found"
+    assert error_info.value.code == "model_not_found"
 
 
 def test_chat(client):
-    answer = chat(client)
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.completion_tokens == 6
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 6
-    assert chat(client).choices[0].message.content == answer.choices[0].message.content
+    response = chat(client)
+    assert response.choices[0].message.role == "assistant"
+    assert response.choices[0].finish_reason == "length"
+    assert response.usage.completion_tokens == 6
+    assert response.usage.total_tokens == response.usage.prompt_tokens + 6
+    assert chat(client).choices[0].message.content == response.choices[0].message.content
 
 
-def test_a_chat_streamed_is_the_chat(client):
+def test_a_streamed_chat_equals_the_whole_one(client):
     whole = chat(client)
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     assert text_of(chunks) == whole.choices[0].message.content
@@ -52,92 +52,86 @@ def test_a_chat_streamed_is_the_chat(client):
     assert all(c.usage is None for c in [first, *between, last])
 
 
-def test_without_being_asked_a_stream_has_no_usage(client):
+def test_a_stream_has_no_usage_by_default(client):
     assert all(chunk.choices and chunk.usage is None for chunk in chat(client, stream=True))
 
 
-def test_usage_in_every_chunk_counts_up(client):
+def test_continuous_usage_counts_up(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(chat(client, stream=True, stream_options=options))
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 6
 
 
-def test_completion(client, lenient):
-    answer = complete(client)
-    assert answer.object == "text_completion" and answer.usage.completion_tokens == 6
-    chunks = list(
-        complete(
-            lenient,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    assert "".join(c.choices[0].text for c in chunks if c.choices) == answer.choices[0].text
+def test_completion_whole_and_streamed(client, lenient_client):
+    response = complete(client)
+    assert response.object == "text_completion" and response.usage.completion_tokens == 6
+    chunks = list(complete(lenient_client, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == response.choices[0].text
     assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + [
         "length"
     ]
-    assert chunks[-1].choices == [] and chunks[-1].usage == answer.usage
+    assert chunks[-1].choices == [] and chunks[-1].usage == response.usage
 
 
-def test_token_ids_are_those_of_the_answer(client):
-    asked = {"extra_body": {"return_token_ids": True}}
-    answer = complete(client, **asked).choices[0]
-    again = complete(client, prompt=answer.prompt_token_ids, **asked).choices[0]
-    assert len(answer.token_ids) == 6 and again.token_ids == answer.token_ids
-    stream = chat(client, stream=True, **asked)
+def test_returned_token_ids_reproduce_the_completion(client):
+    options_with_ids = {"extra_body": {"return_token_ids": True}}
+    response = complete(client, **options_with_ids).choices[0]
+    repeated = complete(client, prompt=response.prompt_token_ids, **options_with_ids).choices[0]
+    assert len(response.token_ids) == 6 and repeated.token_ids == response.token_ids
+    stream = chat(client, stream=True, **options_with_ids)
     ids = [token for chunk in stream for token in chunk.choices[0].token_ids]
-    assert ids == chat(client, **asked).choices[0].token_ids
+    assert ids == chat(client, **options_with_ids).choices[0].token_ids
 
 
 def test_several_prompts_and_choices(client):
-    answer = complete(client, prompt=["hello", "other text"], n=2, temperature=1, seed=5)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    texts = [choice.text for choice in answer.choices]
+    response = complete(client, prompt=["hello", "other text"], n=2, temperature=1, seed=5)
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in response.choices]
     assert texts[0] != texts[1]
-    again = complete(client, prompt=["hello", "other text"], n=2, temperature=1, seed=5)
-    assert [choice.text for choice in again.choices] == texts
+    repeated = complete(client, prompt=["hello", "other text"], n=2, temperature=1, seed=5)
+    assert [choice.text for choice in repeated.choices] == texts
 
 
 def test_n_choices_of_a_chat(client):
-    answer = chat(client, n=3, temperature=1.0, seed=7)
-    texts = [choice.message.content for choice in answer.choices]
+    response = chat(client, n=3, temperature=1.0, seed=7)
+    texts = [choice.message.content for choice in response.choices]
     assert len(set(texts)) == 3
     chunks = list(chat(client, n=3, temperature=1.0, seed=7, stream=True))
-    parts = [
+    streamed_texts = [
         "".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i)
         for i in range(3)
     ]
-    assert parts == texts
+    assert streamed_texts == texts
 
 
-def test_a_stop_text_ends_and_is_left_out(client):
+def test_a_stop_string_ends_the_text_and_is_left_out(client):
     text = complete(client, max_tokens=8).choices[0].text
     stop = text.split()[2]
-    answer = complete(client, max_tokens=8, stop=[stop]).choices[0]
-    assert answer.finish_reason == "stop"
-    assert answer.text == text[: text.index(stop)]
+    response = complete(client, max_tokens=8, stop=[stop]).choices[0]
+    assert response.finish_reason == "stop"
+    assert response.text == text[: text.index(stop)]
 
 
 def test_logprobs(client):
-    answer = chat(client, logprobs=True, top_logprobs=3).choices[0]
-    assert "".join(item.token for item in answer.logprobs.content) == answer.message.content
-    for item in answer.logprobs.content:
+    response = chat(client, logprobs=True, top_logprobs=3).choices[0]
+    assert "".join(item.token for item in response.logprobs.content) == response.message.content
+    for item in response.logprobs.content:
         assert len(item.top_logprobs) == 3
         assert item.logprob == max(top.logprob for top in item.top_logprobs) < 0  # greedy
         assert bytes(item.bytes).decode() == item.token
     chunks = list(chat(client, logprobs=True, top_logprobs=3, stream=True))
-    assert [i for c in chunks for i in c.choices[0].logprobs.content] == answer.logprobs.content
+    assert [i for c in chunks for i in c.choices[0].logprobs.content] == response.logprobs.content
     text = complete(client, logprobs=2).choices[0]
     assert "".join(text.logprobs.tokens) == text.text
     assert all(len(top) == 2 for top in text.logprobs.top_logprobs)
 
 
-def test_a_bias_chooses(client):
-    asked = {"logit_bias": {"300": 100}, "extra_body": {"return_token_ids": True}}
-    assert complete(client, **asked).choices[0].token_ids == [300] * 6
-    asked["frequency_penalty"] = 2.0
-    assert complete(client, max_tokens=60, **asked).choices[0].token_ids[-1] != 300
+def test_logit_bias_forces_a_token_until_its_penalty(client):
+    options_with_ids = {"logit_bias": {"300": 100}, "extra_body": {"return_token_ids": True}}
+    assert complete(client, **options_with_ids).choices[0].token_ids == [300] * 6
+    options_with_ids["frequency_penalty"] = 2.0
+    assert complete(client, max_tokens=60, **options_with_ids).choices[0].token_ids[-1] != 300
 
 
 @pytest.mark.parametrize(
@@ -160,22 +154,22 @@ def test_a_bias_chooses(client):
         ({"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages"),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_named(client, options, param):
-    with pytest.raises(openai.BadRequestError) as caught:
+def test_an_invalid_option_is_refused_by_name(client, options, param):
+    with pytest.raises(openai.BadRequestError) as error_info:
         chat(client, **options)
-    error = caught.value
+    error = error_info.value
     assert (error.type, error.param) == ("invalid_request_error", param)
     assert error.body["message"] and "\n" not in error.body["message"]
 
 
-def test_another_model_is_not_found(client):
-    with pytest.raises(openai.NotFoundError) as caught:
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as error_info:
         chat(client, model="gpt-4")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert (error_info.value.code, error_info.value.param) == ("model_not_found", "model")
 
 
 @pytest.mark.parametrize("prompt", ["", [], [1, "a"], [[1], "a"], [-1], [99999], [[]], [[1], []]])
-def test_prompts_that_are_none(client, prompt):
-    with pytest.raises(openai.BadRequestError) as caught:
+def test_invalid_prompts_are_refused(client, prompt):
+    with pytest.raises(openai.BadRequestError) as error_info:
         complete(client, prompt=prompt)
-    assert caught.value.param.startswith("prompt")
+    assert error_info.value.param.startswith("prompt")

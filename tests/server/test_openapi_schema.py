@@ -1,4 +1,4 @@
-"""The server against its own description: Schemathesis makes up requests, valid and not."""
+"""Tests of the server against its OpenAPI document, with requests that Schemathesis generates."""
 
 import http.client
 import json
@@ -14,10 +14,10 @@ CHECKS = "not_a_server_error,response_schema_conformance,status_code_conformance
 
 
 @pytest.fixture(scope="module")
-def brief(chat_model, serving, tmp_path_factory):
-    """A server whose answers are short."""
-    with serving(
-        tmp_path_factory.mktemp("brief") / "log",
+def short_output_server(chat_model, start_server, tmp_path_factory):
+    """A server that generates at most 8 tokens per response."""
+    with start_server(
+        tmp_path_factory.mktemp("short_output_server") / "log",
         "model=local",
         f"model.path={chat_model}",
         "server.model_name=tiny",
@@ -31,28 +31,28 @@ def brief(chat_model, serving, tmp_path_factory):
     "examples", [10, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @pytest.mark.skipif(not COMMAND.exists(), reason="schemathesis is not installed")
-def test_schemathesis_finds_nothing(brief, tmp_path, examples):
-    found = subprocess.run(
+def test_schemathesis_finds_no_violation(short_output_server, tmp_path, examples):
+    completed = subprocess.run(
         [
-            str(COMMAND), "run", f"{brief.url}/openapi.json", "--checks", CHECKS,
+            str(COMMAND), "run", f"{short_output_server.url}/openapi.json", "--checks", CHECKS,
             "--max-examples", str(examples), "--seed", "1", "--phases", "fuzzing,coverage",
             "--generation-database", "none", "--no-color", "--workers", "2",
         ],
         capture_output=True, text=True, cwd=tmp_path, timeout=900,
     )  # fmt: skip
-    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    assert "Traceback" not in brief.log.read_text()
+    assert completed.returncode == 0, completed.stdout[-4000:] + completed.stderr[-2000:]
+    assert "Traceback" not in short_output_server.log.read_text()
 
 
-def test_the_description_has_every_address(brief):
-    connection = http.client.HTTPConnection(urlsplit(brief.url).netloc, timeout=30)
+def test_the_document_has_every_path(short_output_server):
+    connection = http.client.HTTPConnection(urlsplit(short_output_server.url).netloc, timeout=30)
     connection.request("GET", "/openapi.json")
-    described = json.loads(connection.getresponse().read())
+    document = json.loads(connection.getresponse().read())
     connection.close()
-    assert set(described["paths"]) == {
+    assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
         "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/version",
         "/metrics",
     }  # fmt: skip
-    chat = described["components"]["schemas"]["ChatRequest"]
+    chat = document["components"]["schemas"]["ChatRequest"]
     assert chat["additionalProperties"] is False and "messages" in chat["required"]

@@ -1,4 +1,4 @@
-"""Who may ask, how much, and what a client sees when that is too much."""
+"""Tests of API keys, limits, errors, metrics, tokenising and shutdown over plain HTTP."""
 
 import http.client
 import json
@@ -14,40 +14,40 @@ import pytest
 HELLO = {"model": "tiny", "prompt": "hello", "temperature": 0}
 
 
-def ask(server, method, path, body=None, headers=()):
+def send(server, method, path, body=None, headers=()):
     """Send a request; return status, headers, and the body as JSON."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     try:
         connection.request(method, path, body, dict(headers))
-        answer = connection.getresponse()
-        return answer.status, answer.headers, json.loads(answer.read())
+        response = connection.getresponse()
+        return response.status, response.headers, json.loads(response.read())
     finally:
         connection.close()
 
 
-def is_error(answer):
-    """Whether an answer is the API's error object."""
-    error = answer[2]["error"]
+def is_error(response):
+    """Return whether the body of a response is the API's error object."""
+    error = response[2]["error"]
     return set(error) == {"message", "type", "param", "code"} and "\n" not in error["message"]
 
 
 def metric(server, name, **labels):
-    """Return a metric's value, all that have these labels added up."""
+    """Return a metric's value, summed over the series that have these labels."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     connection.request("GET", "/metrics")
     page = connection.getresponse().read().decode()
     connection.close()
     lines = [line for line in page.splitlines() if line.startswith(f"{name}{{")]
     assert lines, name
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    return sum(float(line.split()[-1]) for line in lines if all(text in line for text in wanted))
+    pairs = [f'{key}="{value}"' for key, value in labels.items()]
+    return sum(float(line.split()[-1]) for line in lines if all(text in line for text in pairs))
 
 
 @pytest.fixture(scope="module")
-def narrow(chat_model, serving, tmp_path_factory):
-    """A server that allows little, to those who have the key."""
-    with serving(
-        tmp_path_factory.mktemp("narrow") / "log",
+def limited_server(chat_model, start_server, tmp_path_factory):
+    """A server with an API key and low limits."""
+    with start_server(
+        tmp_path_factory.mktemp("limited") / "log",
         "model=local",
         f"model.path={chat_model}",
         "server.model_name=tiny",
@@ -84,72 +84,74 @@ KEY = {"Authorization": "Bearer sesame"}
         ("POST", "/detokenize", b'{"tokens": [1000000]}', 400),
     ],
 )
-def test_every_error_is_the_api_object(server, method, path, body, status):
-    answer = ask(server, method, path, body)
-    assert answer[0] == status and is_error(answer)
+def test_every_error_is_the_apis_error_object(server, method, path, body, status):
+    response = send(server, method, path, body)
+    assert response[0] == status and is_error(response)
 
 
-def test_the_key(narrow):
-    assert ask(narrow, "GET", "/health")[0] == 200  # whoever watches has no key
+def test_the_api_key_is_required_except_for_health(limited_server):
+    assert send(limited_server, "GET", "/health")[0] == 200  # monitoring needs no key
     for headers in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": "Basic sesame"}):
-        answer = ask(narrow, "GET", "/v1/models", headers=headers)
-        assert (answer[0], answer[2]["error"]["code"]) == (401, "invalid_api_key")
-        assert is_error(answer)
-    assert ask(narrow, "GET", "/v1/models", headers=KEY)[0] == 200
-    assert ask(narrow, "GET", "/v1/models", headers={"x-api-key": "sesame"})[0] == 200
+        response = send(limited_server, "GET", "/v1/models", headers=headers)
+        assert (response[0], response[2]["error"]["code"]) == (401, "invalid_api_key")
+        assert is_error(response)
+    assert send(limited_server, "GET", "/v1/models", headers=KEY)[0] == 200
+    assert send(limited_server, "GET", "/v1/models", headers={"x-api-key": "sesame"})[0] == 200
     with pytest.raises(openai.AuthenticationError):
-        narrow.client(api_key="wrong").models.list()
+        limited_server.client(api_key="wrong").models.list()
 
 
-def test_a_body_that_is_too_long(narrow):
+def test_a_too_long_body_is_refused(limited_server):
     body = json.dumps({**HELLO, "prompt": "x" * 3000}).encode()
-    answer = ask(narrow, "POST", "/v1/completions", body, KEY)
-    assert answer[0] == 413 and is_error(answer)
-    pieces = (body[at : at + 500] for at in range(0, len(body), 500))  # its length is not said
-    answer = ask(narrow, "POST", "/v1/completions", pieces, KEY)
-    assert answer[0] == 413 and is_error(answer)
+    response = send(limited_server, "POST", "/v1/completions", body, KEY)
+    assert response[0] == 413 and is_error(response)
+    pieces = (body[at : at + 500] for at in range(0, len(body), 500))  # chunked: without a length
+    response = send(limited_server, "POST", "/v1/completions", pieces, KEY)
+    assert response[0] == 413 and is_error(response)
 
 
-def test_a_prompt_that_is_too_long(narrow):
+def test_a_too_long_prompt_is_refused(limited_server):
     body = json.dumps({**HELLO, "prompt": [1] * 21}).encode()
-    answer = ask(narrow, "POST", "/v1/completions", body, KEY)
-    assert answer[0] == 400 and answer[2]["error"]["code"] == "context_length_exceeded"
+    response = send(limited_server, "POST", "/v1/completions", body, KEY)
+    assert response[0] == 400 and response[2]["error"]["code"] == "context_length_exceeded"
 
 
-def test_more_than_ever_fits_is_no_reason_to_come_back(narrow):
-    with pytest.raises(openai.BadRequestError, match="3 completions are asked for"):
-        narrow.client(api_key="sesame").completions.create(**HELLO, n=3)
+def test_more_choices_than_the_server_allows_are_a_bad_request(limited_server):
+    with pytest.raises(openai.BadRequestError, match="needs 3 completions; allowed are 2"):
+        limited_server.client(api_key="sesame").completions.create(**HELLO, n=3)
 
 
-def endless(client, **options):
-    """A stream that does not end by itself while a test runs."""
-    asked = {**HELLO, "max_tokens": 30_000, "extra_body": {"ignore_eos": True}, **options}
-    return client.completions.create(**asked, stream=True)
+def endless_stream(client, **options):
+    """Return a stream that does not end by itself during a test."""
+    request = {**HELLO, "max_tokens": 30_000, "extra_body": {"ignore_eos": True}, **options}
+    return client.completions.create(**request, stream=True)
 
 
-def test_a_full_server_says_when_to_come_back(narrow):
-    client = narrow.client(api_key="sesame", strict=False)
-    stream = endless(client)
+def test_a_full_server_sends_retry_after(limited_server):
+    client = limited_server.client(api_key="sesame", strict=False)
+    stream = endless_stream(client)
     next(iter(stream))
     waiting = []
-    second = threading.Thread(target=lambda: waiting.append(endless(client)))
+    second = threading.Thread(target=lambda: waiting.append(endless_stream(client)))
     second.start()
     deadline = time.monotonic() + 30
-    while metric(narrow, "vllm:num_requests_waiting") < 1 and time.monotonic() < deadline:
+    while metric(limited_server, "vllm:num_requests_waiting") < 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert metric(narrow, "vllm:num_requests_running") == 1
-    with pytest.raises(openai.RateLimitError) as caught:
+    assert metric(limited_server, "vllm:num_requests_running") == 1
+    with pytest.raises(openai.RateLimitError) as error_info:
         client.completions.create(**HELLO)
-    assert int(caught.value.response.headers["retry-after"]) >= 1
-    stream.close()  # its place is free: the one that waits begins
+    assert int(error_info.value.response.headers["retry-after"]) >= 1
+    stream.close()  # lets the waiting request start
     second.join(timeout=30)
     assert next(iter(waiting[0]))
     waiting[0].close()
 
 
-def test_a_client_that_leaves_frees_what_it_had(server, lenient):
+def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     before = metric(server, "vllm:request_success_total", finished_reason="abort")
-    stream = endless(lenient, max_tokens=512)  # left alone it would end by its length
+    stream = endless_stream(
+        lenient_client, max_tokens=512
+    )  # otherwise it would end with reason length
     next(iter(stream))
     assert metric(server, "vllm:kv_cache_usage_perc") > 0
     stream.close()
@@ -157,25 +159,25 @@ def test_a_client_that_leaves_frees_what_it_had(server, lenient):
     while metric(server, "vllm:num_requests_running") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert metric(server, "vllm:request_success_total", finished_reason="abort") == before + 1
-    # The next step says what is held now.
-    assert lenient.completions.create(**HELLO).choices[0].finish_reason == "length"
+    # The next step updates the usage.
+    assert lenient_client.completions.create(**HELLO).choices[0].finish_reason == "length"
     assert metric(server, "vllm:kv_cache_usage_perc") < 0.01
 
 
-def test_a_request_that_takes_too_long_ends(narrow):
-    client = narrow.client(api_key="sesame", strict=False)
+def test_a_request_ends_at_the_time_limit(limited_server):
+    client = limited_server.client(api_key="sesame", strict=False)
     long = {**HELLO, "max_tokens": 30_000, "extra_body": {"ignore_eos": True}}
     with ThreadPoolExecutor(2) as pool:
-        stream = endless(client)
+        stream = endless_stream(client)
         first = pool.submit(list, stream)
-        second = pool.submit(client.completions.create, **long)  # it never begins
+        second = pool.submit(client.completions.create, **long)  # it waits until the limit
         errors = [first.exception(), second.exception()]
     assert isinstance(errors[0], openai.APIError) and "longer than 8 s" in str(errors[0])
-    assert not isinstance(errors[0], openai.APIStatusError)  # the stream had begun
+    assert not isinstance(errors[0], openai.APIStatusError)  # the stream had started
     assert isinstance(errors[1], openai.InternalServerError) and errors[1].status_code == 504
 
 
-def test_metrics_count(server, client):
+def test_metrics_count_a_request(server, client):
     def counts():
         return [
             metric(server, "vllm:prompt_tokens_total"),
@@ -189,10 +191,10 @@ def test_metrics_count(server, client):
         ]
 
     before = counts()
-    answer = client.completions.create(**HELLO, max_tokens=5)
-    prompt = answer.usage.prompt_tokens
-    added = [after - old for after, old in zip(counts(), before, strict=True)]
-    assert added == [prompt, 5, 1, 1, 4, 1, 1, prompt + 4]
+    response = client.completions.create(**HELLO, max_tokens=5)
+    prompt = response.usage.prompt_tokens
+    deltas = [after - old for after, old in zip(counts(), before, strict=True)]
+    assert deltas == [prompt, 5, 1, 1, 4, 1, 1, prompt + 4]
 
 
 def test_metrics_have_vllms_names(server):
@@ -212,31 +214,36 @@ def test_metrics_have_vllms_names(server):
         metric(server, f"vllm:{name}")
 
 
-def test_tokenize_and_back(server, client):
+def test_tokenize_and_detokenize(server, client):
     body = json.dumps({"model": "tiny", "prompt": "hello there", "return_token_strs": True})
-    found = ask(server, "POST", "/tokenize", body)[2]
-    assert found["count"] == len(found["tokens"]) and "".join(found["token_strs"]) == "hello there"
-    back = ask(server, "POST", "/detokenize", json.dumps({"tokens": found["tokens"]}))[2]
-    assert back == {"prompt": "hello there"}
+    tokenized = send(server, "POST", "/tokenize", body)[2]
+    assert (
+        tokenized["count"] == len(tokenized["tokens"])
+        and "".join(tokenized["token_strs"]) == "hello there"
+    )
+    detokenized = send(server, "POST", "/detokenize", json.dumps({"tokens": tokenized["tokens"]}))[
+        2
+    ]
+    assert detokenized == {"prompt": "hello there"}
     messages = [{"role": "user", "content": "hello"}]
-    chat = ask(server, "POST", "/tokenize", json.dumps({"messages": messages}))[2]
+    chat = send(server, "POST", "/tokenize", json.dumps({"messages": messages}))[2]
     usage = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).usage
     assert chat["count"] == usage.prompt_tokens
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_ends_streams_properly(chat_model, serving, tmp_path, number):
-    with serving(
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_streams_with_an_error_event(chat_model, start_server, tmp_path, signum):
+    with start_server(
         tmp_path / "log", "model=local", f"model.path={chat_model}", "server.model_name=tiny",
         "server.grace_s=0.5", "server.max_output_tokens=30000",
     ) as running:  # fmt: skip
         connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=60)
         body = {**HELLO, "max_tokens": 30_000, "ignore_eos": True, "stream": True}
         connection.request("POST", "/v1/completions", json.dumps(body))
-        answer = connection.getresponse()
-        answer.readline()
-        running.process.send_signal(number)
-        lines = answer.read().decode().split("\n\n")
+        response = connection.getresponse()
+        response.readline()
+        running.process.send_signal(signum)
+        lines = response.read().decode().split("\n\n")
         assert running.process.wait(timeout=30) == 0
         assert lines[-2:] == ["data: [DONE]", ""]
         error = json.loads(lines[-3].removeprefix("data: "))["error"]

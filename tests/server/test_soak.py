@@ -1,6 +1,6 @@
-"""64 clients at once, some slow, some gone in mid-stream, some talking nonsense: nothing leaks.
+"""Soak test: 64 clients at once, some slow, some disconnecting, some sending invalid HTTP.
 
-Streams that are let alone have the tokens that they have on a server of their own.
+The server must leak nothing, and undisturbed streams must have the tokens of an idle server.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-CLIENTS = 64
-WITNESSES = 12  # requests whose tokens are known from an undisturbed run
-NONSENSE = [
+NUM_CLIENTS = 64
+NUM_REQUESTS = 12  # distinct requests, each with tokens known from an idle server
+INVALID_REQUESTS = [
     b"\x00\xff\x13\x37\r\n\r\n",
     b"GET / HTTP/9.9\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
@@ -29,7 +29,7 @@ NONSENSE = [
 
 
 def request(number, **options):
-    """Return a witness's request as bytes."""
+    """Return an HTTP request for a stream, as bytes; its number determines its tokens."""
     body = {
         "model": "tiny",
         "prompt": [(number * 37 + at * 11) % 4000 for at in range(5 + number * 3)],
@@ -42,25 +42,25 @@ def request(number, **options):
         **options,
     }
     text = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    header = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    return header.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
 
-def token_ids(answer):
-    """Return the tokens of a stream; it must have ended well."""
-    events = [line[6:] for line in answer.split(b"\n") if line.startswith(b"data: ")]
-    assert events[-1].strip() == b"[DONE]", answer[-500:]
+def token_ids(response):
+    """Return a stream's token ids; the stream must have ended with ``[DONE]``."""
+    events = [line[6:] for line in response.split(b"\n") if line.startswith(b"data: ")]
+    assert events[-1].strip() == b"[DONE]", response[-500:]
     return [t for event in events[:-1] for t in json.loads(event)["choices"][0]["token_ids"]]
 
 
-class Crowd:
-    """The clients of one server. ``alone``: each witness's tokens, once they are known."""
+class ClientCrowd:
+    """The clients of one server; ``expected`` has each request's tokens from an idle server."""
 
     def __init__(self, url, seed):
         self.host, _, self.port = urlsplit(url).netloc.partition(":")
         self.random = random.Random(seed)
-        self.alone = {}
-        self.counts = dict.fromkeys(("witness", "slow", "leaver", "nonsense"), 0)
+        self.expected = {}
+        self.counts = dict.fromkeys(("read_fast", "read_slowly", "disconnect", "send_invalid"), 0)
 
     async def connect(self, receive_buffer=None):
         raw = socket.socket()
@@ -70,16 +70,16 @@ class Crowd:
         await asyncio.get_running_loop().sock_connect(raw, (self.host, int(self.port)))
         return await asyncio.open_connection(sock=raw, limit=4096)
 
-    async def witness(self, number):
-        """Read a stream to its end, as fast as it comes."""
+    async def read_fast(self, number):
+        """Read a stream to its end, as fast as it arrives."""
         reader, writer = await self.connect()
         writer.write(request(number))
-        found = token_ids(await reader.read())
+        tokens = token_ids(await reader.read())
         writer.close()
-        assert self.alone.setdefault(number, found) == found
+        assert self.expected.setdefault(number, tokens) == tokens
 
-    async def slow(self, number):
-        """Read a long answer in small bites; its tokens are right nevertheless."""
+    async def read_slowly(self, number):
+        """Read a long stream slowly, 4 KiB at a time; its tokens must be right."""
         reader, writer = await self.connect(receive_buffer=4096)
         writer.write(request(number, logprobs=20))
         parts = []
@@ -87,44 +87,51 @@ class Crowd:
             parts.append(part)
             await asyncio.sleep(0.002)
         writer.close()
-        assert self.alone.get(number) == token_ids(b"".join(parts))
+        assert self.expected.get(number) == token_ids(b"".join(parts))
 
-    async def leaver(self, number):
-        """Go away: before the answer, or in the middle of it."""
+    async def disconnect(self, number):
+        """Disconnect before the response or in the middle of it."""
         reader, writer = await self.connect()
         writer.write(request(number, max_tokens=400))
         for _ in range(self.random.choice((0, 0, 3, 20))):
             await reader.readline()
         if self.random.random() < 0.5:
-            writer.transport.abort()  # without a goodbye
+            writer.transport.abort()  # a reset instead of a regular close
         writer.close()
 
-    async def nonsense(self, number):
-        """Send what is no request; whatever comes back, the server lives."""
+    async def send_invalid(self, number):
+        """Send invalid HTTP; any response is allowed."""
         reader, writer = await self.connect()
-        writer.write(self.random.choice(NONSENSE))
+        writer.write(self.random.choice(INVALID_REQUESTS))
         with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
             await asyncio.wait_for(reader.read(200), 0.2)
         writer.close()
 
-    async def client(self, end):
-        kinds = ("witness", "witness", "slow", "leaver", "leaver", "nonsense")
-        while time.monotonic() < end:
-            kind = self.random.choice(kinds)
-            await getattr(self, kind)(self.random.randrange(WITNESSES))
-            self.counts[kind] += 1
+    async def client(self, deadline):
+        behaviours = (
+            "read_fast",
+            "read_fast",
+            "read_slowly",
+            "disconnect",
+            "disconnect",
+            "send_invalid",
+        )
+        while time.monotonic() < deadline:
+            behaviour = self.random.choice(behaviours)
+            await getattr(self, behaviour)(self.random.randrange(NUM_REQUESTS))
+            self.counts[behaviour] += 1
 
-    async def undisturbed(self):
-        for number in range(WITNESSES):
-            await self.witness(number)
+    async def run_alone(self):
+        for number in range(NUM_REQUESTS):
+            await self.read_fast(number)
 
-    async def disturb(self, seconds):
-        end = time.monotonic() + seconds
-        await asyncio.gather(*(self.client(end) for _ in range(CLIENTS)))
+    async def run_all(self, seconds):
+        deadline = time.monotonic() + seconds
+        await asyncio.gather(*(self.client(deadline) for _ in range(NUM_CLIENTS)))
 
 
 def metrics(url):
-    """Return what runs, what waits, and how much KV memory is held."""
+    """Return running requests, waiting requests, and the share of KV memory in use."""
     with contextlib.closing(socket.create_connection(urlsplit(url).netloc.split(":"))) as raw:
         raw.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         page = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
@@ -132,11 +139,11 @@ def metrics(url):
     return [float(re.search(rf"vllm:{name}{{.*}} (\S+)", page).group(1)) for name in names]
 
 
-def held(running):
-    """Return threads, descriptors and memory (bytes) of a server at rest."""
+def resources(running):
+    """Return the threads, file descriptors and memory (bytes) of an idle server."""
     deadline = time.monotonic() + 20
     while metrics(running.url)[:2] != [0, 0]:
-        assert time.monotonic() < deadline, "requests are left"
+        assert time.monotonic() < deadline, "requests are still live"
         time.sleep(0.05)
     process = psutil.Process(running.process.pid)
     while (fds := process.num_fds()) > process.num_fds():
@@ -148,8 +155,8 @@ def held(running):
 @pytest.mark.parametrize(
     "seconds", [4, pytest.param(120, marks=pytest.mark.slow)], ids=["short", "long"]
 )
-def test_a_crowd_leaves_nothing_behind(chat_model, serving, tmp_path, seconds):
-    with serving(
+def test_many_clients_leak_nothing(chat_model, start_server, tmp_path, seconds):
+    with start_server(
         tmp_path / "log",
         "model=local",
         f"model.path={chat_model}",
@@ -157,18 +164,18 @@ def test_a_crowd_leaves_nothing_behind(chat_model, serving, tmp_path, seconds):
         "engine.batch_invariant=true",
         "engine.prefix_cache=hash",
     ) as running:
-        crowd = Crowd(running.url, seed=seconds)
-        asyncio.run(crowd.undisturbed())
-        assert len({tuple(tokens) for tokens in crowd.alone.values()}) == WITNESSES
-        asyncio.run(crowd.disturb(seconds / 4))  # what a server has of all this once, it keeps
-        threads, fds, memory = held(running)
-        asyncio.run(crowd.disturb(seconds))
-        asyncio.run(crowd.undisturbed())
-        after = held(running)
+        crowd = ClientCrowd(running.url, seed=seconds)
+        asyncio.run(crowd.run_alone())
+        assert len({tuple(tokens) for tokens in crowd.expected.values()}) == NUM_REQUESTS
+        asyncio.run(crowd.run_all(seconds / 4))  # allocates what the server keeps from then on
+        threads, fds, memory_bytes = resources(running)
+        asyncio.run(crowd.run_all(seconds))
+        asyncio.run(crowd.run_alone())
+        after = resources(running)
         assert after[:2] == (threads, fds)
-        assert after[2] - memory < 24 << 20
+        assert after[2] - memory_bytes < 24 << 20
         assert metrics(running.url) == [0, 0, 0]
         assert min(crowd.counts.values()) > 0, crowd.counts
         assert "Traceback" not in running.log.read_text(), running.log.read_text()[-3000:]
-        print(crowd.counts, threads, fds, memory, after)
+        print(crowd.counts, threads, fds, memory_bytes, after)
         assert running.stop() == 0

@@ -1,6 +1,6 @@
-"""Clients that people use instead of OpenAI's own: one call each, whole and streamed.
+"""Tests with LiteLLM and LangChain as clients: one call each, whole and streamed.
 
-Neither is a dependency; where they are installed: ``pytest -m slow tests/server``.
+Neither is a dependency. If they are installed, run ``pytest -m slow tests/server``.
 """
 
 import pytest
@@ -11,15 +11,15 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def expected(client):
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=6, temperature=0
     )
-    return answer.choices[0].message.content
+    return response.choices[0].message.content
 
 
 def test_litellm(server, expected):
     litellm = pytest.importorskip("litellm")
-    asked = {
+    options = {
         "model": "openai/tiny",
         "messages": HELLO,
         "max_tokens": 6,
@@ -27,10 +27,10 @@ def test_litellm(server, expected):
         "api_base": f"{server.url}/v1",
         "api_key": "none",
     }
-    answer = litellm.completion(**asked)
-    assert answer.choices[0].message.content == expected
-    assert answer.usage.completion_tokens == 6
-    chunks = list(litellm.completion(**asked, stream=True))
+    response = litellm.completion(**options)
+    assert response.choices[0].message.content == expected
+    assert response.usage.completion_tokens == 6
+    chunks = list(litellm.completion(**options, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
 
 
@@ -39,6 +39,6 @@ def test_langchain(server, expected):
     model = langchain.ChatOpenAI(
         model="tiny", base_url=f"{server.url}/v1", api_key="none", max_tokens=6, temperature=0
     )
-    answer = model.invoke("hello")
-    assert answer.content == expected and answer.usage_metadata["output_tokens"] == 6
+    response = model.invoke("hello")
+    assert response.content == expected and response.usage_metadata["output_tokens"] == 6
     assert "".join(chunk.content for chunk in model.stream("hello")) == expected

@@ -1,0 +1,61 @@
+"""A fake engine and its tokenizer."""
+
+from labkit.engine.engine_protocol import TokenEvent
+
+
+class CharTokenizer:
+    """A tokenizer whose ids are the code points of characters."""
+
+    template = None
+
+    def encode(self, text):
+        return [ord(char) for char in text]
+
+    def piece(self, token):
+        return chr(token)
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+class FakeEngine:
+    """Generates "a" for every request in every step; ``before_step`` is called before each."""
+
+    name = "fake"
+
+    def __init__(self):
+        self.remaining, self.aborted, self.closed = {}, [], False
+        self.before_step = lambda: None
+
+    def submit(self, request):
+        self.remaining[request.request_id] = request.params.max_tokens
+
+    def abort(self, request_id):
+        self.aborted.append(request_id)
+        self.remaining.pop(request_id, None)
+
+    def has_work(self):
+        return bool(self.remaining)
+
+    def step(self):
+        self.before_step()
+        events = []
+        for request_id in list(self.remaining):
+            self.remaining[request_id] -= 1
+            finished = not self.remaining[request_id]
+            events.append(TokenEvent(request_id, ord("a"), "length" if finished else None))
+            if finished:
+                del self.remaining[request_id]
+        return events
+
+    def counters(self):
+        return {}
+
+    def reset_counters(self):
+        pass
+
+    def clear_cache(self):
+        pass
+
+    def close(self):
+        self.closed = True
