@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from labkit.cli_errors import OneLineParser, print_error
-from labkit.config import ConfigError, Serve, from_plain, option_index, require, to_plain
+from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
 
 # Packages of the extra ``server`` that the server imports.
 REQUIRED_PACKAGES = (
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.serve",
         description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
-        epilog="Options:\n\n" + option_index.help_lines(_default, Serve).replace("%", "%%"),
+        epilog="Options:\n\n" + option_index.help_lines(_default, ServeConfig).replace("%", "%%"),
         formatter_class=_raw(),
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
@@ -60,7 +60,7 @@ def _default(key: str) -> Any:
     return leaf.option.default if leaf else None
 
 
-def compose(overrides: Sequence[str]) -> Serve:
+def compose(overrides: Sequence[str]) -> ServeConfig:
     """Compose and validate the config.
 
     Raises
@@ -77,19 +77,19 @@ def compose(overrides: Sequence[str]) -> Serve:
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")
-    ConfigStore.instance().store(name="serve_schema", node=Serve)
+    ConfigStore.instance().store(name="serve_schema", node=ServeConfig)
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
             tree = compose("serve", overrides=list(overrides))
         plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True, enum_to_str=True)
-        return from_plain(Serve, plain)
+        return from_plain(ServeConfig, plain)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(explain_config_error(error, overrides, Serve)) from None
+        raise ConfigError(explain_config_error(error, overrides, ServeConfig)) from None
 
 
-def become_server(config: Serve) -> NoReturn:
+def become_server(config: ServeConfig) -> NoReturn:
     """Replace this process with the server's.
 
     Raises

@@ -405,8 +405,8 @@ def test_mlx_s_options_are_the_variables_that_it_reads():
     # Its presence alone turns compilation off, so it may not be set to say on.
     assert Mlx(compile=False).environment() == {"MLX_DISABLE_COMPILE": "1"}
     assert Mlx(compile=True).environment() == {}
-    assert Mlx(bfs_max_width=3, compile=False).only_on_metal() is None
-    assert Mlx(bfs_max_width=3, tf32=True).only_on_metal() == "tf32"
+    assert Mlx(bfs_max_width=3, compile=False).metal_only_option() is None
+    assert Mlx(bfs_max_width=3, tf32=True).metal_only_option() == "tf32"
 
 
 @pytest.mark.parametrize("device", [Device.metal, Device.emulated])

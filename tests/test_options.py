@@ -20,7 +20,7 @@ READERS = {
         for lengths in ("input", "output")
         for end in ("low", "high")
     },
-    "engine.server.args": "Opponent.words",
+    "engine.server.args": "OpenAIServer.command_line",
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
     "engine.attention.gqa_sharing": "labkit.engine.attention.kernel_switches.KernelSwitches",
     "engine.attention.tile_threshold": "labkit.engine.attention.kernel_switches.KernelSwitches",
@@ -90,12 +90,12 @@ def test_every_option_is_read_by_somebody():
 
 @pytest.mark.parametrize("leaf", [x for x in LEAVES if x.option.range], ids=lambda x: x.key)
 def test_a_range_is_what_it_says(leaf):
-    said = leaf.option
-    inside = [n for n in (said.least, said.most) if n is not None]
-    outside = [said.least - 1] if said.least is not None else [said.above]
-    outside += [] if said.most is None else [said.most + 1]
-    assert all(map(said.holds, inside)) and not any(map(said.holds, outside))
-    assert said.holds(said.default) and not said.holds(float("nan"))
+    option = leaf.option
+    inside = [n for n in (option.ge, option.le) if n is not None]
+    outside = [option.ge - 1] if option.ge is not None else [option.gt]
+    outside += [] if option.le is None else [option.le + 1]
+    assert all(map(option.accepts, inside)) and not any(map(option.accepts, outside))
+    assert option.accepts(option.default) and not option.accepts(float("nan"))
 
 
 def test_a_mistake_names_the_option_the_value_and_what_is_allowed():

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from labkit import config, serve
-from labkit.config import ConfigError, Serve, from_plain, to_plain
+from labkit.config import ConfigError, ServeConfig, from_plain, to_plain
 
 
 def test_overrides_compose_a_config():
@@ -20,7 +20,7 @@ def test_overrides_compose_a_config():
         2.0,
         "127.0.0.1",
     )
-    assert from_plain(Serve, json.loads(json.dumps(to_plain(options)))) == options
+    assert from_plain(ServeConfig, json.loads(json.dumps(to_plain(options)))) == options
 
 
 def test_the_api_key_can_come_from_an_environment_variable(monkeypatch):

@@ -106,7 +106,7 @@ def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_pa
 
 
 def test_the_analysis_of_the_last_look_is_reused_for_the_cell(analysed, tmp_path):
-    cell = composed("cell", blocks=12, looks=[config.Look(8, 0.02)])
+    cell = composed("cell", blocks=12, looks=[config.PlannedLook(8, 0.02)])
     study = Study(tmp_path / "study", [cell], Planted())
     study.run("cell", study.out / "cell")
     assert study.finish() == 0 and analysed == ["cell"]

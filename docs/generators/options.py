@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.config import ELSEWHERE, Serve
-from labkit.config.option import word
+from labkit.config import EXTERNAL_ENGINES, ServeConfig
+from labkit.config.option import override_text
 from labkit.config.option_index import OptionEntry, OptionGroup, option_groups
 
 HEAD = """\
@@ -38,7 +38,7 @@ def _titled_groups() -> Iterator[tuple[str, OptionGroup]]:
     study_groups = list(option_groups())
     study_paths = {group.path for group in study_groups if group.path}
     titled = [(group.path or "The command", group) for group in study_groups]
-    for group in option_groups(Serve):
+    for group in option_groups(ServeConfig):
         if group.path not in study_paths:
             titled.append((group.path or "`python -m labkit.serve`", group))
     yield from ((title, group) for title, group in titled if group.entries)
@@ -51,9 +51,9 @@ def _section(titled_group: tuple[str, OptionGroup]) -> str:
 
 
 def _row(entry: OptionEntry, group: OptionGroup) -> str:
-    name, default = entry.key.removeprefix(f"{group.path}."), word(entry.option.default)
+    name, default = entry.key.removeprefix(f"{group.path}."), override_text(entry.option.default)
     readers = [f"`{entry.readers}`"] if entry.readers else []
-    readers += [f"`{engine}`" for engine in ELSEWHERE if getattr(entry.option, engine)]
+    readers += [f"`{engine}`" for engine in EXTERNAL_ENGINES if getattr(entry.option, engine)]
     cells = (
         f"`{name}`",
         f"`{default}`" if default else "",

@@ -18,16 +18,16 @@ from labkit.config.attention import (
 from labkit.config.budget import (
     DEFAULT_FRACTION,
     DEFAULT_POOL_BYTES,
-    MACHINES,
+    SIMULATED_MAC_NAMES,
     Budget,
     BudgetPolicy,
     WiredCollector,
 )
-from labkit.config.design import Design, Isolation, Look
+from labkit.config.design import Design, Isolation, PlannedLook
 from labkit.config.engine import (
-    ELSEWHERE,
     ENGINES,
-    LAYOUT_OF,
+    EXTERNAL_ENGINES,
+    PRESET_LAYOUTS,
     Blas,
     DecodeShape,
     DType,
@@ -36,11 +36,11 @@ from labkit.config.engine import (
     PrefixAlign,
     PrefixCache,
     Weights,
-    own_classes,
+    user_classes,
 )
 from labkit.config.experiment import (
     CONTROL,
-    YAML_WORDS,
+    YAML_KEYWORDS,
     Ablation,
     Claims,
     Experiment,
@@ -50,14 +50,14 @@ from labkit.config.experiment import (
 )
 from labkit.config.mlx import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
-from labkit.config.openai_server import PRESETS, Api, Ending, Opponent, Preset
+from labkit.config.openai_server import PRESETS, Api, EosHandling, OpenAIServer, ServerPreset
 from labkit.config.option import ConfigError, is_class_path, require
 from labkit.config.request_mix import (
     ArrivalKind,
     Arrivals,
+    LatencySLO,
     LengthKind,
     Lengths,
-    Limits,
     ListedRequest,
     Message,
     Prompts,
@@ -73,10 +73,10 @@ from labkit.config.scheduler import (
     Scheduler,
 )
 from labkit.config.serialization import from_plain, to_plain
-from labkit.config.server import Serve, Server
+from labkit.config.server import ServeConfig, Server
 from labkit.config.speculation import Drafts, Speculation, Verification
-from labkit.config.tensor_parallel import Parallel
-from labkit.config.video import Clip, Decoder, Picks
+from labkit.config.tensor_parallel import TensorParallel
+from labkit.config.video import Clip, Decoder, FramePicks
 from labkit.config.workload import CacheState, Case, State, Workload
 
 __all__ = [
@@ -85,14 +85,14 @@ __all__ = [
     "DEFAULT_FRACTION",
     "DEFAULT_POOL_BYTES",
     "DEFAULT_WATERMARK",
-    "ELSEWHERE",
     "ENGINES",
+    "EXTERNAL_ENGINES",
     "KV",
-    "LAYOUT_OF",
-    "MACHINES",
     "PRESETS",
+    "PRESET_LAYOUTS",
     "RESOLVERS",
-    "YAML_WORDS",
+    "SIMULATED_MAC_NAMES",
+    "YAML_KEYWORDS",
     "Ablation",
     "Admission",
     "Api",
@@ -115,48 +115,48 @@ __all__ = [
     "Design",
     "Device",
     "Drafts",
-    "Ending",
     "Engine",
+    "EosHandling",
     "Experiment",
+    "FramePicks",
     "Identity",
     "Isolation",
     "KVLayout",
+    "LatencySLO",
     "LengthKind",
     "Lengths",
-    "Limits",
     "ListedRequest",
-    "Look",
     "Message",
     "Mlx",
     "Model",
     "ModelShape",
-    "Opponent",
+    "OpenAIServer",
     "Order",
     "PackagedFile",
-    "Parallel",
-    "Picks",
     "Pipeline",
+    "PlannedLook",
     "Precision",
     "PrefixAlign",
     "PrefixCache",
-    "Preset",
     "Prompts",
     "Queue",
     "Redo",
     "Reservation",
     "Scale",
     "Scheduler",
-    "Serve",
+    "ServeConfig",
     "Server",
+    "ServerPreset",
     "Speculation",
     "State",
+    "TensorParallel",
     "Verification",
     "Weights",
     "WiredCollector",
     "Workload",
     "from_plain",
     "is_class_path",
-    "own_classes",
     "require",
     "to_plain",
+    "user_classes",
 ]

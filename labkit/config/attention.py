@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from labkit.config.option import OWN_CLASS, Group, ReadBy, option
-from labkit.config.request_mix import MOST_TOKENS
+from labkit.config.option import CLASS_PATH, Group, ReadBy, option
+from labkit.config.request_mix import MAX_LENGTH_TOKENS
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
@@ -45,7 +45,7 @@ class KV(Group, place="engine.kv"):
     """KV cache: layout, block size and precision."""
 
     layout: KVLayout = option(KVLayout.paged)
-    block_size: int = option(16, "Tokens per KV block.", words=(8, 16, 32), unit="tokens")
+    block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
     dtype: Precision = option(
         Precision.float32,
         "Precision in which keys and values are stored; attention computes in float32.",
@@ -53,10 +53,10 @@ class KV(Group, place="engine.kv"):
     set_aside: int | None = option(
         None,
         "KV memory reserved for every request when it starts, regardless of its length.",
-        least=1,
-        most=MOST_TOKENS,
+        ge=1,
+        le=MAX_LENGTH_TOKENS,
         unit="tokens",
-        null="a cache that grows",
+        null_means="a cache that grows",
         read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
     )
 
@@ -70,21 +70,23 @@ class Attention(Group, place="engine.attention"):
     """Attention: backend, device, and options of the fused kernels."""
 
     # A class path is checked by importing it, in the worker.
-    backend: str = option("fused", "Attention backend.", words=ATTENTION_BACKENDS, own_class=True)
+    backend: str = option(
+        "fused", "Attention backend.", choices=ATTENTION_BACKENDS, class_path=True
+    )
     device: Device = option(Device.cpu, read_by=FUSED)
     resolver: str = option(
         "binary_search",
         "How a kernel maps a query token to its request.",
-        words=RESOLVERS,
-        own_class=True,
-        read_by=ReadBy(BACKEND, ("fused", OWN_CLASS)),
+        choices=RESOLVERS,
+        class_path=True,
+        read_by=ReadBy(BACKEND, ("fused", CLASS_PATH)),
     )
     split_kv: str = option(
         "off",
         "Partitions of a query's keys (split-KV, flash decoding).",
-        words=("off", "auto"),
-        least=2,
-        most=1024,
+        choices=("off", "auto"),
+        ge=2,
+        le=1024,
         unit="partitions",
         read_by=FUSED,
     )
@@ -101,8 +103,8 @@ class Attention(Group, place="engine.attention"):
     tile_threshold: int = option(
         2,
         "Query tokens of a batch's longest sequence from which the tiled kernel is used.",
-        least=2,
-        most=1 << 20,
+        ge=2,
+        le=1 << 20,
         unit="query tokens",
         read_by=FUSED,
     )

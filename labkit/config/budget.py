@@ -11,7 +11,7 @@ from labkit.config.option import Group, ReadBy, option
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
 # The Macs that budgets can be computed for anywhere (labkit.machine.memory_profile).
-MACHINES = (
+SIMULATED_MAC_NAMES = (
     "sim_m1_8gb",
     "sim_m1_pro_16gb",
     "sim_m2_24gb",
@@ -57,31 +57,31 @@ class Budget(Group, place="engine.budget"):
     fraction: float | None = option(
         None,
         "Share of RAM (fraction) or of the GPU working set (vllm, mistralrs).",
-        above=0,
-        most=1,
-        null=f"{DEFAULT_FRACTION}",
+        gt=0,
+        le=1,
+        null_means=f"{DEFAULT_FRACTION}",
         read_by=ReadBy(POLICY, (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)),
     )
     blocks: int | None = option(
         None,
         "KV blocks of the pool (fixed), or the context size in KV blocks (llamacpp).",
-        least=2,
+        ge=2,
         unit="KV blocks",
-        null="the policy's own size",
+        null_means="the policy's own size",
         read_by=ReadBy(POLICY, (BudgetPolicy.fixed, BudgetPolicy.llamacpp)),
     )
     bytes: int = option(
         DEFAULT_POOL_BYTES,
         "Size of the KV pool if engine.budget.blocks is null.",
-        least=1 << 16,
+        ge=1 << 16,
         unit="bytes",
         read_by=ReadBy(POLICY, (BudgetPolicy.fixed,)),
     )
     machine: str | None = option(
         None,
         "Simulated Mac whose memory the policy divides.",
-        words=MACHINES,
-        null="this machine",
+        choices=SIMULATED_MAC_NAMES,
+        null_means="this machine",
         mlx_lm=True,
     )
     wired_collector: WiredCollector = option(WiredCollector.any, mlx_lm=True)

@@ -22,7 +22,7 @@ class Isolation(Enum):
 
 
 @dataclass
-class Look(Group, place="design.looks"):
+class PlannedLook(Group, place="design.looks"):
     """A predeclared interim look at the results."""
 
     blocks: int = option(0, "Number of blocks after which it happens.")
@@ -39,31 +39,31 @@ class Design(Group, place="design"):
         "Blocks: random permutations of runs with every arm equally often. A resumed study may "
         "have more; after results were shown only up to the next look, or the study becomes "
         "exploratory and claims nothing (docs/statistics.md).",
-        least=1,
-        most=1000,
+        ge=1,
+        le=1000,
         unit="blocks",
     )
-    runs_per_block: int = option(2, "Runs per arm and block.", words=(1, 2))
+    runs_per_block: int = option(2, "Runs per arm and block.", choices=(1, 2))
     control: bool = option(True, "Add an A/A arm: the baseline again, under another name.")
     margin_pct: float = option(
         2.0,
         "Equivalence margin: smaller differences are called trivial or equivalent.",
-        above=0,
-        most=50,
+        gt=0,
+        le=50,
         unit="percent",
     )
     alpha: float = option(
         0.05,
         "Family-wise error rate of the whole study.",
-        above=0,
-        most=0.5,
+        gt=0,
+        le=0.5,
         unit="probability",
     )
     isolation: Isolation = option(Isolation.auto)
     timeout_s: float = option(
-        600.0, "Timeout of a run, which is killed when it takes longer.", above=0, unit="seconds"
+        600.0, "Timeout of a run, which is killed when it takes longer.", gt=0, unit="seconds"
     )
-    looks: list[Look] = option(
+    looks: list[PlannedLook] = option(
         factory=list,
         meaning="Interim looks, at which the study stops if everything is decided; the last block "
         "spends the rest of alpha.",
@@ -71,8 +71,8 @@ class Design(Group, place="design"):
     confirm: int = option(
         0,
         "Additional blocks with a process per run that check the results of in_process runs.",
-        least=0,
-        most=1000,
+        ge=0,
+        le=1000,
         unit="blocks",
     )
 
@@ -89,7 +89,7 @@ class Design(Group, place="design"):
             self._check_looks()
 
     @property
-    def all_looks(self) -> list[Look]:
+    def all_looks(self) -> list[PlannedLook]:
         """The looks there will be: those that are declared, and one at the last block.
 
         Where that one is not declared it spends what the looks before it leave of alpha,
@@ -99,7 +99,7 @@ class Design(Group, place="design"):
             return self.looks
         early = [look for look in self.looks if look.blocks < self.blocks]
         left = self.alpha - sum(look.alpha for look in early)
-        return [*early, Look(self.blocks, round(left, 12))] if early else []
+        return [*early, PlannedLook(self.blocks, round(left, 12))] if early else []
 
     def _check_looks(self) -> None:
         at = [look.blocks for look in self.looks]

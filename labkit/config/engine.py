@@ -8,15 +8,15 @@ from enum import Enum
 from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
 from labkit.config.budget import Budget, BudgetPolicy
 from labkit.config.mlx import Mlx
-from labkit.config.openai_server import Opponent
+from labkit.config.openai_server import OpenAIServer
 from labkit.config.option import Group, is_class_path, option, require
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
 from labkit.config.speculation import SPECULATION, Drafts, Speculation
-from labkit.config.tensor_parallel import Parallel
+from labkit.config.tensor_parallel import TensorParallel
 
 # Presets of labkit's own engine, the real mlx_lm, and any server.
 ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm", "openai")
-ELSEWHERE = ("mlx_lm", "openai")  # nothing of labkit's own engine runs there
+EXTERNAL_ENGINES = ("mlx_lm", "openai")  # nothing of labkit's own engine runs there
 
 
 class Blas(Enum):
@@ -96,8 +96,8 @@ class Engine(Group, place="engine"):
         "Engine: a preset of labkit's own (naive, padded, contiguous, paged), mlx_lm's "
         "BatchGenerator, an OpenAI-compatible server (openai: engine.server), or a class of your "
         "own, which receives all options.",
-        words=ENGINES,
-        own_class=True,
+        choices=ENGINES,
+        class_path=True,
         mlx_lm=True,
         openai=True,
     )
@@ -107,10 +107,10 @@ class Engine(Group, place="engine"):
     threads: int | None = option(
         None,
         "CPU threads of the arm.",
-        least=1,
-        most=1024,
+        ge=1,
+        le=1024,
         unit="threads",
-        null="all cores",
+        null_means="all cores",
         mlx_lm=True,
         openai=True,
     )
@@ -118,17 +118,17 @@ class Engine(Group, place="engine"):
         None,
         "Memory that the arm's process may allocate from the start of engine loading on, enforced "
         "by a cgroup, or else by a limit on its address space.",
-        least=1 << 20,
+        ge=1 << 20,
         unit="bytes",
-        null="no limit",
+        null_means="no limit",
         mlx_lm=True,
     )
     mlx_cache_limit: int | None = option(
         None,
         "Upper limit of MLX's cache of freed buffers.",
-        least=0,
+        ge=0,
         unit="bytes",
-        null="MLX's default",
+        null_means="MLX's default",
         mlx_lm=True,
     )
     decode_shape: DecodeShape = option(DecodeShape.exact)
@@ -146,9 +146,9 @@ class Engine(Group, place="engine"):
     scheduler: Scheduler = field(default_factory=Scheduler)
     budget: Budget = field(default_factory=Budget)
     drafts: Drafts = field(default_factory=Drafts)
-    parallel: Parallel = field(default_factory=Parallel)
+    parallel: TensorParallel = field(default_factory=TensorParallel)
     mlx: Mlx = field(default_factory=Mlx)
-    server: Opponent = field(default_factory=Opponent)
+    server: OpenAIServer = field(default_factory=OpenAIServer)
 
     def __post_init__(self) -> None:
         """Check what spans options."""
@@ -168,15 +168,15 @@ class Engine(Group, place="engine"):
         )
         if self.batch_invariant:
             self._check_invariance()
-        if self.name in LAYOUT_OF:
-            self._check_preset(LAYOUT_OF[self.name])
+        if self.name in PRESET_LAYOUTS:
+            self._check_preset(PRESET_LAYOUTS[self.name])
             self._check_dtype()
             self._check_kv_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
-        if not self.parallel.alone:
+        if not self.parallel.single_process:
             self._check_parallel()
-        if self.name in ELSEWHERE:
+        if self.name in EXTERNAL_ENGINES:
             self._check_elsewhere()
         if self.name == "openai":
             self.server.check_startable()
@@ -301,7 +301,7 @@ class Engine(Group, place="engine"):
         """Refuse what ranks that compute a step together cannot have."""
         where, attention = f"engine.parallel.size={self.parallel.size}", self.attention
         require(
-            self.name not in LAYOUT_OF or self.kv.layout is KVLayout.paged,
+            self.name not in PRESET_LAYOUTS or self.kv.layout is KVLayout.paged,
             f"{where}: engine.name={self.name} runs in a single process; set engine=paged",
         )
         require(
@@ -338,12 +338,12 @@ class Engine(Group, place="engine"):
     def _check_elsewhere(self) -> None:
         """Refuse whatever is not left at its default and is of labkit's own engine."""
         for group in self.groups():
-            for name, said, _ in group.options():
-                if not getattr(said, self.name) and group is not self.server:
+            for name, spec, _ in group.options():
+                if not getattr(spec, self.name) and group is not self.server:
                     group.require_default(name, f"engine={self.name} does not have this option")
 
 
-LAYOUT_OF = {
+PRESET_LAYOUTS = {
     "naive": KVLayout.padded,
     "padded": KVLayout.padded,
     "contiguous": KVLayout.contiguous,
@@ -351,11 +351,11 @@ LAYOUT_OF = {
 }
 
 
-def own_classes(engine: Engine) -> dict[str, str]:
+def user_classes(engine: Engine) -> dict[str, str]:
     """Map option to ``package.module:Class`` for every strategy of the user's own."""
     return {
         group.key(name): value
         for group in engine.groups()
-        for name, said, value in group.options()
-        if said.own_class and is_class_path(value)
+        for name, spec, value in group.options()
+        if spec.class_path and is_class_path(value)
     }

@@ -9,13 +9,13 @@ from typing import Any
 from labkit.config.attention import Device, Precision
 from labkit.config.budget import BudgetPolicy
 from labkit.config.design import Design
-from labkit.config.engine import LAYOUT_OF, Engine
+from labkit.config.engine import PRESET_LAYOUTS, Engine
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, require
 from labkit.config.workload import Workload
 
 CONTROL = "control"
-YAML_WORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
+YAML_KEYWORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 
 
 class Identity(Enum):
@@ -54,7 +54,7 @@ class Ablation(Group, place="ablation"):
     name: str = option("none", "Name in reports.")
     question: str = option("", "The ablation's question, in one sentence.")
     baseline: str | None = option(
-        None, "Arm that the others are compared with.", null="the first arm"
+        None, "Arm that the others are compared with.", null_means="the first arm"
     )
     arms: dict[str, Any] = option(
         factory=dict, meaning="Arms by name, each with its overrides: {arm: {option: value}}."
@@ -66,7 +66,7 @@ class Ablation(Group, place="ablation"):
         "[{case, arms: {arm: value}, delta_pct: {arm: value}}], tables: [{title, columns, rows, "
         "notes}]}; a row may have its own metric and unit, p: {arm: value}, and when: {option: "
         "value}, which selects the cells that show it.",
-        null="none",
+        null_means="none",
     )
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Ablation(Group, place="ablation"):
                 f"ablation.arms: {arm!r} is not a name (letters, digits, '_', '-', '.')",
             )
             require(
-                arm.lower() not in YAML_WORDS,
+                arm.lower() not in YAML_KEYWORDS,
                 f"ablation.arms.{arm}: YAML reads {arm!r} as a boolean or null, not as a name; "
                 "choose another",
             )
@@ -133,9 +133,7 @@ class Experiment(Group):
         meaning="Overrides of an experiment per scale: {scale: {option: value}}; the command line "
         "takes precedence.",
     )
-    seed: int = option(
-        0, "Seed of inputs, sampling and the order of runs.", least=0, most=(1 << 32) - 1
-    )
+    seed: int = option(0, "Seed of inputs, sampling and the order of runs.", ge=0, le=(1 << 32) - 1)
     out: str = option("outputs", "Output folder of the study; an existing study there is resumed.")
     plan: bool = option(False, "Print the schedule without running anything.")
     redo: Redo = option(Redo.none)
@@ -149,7 +147,7 @@ class Experiment(Group):
         )
         self._check_scales()
         require(
-            self.model.given or not self.workload.has_engine,
+            self.model.has_source or not self.workload.has_engine,
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )
@@ -175,7 +173,7 @@ class Experiment(Group):
         require(
             limit is None
             or not by_bytes
-            or self.engine.name not in LAYOUT_OF
+            or self.engine.name not in PRESET_LAYOUTS
             or budget.bytes < limit,
             f"engine.budget.bytes={budget.bytes}: must be below engine.memory_limit={limit}; set a "
             "smaller pool or a larger limit",
@@ -241,7 +239,7 @@ class Experiment(Group):
             "backend=gather, or leave workload.dtype=float32",
         )
         require(
-            self.engine.parallel.alone,
+            self.engine.parallel.single_process,
             f"engine.parallel.size={self.engine.parallel.size}: workload={workload.name} times the "
             "kernels of a single process; set workload=chat or engine.parallel.size=1",
         )

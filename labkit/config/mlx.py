@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from labkit.config.option import Group, option
 
-OWN = "MLX's own choice"
+MLX_DEFAULT = "MLX's own choice"
 
 
 @dataclass
@@ -19,34 +19,34 @@ class Mlx(Group, place="engine.mlx"):
     tf32: bool | None = option(
         None,
         "Allow TF32 (reduced precision) in float32 matrix products.",
-        null=f"{OWN} (on)",
+        null_means=f"{MLX_DEFAULT} (on)",
         mlx_lm=True,
         on_metal=True,
     )
     max_ops_per_buffer: int | None = option(
         None,
         "Operations per command buffer before it is committed.",
-        least=1,
-        most=100_000,
+        ge=1,
+        le=100_000,
         unit="operations",
-        null=OWN,
+        null_means=MLX_DEFAULT,
         mlx_lm=True,
         on_metal=True,
     )
     max_mb_per_buffer: int | None = option(
         None,
         "Megabytes of inputs per command buffer before it is committed.",
-        least=1,
-        most=1_000_000,
+        ge=1,
+        le=1_000_000,
         unit="MB",
-        null=OWN,
+        null_means=MLX_DEFAULT,
         mlx_lm=True,
         on_metal=True,
     )
     fast_synch: bool | None = option(
         None,
         "Fast synchronisation between CPU and GPU (macOS 15).",
-        null=OWN,
+        null_means=MLX_DEFAULT,
         mlx_lm=True,
         on_metal=True,
     )
@@ -54,10 +54,10 @@ class Mlx(Group, place="engine.mlx"):
         None,
         "Partitions of the keys in MLX's scaled_dot_product_attention of one query, rounded up to "
         "a multiple of 32.",
-        least=1,
-        most=1024,
+        ge=1,
+        le=1024,
         unit="partitions",
-        null=OWN,
+        null_means=MLX_DEFAULT,
         mlx_lm=True,
         on_metal=True,
     )
@@ -65,13 +65,15 @@ class Mlx(Group, place="engine.mlx"):
         None,
         "Maximum width of MLX's breadth-first traversal of the graph, beyond which it goes depth "
         "first.",
-        least=1,
-        most=100_000,
+        ge=1,
+        le=100_000,
         unit="operations",
-        null=OWN,
+        null_means=MLX_DEFAULT,
         mlx_lm=True,
     )
-    compile: bool | None = option(None, "Enable mx.compile.", null=f"{OWN} (on)", mlx_lm=True)
+    compile: bool | None = option(
+        None, "Enable mx.compile.", null_means=f"{MLX_DEFAULT} (on)", mlx_lm=True
+    )
 
     def environment(self) -> dict[str, str]:
         """Return the variables to set, as MLX reads them."""
@@ -81,10 +83,10 @@ class Mlx(Group, place="engine.mlx"):
             found[DISABLE_COMPILE] = "1"  # its presence alone says so
         return found
 
-    def only_on_metal(self) -> str | None:
+    def metal_only_option(self) -> str | None:
         """Return the name of an option that is set and changes nothing but Metal; else None."""
         names = (
-            name for name, said, value in self.options() if said.on_metal and value is not None
+            name for name, spec, value in self.options() if spec.on_metal and value is not None
         )
         return next(names, None)
 

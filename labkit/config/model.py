@@ -12,14 +12,14 @@ from labkit.config.option import Group, option, require
 class ModelShape(Group, place="model.shape"):
     """Shape of a model that labkit builds from a seed (mlx_lm's qwen3)."""
 
-    hidden_size: int = option(256, "Hidden size.", least=1)
-    num_layers: int = option(4, "Number of layers.", least=1)
-    num_heads: int = option(8, "Query heads per layer.", least=1)
-    num_kv_heads: int = option(4, "Key/value heads per layer.", least=1)
-    head_dim: int = option(64, "Head dimension.", least=1)
-    intermediate_size: int = option(768, "Hidden size of the feed-forward block.", least=1)
+    hidden_size: int = option(256, "Hidden size.", ge=1)
+    num_layers: int = option(4, "Number of layers.", ge=1)
+    num_heads: int = option(8, "Query heads per layer.", ge=1)
+    num_kv_heads: int = option(4, "Key/value heads per layer.", ge=1)
+    head_dim: int = option(64, "Head dimension.", ge=1)
+    intermediate_size: int = option(768, "Hidden size of the feed-forward block.", ge=1)
     # 256 bytes, the special tokens and some merges.
-    vocab_size: int = option(4096, "Vocabulary size.", least=512, unit="tokens")
+    vocab_size: int = option(4096, "Vocabulary size.", ge=512, unit="tokens")
 
     def __post_init__(self) -> None:
         """Check what spans options."""
@@ -66,7 +66,7 @@ class Model(Group, place="model"):
     path: str | None = option(
         None,
         "Directory that mlx_lm can load, or GGUF file.",
-        null="a model that is built or shipped in a package",
+        null_means="a model that is built or shipped in a package",
     )
     seed: int = option(0, "Seed of a built model's weights.")
     shape: ModelShape | None = None
@@ -86,6 +86,6 @@ class Model(Group, place="model"):
         )
 
     @property
-    def given(self) -> bool:
+    def has_source(self) -> bool:
         """Whether it says where its weights come from."""
         return not (self.shape is None and self.path is None and self.packaged is None)

@@ -19,7 +19,7 @@ class Api(Enum):
     chat = "chat"
 
 
-class Ending(Enum):
+class EosHandling(Enum):
     """How a server is asked not to stop at the model's end-of-sequence token."""
 
     ignore_eos = "ignore_eos"  # a field of the request, as in vLLM
@@ -28,13 +28,13 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True)
-class Preset:
+class ServerPreset:
     """Start command and abilities of a known server.
 
     Parameters
     ----------
     command
-        Start command with ``FILLED_IN`` placeholders in braces; empty: labkit cannot start it.
+        Start command with ``PLACEHOLDERS`` placeholders in braces; empty: labkit cannot start it.
     model
         Model name in requests; empty: the first that ``/v1/models`` lists.
     token_prompts
@@ -53,119 +53,121 @@ class Preset:
     model: str = ""
     token_prompts: bool = False
     token_ids: bool = False
-    ending: Ending = Ending.none
+    eos_handling: EosHandling = EosHandling.none
     multiplies_by_blas: bool = False
-    run_here: bool = False
+    tested: bool = False
 
 
 # Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
-FILLED_IN = ("port", "model", "gguf", "python", "threads", "labkit")
+PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "labkit")
 LOCAL = "--host 127.0.0.1 --port {port}"
 
 PRESETS = {
-    "mlx_lm": Preset(
+    "mlx_lm": ServerPreset(
         "{python} -m mlx_lm server --model {model} " + LOCAL,
         model="default_model",
-        ending=Ending.logit_bias,
+        eos_handling=EosHandling.logit_bias,
         multiplies_by_blas=True,
-        run_here=True,
+        tested=True,
     ),
-    "labkit": Preset(
+    "labkit": ServerPreset(
         "{python} -m labkit.serve engine=paged model=local 'model.path=\"{model}\"' "
         "server.port={port} engine.threads={threads}",
         token_prompts=True,
         token_ids=True,
-        ending=Ending.ignore_eos,
-        run_here=True,
+        eos_handling=EosHandling.ignore_eos,
+        tested=True,
     ),
-    "xllamacpp": Preset(
+    "xllamacpp": ServerPreset(
         "{python} {labkit}/engine/openai/llama_cpp_server.py --model {gguf} --port {port} "
         "--threads {threads}",
         token_prompts=True,
-        ending=Ending.ignore_eos,
-        run_here=True,
+        eos_handling=EosHandling.ignore_eos,
+        tested=True,
     ),
-    "null_server": Preset(
+    "null_server": ServerPreset(
         "{python} -m labkit.engine.openai.null_server --port {port}",
         model="null",
-        ending=Ending.ignore_eos,
-        run_here=True,
+        eos_handling=EosHandling.ignore_eos,
+        tested=True,
     ),
-    "llama_server": Preset(
+    "llama_server": ServerPreset(
         "llama-server --model {gguf} --threads {threads} " + LOCAL,
         token_prompts=True,
-        ending=Ending.ignore_eos,
+        eos_handling=EosHandling.ignore_eos,
     ),
     # It serves one request at a time, and aborts it for the next one by default.
-    "llama_cpp_python": Preset(
+    "llama_cpp_python": ServerPreset(
         "{python} -m llama_cpp.server --model {gguf} --n_threads {threads} --n_ctx 4096 "
         "--interrupt_requests False " + LOCAL,
-        ending=Ending.logit_bias,
+        eos_handling=EosHandling.logit_bias,
     ),
-    "vllm": Preset(
+    "vllm": ServerPreset(
         "vllm serve {model} " + LOCAL,
         token_prompts=True,
         token_ids=True,
-        ending=Ending.ignore_eos,
+        eos_handling=EosHandling.ignore_eos,
     ),
-    "vllm_metal": Preset(
+    "vllm_metal": ServerPreset(
         "vllm serve {model} " + LOCAL,
         token_prompts=True,
         token_ids=True,
-        ending=Ending.ignore_eos,
+        eos_handling=EosHandling.ignore_eos,
     ),
-    "omlx": Preset("omlx serve --model-dir {model}/.. " + LOCAL),
-    "exo": Preset(""),
-    "lm_studio": Preset("lms server start --port {port}"),
-    "ollama": Preset(""),
-    "other": Preset(""),
+    "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL),
+    "exo": ServerPreset(""),
+    "lm_studio": ServerPreset("lms server start --port {port}"),
+    "ollama": ServerPreset(""),
+    "other": ServerPreset(""),
 }
 SERVED = ReadBy("engine.name", ("openai",))
 
 
 @dataclass
-class Opponent(Group, place="engine.server"):
+class OpenAIServer(Group, place="engine.server"):
     """OpenAI-compatible server that is measured over HTTP (engine=openai)."""
 
     preset: str = option(
         "mlx_lm",
         "Known server, whose start command, prompt format and way to ignore the end token apply "
         "(docs/opponents.md).",
-        words=tuple(PRESETS),
+        choices=tuple(PRESETS),
         read_by=SERVED,
     )
     command: str | None = option(
         None,
         "Command that starts the server, anew for every run; {port}, {model}, {gguf}, {python}, "
         "{threads} and {labkit} are filled in.",
-        null="the preset's",
+        null_means="the preset's",
         read_by=SERVED,
     )
     args: str = option("", "Arguments that are appended to the command.", read_by=SERVED)
     python: str | None = option(
-        None, "Python interpreter for {python}.", null="labkit's own", read_by=SERVED
+        None, "Python interpreter for {python}.", null_means="labkit's own", read_by=SERVED
     )
     url: str | None = option(
         None,
         "URL of a running server, such as http://127.0.0.1:8000, to use instead of starting one.",
-        null="a server that is started",
+        null_means="a server that is started",
         read_by=SERVED,
     )
-    model: str | None = option(None, "Model name in requests.", null="the preset's", read_by=SERVED)
+    model: str | None = option(
+        None, "Model name in requests.", null_means="the preset's", read_by=SERVED
+    )
     api: Api = option(Api.completions, read_by=SERVED)
     start_timeout_s: float = option(
         300.0,
         "Timeout from the start command to the first generated token.",
-        above=0,
-        most=3600,
+        gt=0,
+        le=3600,
         unit="seconds",
         read_by=SERVED,
     )
     silence_s: float = option(
         120.0,
         "Time without an event after which a stream has failed.",
-        above=0,
-        most=3600,
+        gt=0,
+        le=3600,
         unit="seconds",
         read_by=SERVED,
     )
@@ -173,8 +175,8 @@ class Opponent(Group, place="engine.server"):
         50.0,
         "Maximum delay of the client (99th percentile of its event loop's lag, of late sends, or "
         "of its own share of TTFT); beyond it the cell is not healthy.",
-        above=0,
-        most=10_000,
+        gt=0,
+        le=10_000,
         unit="milliseconds",
         read_by=SERVED,
     )
@@ -185,11 +187,11 @@ class Opponent(Group, place="engine.server"):
         self._check_url()
         if self.command is not None:
             words = _filled_in(self.command)
-            unknown = next((word for word in words if word not in FILLED_IN), None)
+            unknown = next((word for word in words if word not in PLACEHOLDERS), None)
             require(
                 unknown is None,
                 f"engine.server.command: {{{unknown}}} is not a placeholder; allowed are "
-                f"{', '.join(f'{{{word}}}' for word in FILLED_IN)}",
+                f"{', '.join(f'{{{word}}}' for word in PLACEHOLDERS)}",
             )
             require(
                 "port" in words,
@@ -207,19 +209,19 @@ class Opponent(Group, place="engine.server"):
             self.require_default(name, "engine.server.url names a running server")
 
     @property
-    def known(self) -> Preset:
+    def server_preset(self) -> ServerPreset:
         """The preset of the server."""
         return PRESETS[self.preset]
 
     @property
-    def words(self) -> str:
+    def command_line(self) -> str:
         """The start command with its arguments, not yet filled in; empty if there is none."""
-        return f"{self.command or self.known.command} {self.args}".strip()
+        return f"{self.command or self.server_preset.command} {self.args}".strip()
 
     def check_startable(self) -> None:
         """Raise ``ConfigError`` if labkit can neither start nor reach the server."""
         require(
-            self.url is not None or bool(self.command or self.known.command),
+            self.url is not None or bool(self.command or self.server_preset.command),
             f"engine.server.preset={self.preset}: it has no start command; start the server "
             "and set engine.server.url=http://..., or set engine.server.command",
         )

@@ -1,8 +1,8 @@
-"""An option: a field of the schema, with all that is said about it as the field's metadata.
+"""Options (fields of the schema with metadata) and the groups that hold them.
 
-A group's options are checked here against that metadata; ``--help``, ``docs/options.md`` and
-the error lines say it (:mod:`labkit.config.option_index`). What spans options is a rule in the
-``__post_init__`` of the group that holds them.
+A group checks its options against their metadata, which ``--help``, ``docs/options.md`` and error
+messages show (:mod:`labkit.config.option_index`). Rules that involve several options are in the
+``__post_init__`` of their group.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-OWN_CLASS = "package.module:Class"
+CLASS_PATH = "package.module:Class"
 
 
 class ConfigError(ValueError):
-    """A mistake in the configuration, said in one line."""
+    """A mistake in the configuration, with a message of one line."""
 
     outcome = "refused"  # of the run that raises it: labkit.experiment.run_failures
 
@@ -29,13 +29,13 @@ def require(condition: bool, message: str) -> None:
 
 
 def is_class_path(text: str) -> bool:
-    """Tell whether ``text`` looks like ``package.module:Class``."""
+    """Return whether ``text`` has the form ``package.module:Class``."""
     module, colon, name = text.partition(":")
     return bool(colon) and name.isidentifier() and all(p.isidentifier() for p in module.split("."))
 
 
-def word(value: Any) -> str:
-    """Write an option's value as it is written in an override."""
+def override_text(value: Any) -> str:
+    """Return an option's value as an override spells it, such as ``null`` or ``true``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | dict):
@@ -45,122 +45,127 @@ def word(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ReadBy:
-    """The choices of the option ``key`` that read an option; the others want it left alone."""
+    """Condition under which an option is read: the option ``key`` has one of ``choices``."""
 
     key: str
     choices: tuple[Any, ...]
 
     def __contains__(self, choice: Any) -> bool:
-        own = OWN_CLASS in self.choices and is_class_path(str(choice))
+        own = CLASS_PATH in self.choices and is_class_path(str(choice))
         return own or choice in self.choices
 
     def __str__(self) -> str:
-        return ", ".join(map(word, self.choices))
+        return ", ".join(map(override_text, self.choices))
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is said about an option.
+    """Metadata of an option.
 
     Parameters
     ----------
     default
-        Its value where nothing is set; null: it may be null.
+        Default value; None: null is allowed.
     meaning
-        One sentence for people; empty where the type of the choices says it.
+        What the option sets, in one sentence; empty: the docstring of its enum.
     unit
-        What its numbers count.
-    least, above, most, multiple_of
-        The range of its numbers; ``above`` is open.
-    words
-        The values besides those numbers; empty: any.
-    own_class
-        Whether it may name a class of the user's.
-    null
-        What null stands for, where that is the default.
+        Unit of its numbers.
+    ge, gt, le, multiple_of
+        Range of its numbers, named as in pydantic.
+    choices
+        Allowed values besides that range; empty: only the range and the type restrict it.
+    class_path
+        Whether it may be a user's class, ``package.module:Class``.
+    null_means
+        Meaning of null, if that is the default.
     read_by
-        Who reads it; None: everybody.
+        Condition under which it is read; None: always.
     mlx_lm, openai
-        Whether ``engine=mlx_lm``, or ``engine=openai``, or its worker reads it too.
+        Whether ``engine=mlx_lm`` or ``engine=openai`` reads it as well.
     on_metal
-        Whether it changes nothing anywhere else.
+        Whether it has an effect on Metal only.
     """
 
     default: Any
     meaning: str = ""
     unit: str = ""
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
     multiple_of: int | None = None
-    words: tuple[Any, ...] = ()
-    own_class: bool = False
-    null: str = ""
+    choices: tuple[Any, ...] = ()
+    class_path: bool = False
+    null_means: str = ""
     read_by: ReadBy | None = None
     mlx_lm: bool = False
     openai: bool = False
     on_metal: bool = False
 
-    def holds(self, value: Any) -> bool:
-        """Tell whether a value of the right type is one that is allowed."""
-        if value is None or value in self.words:
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value of the right type is allowed."""
+        if value is None or value in self.choices:
             return True
-        if self.own_class and is_class_path(value):
+        if self.class_path and is_class_path(value):
             return True
         if not self.range:
-            return not self.words
+            return not self.choices
         number = int(value) if isinstance(value, str) and value.isdecimal() else value
         return not isinstance(number, str) and self._in_range(number)
 
     def _in_range(self, number: float) -> bool:
         return (
-            (self.least is None or number >= self.least)
-            and (self.above is None or number > self.above)
-            and (self.most is None or number <= self.most)
+            (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
             and (self.multiple_of is None or number % self.multiple_of == 0)
         )
 
     @property
     def range(self) -> str:
-        """The range of its numbers, in words; empty where there is none."""
+        """The range as a phrase, such as ``1 to 1024``; empty if there is none."""
         if self.multiple_of is not None:
-            return f"multiples of {self.multiple_of} from {self.least} to {self.most}"
-        if self.above is not None:
-            return f"above {self.above}" + (f", at most {self.most}" if self.most else "")
-        if self.least is not None:
-            return f"{self.least} to {self.most}" if self.most else f"{self.least} or more"
+            return f"multiples of {self.multiple_of} from {self.ge} to {self.le}"
+        if self.gt is not None:
+            return f"above {self.gt}" + (f", at most {self.le}" if self.le else "")
+        if self.ge is not None:
+            return f"{self.ge} to {self.le}" if self.le else f"{self.ge} or more"
         return ""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words: ``1 to 1024 (threads), or null for all cores``."""
-        *rest, last = [*map(str, self.words), *([OWN_CLASS] if self.own_class else [])] or [""]
-        joined = "or" if self.own_class else "and"
-        said = f"{', '.join(rest)} {joined} {last}" if rest else last
+        """The allowed values as a phrase: ``1 to 1024 (threads), or null for all cores``."""
+        *rest, last = [*map(str, self.choices), *([CLASS_PATH] if self.class_path else [])] or [""]
+        joined = "or" if self.class_path else "and"
+        phrase = f"{', '.join(rest)} {joined} {last}" if rest else last
         if self.range:
-            said = f"{', '.join(map(str, self.words))} or {self.range}" if said else self.range
+            phrase = (
+                f"{', '.join(map(str, self.choices))} or {self.range}" if phrase else self.range
+            )
         unit = f" ({self.unit})" if self.unit else ""
-        null = f"null for {self.null}" if self.null else "null"
-        return said + unit + ((", or " if said else "") + null if self.default is None else "")
+        null = f"null for {self.null_means}" if self.null_means else "null"
+        return phrase + unit + ((", or " if phrase else "") + null if self.default is None else "")
 
 
-def option(default: Any = None, meaning: str = "", *, factory: Any = None, **said: Any) -> Any:
-    """Return a dataclass field with its default (or its ``factory``) and what is said about it."""
-    made: dict[str, Any] = {"default": default} if factory is None else {"default_factory": factory}
-    about = Option(factory() if factory else default, meaning, **said)
-    return dataclasses.field(**made, metadata={"option": about})
+def option(default: Any = None, meaning: str = "", *, factory: Any = None, **metadata: Any) -> Any:
+    """Return a dataclass field with a default (or ``factory``) and ``Option`` metadata."""
+    defaults: dict[str, Any] = (
+        {"default": default} if factory is None else {"default_factory": factory}
+    )
+    spec = Option(factory() if factory else default, meaning, **metadata)
+    return dataclasses.field(**defaults, metadata={"option": spec})
 
 
 def options(group: Any) -> dict[str, Option]:
-    """Return the options of a group's class, by their names."""
+    """Return the options of a group's class by name."""
     fields = dataclasses.fields(group)
     return {item.name: item.metadata["option"] for item in fields if "option" in item.metadata}
 
 
 class Group:
-    """Options that stand together, each checked when the group is made.
+    """A group of options, which are checked when the group is created.
 
-    ``place``: where the group stands in the tree, as overrides name it.
+    ``place``: path of the group in the schema, as in overrides; empty at the root, and for a class
+    that is used at several paths.
     """
 
     place: ClassVar[str] = ""
@@ -170,42 +175,42 @@ class Group:
         cls.place = place
 
     def __post_init__(self) -> None:
-        """Check every option's value, and that nothing is set that nobody reads."""
-        for name, said, value in self.options():
-            where = f"{self.key(name)}={word(value)}"
-            require(said.holds(value), f"{where}: allowed are {said.allowed}")
-        for key in dict.fromkeys(said.read_by.key for _, said, _ in self.options() if said.read_by):
+        """Check every option's value, and refuse options that are set but not read."""
+        for name, spec, value in self.options():
+            where = f"{self.key(name)}={override_text(value)}"
+            require(spec.accepts(value), f"{where}: allowed are {spec.allowed}")
+        for key in dict.fromkeys(spec.read_by.key for _, spec, _ in self.options() if spec.read_by):
             place, _, name = key.rpartition(".")
             if place == self.place:
                 self.refuse_unread(key, getattr(self, name))
 
     def key(self, name: str) -> str:
-        """Return how an error line names an option."""
+        """Return an option's key as in overrides, for error messages."""
         return f"{self.place}.{name}" if self.place else name
 
     def refuse_unread(self, key: str, choice: Any) -> None:
-        """Refuse what is set and not read where the option ``key`` is ``choice``."""
-        for name, said, _ in self.options():
-            if said.read_by is not None and said.read_by.key == key and choice not in said.read_by:
-                why = f"{key}={word(choice)} does not read it; it is for {said.read_by}"
+        """Refuse options that are set but not read when the option ``key`` is ``choice``."""
+        for name, spec, _ in self.options():
+            if spec.read_by is not None and spec.read_by.key == key and choice not in spec.read_by:
+                why = f"{key}={override_text(choice)} does not read it; it is for {spec.read_by}"
                 self.require_default(name, why)
 
     def require_default(self, name: str, why: str) -> None:
-        """Refuse, for the reason given, an option that is not left at its default."""
+        """Raise ``ConfigError`` with the reason ``why`` if an option is not at its default."""
         value, default = getattr(self, name), options(type(self))[name].default
         require(
             value == default,
-            f"{self.key(name)}={word(value)}: {why}; leave it {word(default)}",
+            f"{self.key(name)}={override_text(value)}: {why}; leave it {override_text(default)}",
         )
 
     def options(self) -> Iterator[tuple[str, Option, Any]]:
-        """Yield the group's options: name, what is said about it, and its value."""
-        for name, said in options(type(self)).items():
-            yield name, said, getattr(self, name)
+        """Yield the name, metadata and value of each of the group's options."""
+        for name, spec in options(type(self)).items():
+            yield name, spec, getattr(self, name)
 
     def groups(self) -> Iterator[Group]:
         """Yield this group and every group below it."""
         yield self
-        for below in vars(self).values():
-            if isinstance(below, Group):
-                yield from below.groups()
+        for value in vars(self).values():
+            if isinstance(value, Group):
+                yield from value.groups()

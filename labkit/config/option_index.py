@@ -18,8 +18,8 @@ from types import NoneType
 from typing import Any
 
 from labkit.config.experiment import Experiment
-from labkit.config.option import Option, options, word
-from labkit.config.server import Serve
+from labkit.config.option import Option, options, override_text
+from labkit.config.server import ServeConfig
 
 KIND_NAMES = {bool: "true, false", int: "an integer", float: "a number", str: "a string"}
 
@@ -34,16 +34,16 @@ class OptionEntry:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that the option may be set to; empty if it is not a choice of words."""
-        words = self.option.words
+        """The values to choose from; empty if any value in a range or of a type is allowed."""
+        choices = self.option.choices
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
-            words = tuple(self.kind)
-        return tuple(map(word, words))
+            choices = tuple(self.kind)
+        return tuple(map(override_text, choices))
 
     @property
     def allowed(self) -> str:
         """The allowed values as a phrase, such as ``8, 16 and 32 (tokens)``."""
-        if self.option.words or self.option.range:
+        if self.option.choices or self.option.range:
             return self.option.allowed
         kind = ", ".join(self.choices) or KIND_NAMES.get(self.kind) or _container(self.kind)
         null = f", or {self.option.allowed}" if self.option.allowed else ""
@@ -95,7 +95,7 @@ def find_option(key: str) -> OptionEntry | None:
 
 @functools.cache
 def _entries_by_key() -> dict[str, OptionEntry]:
-    groups = (group for root in (Serve, Experiment) for group in option_groups(root))
+    groups = (group for root in (ServeConfig, Experiment) for group in option_groups(root))
     return {entry.key: entry for group in groups for entry in group.entries}
 
 
@@ -119,7 +119,7 @@ def help_lines(value_of: Callable[[str], Any], root: Any = Experiment) -> str:
     """Return the text of ``--help``: every option with its value, meaning and allowed values."""
     lines = []
     for entry in (entry for group in option_groups(root) for entry in group.entries):
-        value = "" if "[]" in entry.key else f"={word(value_of(entry.key))}"
+        value = "" if "[]" in entry.key else f"={override_text(value_of(entry.key))}"
         lines.append(f"  {entry.key}{value}")
         readers = f"; read by {entry.readers}" if entry.readers else ""
         about = f"{entry.meaning} [{entry.allowed}{readers}]"

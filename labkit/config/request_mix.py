@@ -7,10 +7,10 @@ from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option, require
 
-MOST_REQUESTS = 100_000
-MOST_TOKENS = 1 << 20  # of one prompt or one output
-MOST_CHARACTERS = 4 << 20  # of one prompt
-MOST_MS = 30 * 24 * 3600 * 1000  # of a timestamp
+MAX_REQUESTS = 100_000
+MAX_LENGTH_TOKENS = 1 << 20  # of one prompt or one output
+MAX_PROMPT_CHARACTERS = 4 << 20  # of one prompt
+MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # of a timestamp
 
 
 class LengthKind(Enum):
@@ -32,27 +32,27 @@ class Lengths(Group):
 
     kind: LengthKind = option(LengthKind.fixed)
     tokens: int = option(
-        128, "Length of every request.", least=1, most=MOST_TOKENS, unit="tokens",
+        128, "Length of every request.", ge=1, le=MAX_LENGTH_TOKENS, unit="tokens",
         read_by=ReadBy("kind", (LengthKind.fixed,)),
     )  # fmt: skip
     low: int | None = option(
-        None, "Minimum; shorter draws are raised to it.", least=1, most=MOST_TOKENS,
-        unit="tokens", null="1", read_by=DRAWN,
+        None, "Minimum; shorter draws are raised to it.", ge=1, le=MAX_LENGTH_TOKENS,
+        unit="tokens", null_means="1", read_by=DRAWN,
     )  # fmt: skip
     high: int | None = option(
-        None, "Maximum; longer draws are cut to it.", least=1, most=MOST_TOKENS,
-        unit="tokens", null=str(MOST_TOKENS), read_by=DRAWN,
+        None, "Maximum; longer draws are cut to it.", ge=1, le=MAX_LENGTH_TOKENS,
+        unit="tokens", null_means=str(MAX_LENGTH_TOKENS), read_by=DRAWN,
     )  # fmt: skip
     median: float | None = option(
         None,
         "Median of the lognormal distribution.",
-        least=1,
-        most=MOST_TOKENS,
+        ge=1,
+        le=MAX_LENGTH_TOKENS,
         unit="tokens",
         read_by=LOGNORMAL,
     )
     sigma: float | None = option(
-        None, "Standard deviation of the logarithm.", least=0, most=10, read_by=LOGNORMAL
+        None, "Standard deviation of the logarithm.", ge=0, le=10, read_by=LOGNORMAL
     )
     values: list[int] = option(
         factory=list, meaning="Lengths in order, repeated from the first when they run out.",
@@ -71,20 +71,20 @@ class Lengths(Group):
         if self.kind is LengthKind.listed:
             require(bool(self.values), "values=[]: kind=listed needs at least one length")
         for value in self.values:
-            allowed = f"allowed are 1 to {MOST_TOKENS} (tokens)"
-            require(1 <= value <= MOST_TOKENS, f"values: {value}: {allowed}")
+            allowed = f"allowed are 1 to {MAX_LENGTH_TOKENS} (tokens)"
+            require(1 <= value <= MAX_LENGTH_TOKENS, f"values: {value}: {allowed}")
 
     @property
     def bounds(self) -> tuple[int, int]:
         """The smallest and the largest length that may be drawn."""
-        return self.low or 1, self.high or MOST_TOKENS
+        return self.low or 1, self.high or MAX_LENGTH_TOKENS
 
 
 @dataclass
 class Message(Group):
     """One message of a conversation."""
 
-    role: str = option("user", "Role of the speaker.", words=("system", "user", "assistant"))
+    role: str = option("user", "Role of the speaker.", choices=("system", "user", "assistant"))
     content: str = option("", "Text of the message.")
 
 
@@ -93,23 +93,23 @@ class ListedRequest(Group):
     """A request as a user writes it, in YAML or as a line of a file."""
 
     prompt: str | None = option(
-        None, "Prompt text, which the model continues.", null="a request with messages"
+        None, "Prompt text, which the model continues.", null_means="a request with messages"
     )
     messages: list[Message] | None = option(
         None,
         "Conversation, to which the model's chat template is applied.",
-        null="a request with a prompt",
+        null_means="a request with a prompt",
     )
     max_tokens: int | None = option(
-        None, "Output length.", least=1, most=MOST_TOKENS, unit="tokens",
-        null="workload.prompts.output",
+        None, "Output length.", ge=1, le=MAX_LENGTH_TOKENS, unit="tokens",
+        null_means="workload.prompts.output",
     )  # fmt: skip
     timestamp: float | None = option(
-        None, "Arrival time, from the start of the run.", least=0, most=MOST_MS,
-        unit="milliseconds", null="not recorded",
+        None, "Arrival time, from the start of the run.", ge=0, le=MAX_TIMESTAMP_MS,
+        unit="milliseconds", null_means="not recorded",
     )  # fmt: skip
     session: str | None = option(
-        None, "Session, whose requests each wait for the previous answer.", null="no session"
+        None, "Session, whose requests each wait for the previous answer.", null_means="no session"
     )
 
     def __post_init__(self) -> None:
@@ -120,8 +120,8 @@ class ListedRequest(Group):
         text = "".join(one or "" for one in texts)
         name = "prompt" if self.messages is None else "messages"
         require(
-            1 <= len(text) <= MOST_CHARACTERS,
-            f"{name}: {len(text)} characters; allowed are 1 to {MOST_CHARACTERS}",
+            1 <= len(text) <= MAX_PROMPT_CHARACTERS,
+            f"{name}: {len(text)} characters; allowed are 1 to {MAX_PROMPT_CHARACTERS}",
         )
         half = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
         require(half is None, f"{name}: not valid Unicode (lone surrogate)")
@@ -129,7 +129,7 @@ class ListedRequest(Group):
 
 SOURCE = "workload.prompts.source"
 SOURCES = ("chat", "agent", "listed", "file", "trace", "synthetic")
-TIMED = ("listed", "file", "trace")  # they may say when a request arrives
+TIMESTAMPED_SOURCES = ("listed", "file", "trace")  # they may say when a request arrives
 SYNTHETIC = ReadBy(SOURCE, ("synthetic",))
 FROM_FILE = ReadBy(SOURCE, ("file", "trace"))
 
@@ -142,34 +142,34 @@ class Prompts(Group, place="workload.prompts"):
         "chat",
         "Source of prompts: packaged texts (chat, agent), the listed requests, a JSON Lines file, "
         "a Mooncake trace, or random token ids (synthetic).",
-        words=SOURCES,
+        choices=SOURCES,
     )
-    path: str | None = option(None, "Path of the file or trace.", null="no file", read_by=FROM_FILE)
+    path: str | None = option(
+        None, "Path of the file or trace.", null_means="no file", read_by=FROM_FILE
+    )
     listed: list[ListedRequest] = option(
         factory=list, meaning="List of requests.", read_by=ReadBy(SOURCE, ("listed",))
     )
-    requests: int = option(
-        16, "Number of requests.", least=1, most=MOST_REQUESTS, read_by=SYNTHETIC
-    )
+    requests: int = option(16, "Number of requests.", ge=1, le=MAX_REQUESTS, read_by=SYNTHETIC)
     input: Lengths = field(default_factory=Lengths)
     output: Lengths = field(default_factory=Lengths)
     prefix_tokens: int = option(
-        0, "Length of the prefix that the prompts of a group share.", least=0,
-        most=MOST_TOKENS, unit="tokens", read_by=SYNTHETIC,
+        0, "Length of the prefix that the prompts of a group share.", ge=0,
+        le=MAX_LENGTH_TOKENS, unit="tokens", read_by=SYNTHETIC,
     )  # fmt: skip
     prefix_groups: int = option(
-        1, "Number of groups that share a prefix.", least=1, most=MOST_REQUESTS, read_by=SYNTHETIC
+        1, "Number of groups that share a prefix.", ge=1, le=MAX_REQUESTS, read_by=SYNTHETIC
     )
     turns: int = option(
         1, "Turns per session; a prompt begins with the previous prompt and answer.",
-        least=1, most=MOST_REQUESTS, read_by=SYNTHETIC,
+        ge=1, le=MAX_REQUESTS, read_by=SYNTHETIC,
     )  # fmt: skip
     length_scale: float = option(
-        1.0, "Factor on a trace's lengths.", above=0, most=100,
+        1.0, "Factor on a trace's lengths.", gt=0, le=100,
         read_by=ReadBy(SOURCE, ("trace",)),
     )  # fmt: skip
     seed: int | None = option(
-        None, "Seed of lengths and texts.", least=0, most=(1 << 32) - 1, null="the experiment's",
+        None, "Seed of lengths and texts.", ge=0, le=(1 << 32) - 1, null_means="the experiment's",
         read_by=ReadBy(SOURCE, ("listed", "file", "trace", "synthetic")),
     )  # fmt: skip
     unshared: bool = option(
@@ -230,16 +230,16 @@ class Arrivals(Group, place="workload.arrivals"):
 
     kind: ArrivalKind = option(ArrivalKind.closed)
     rate: float | None = option(
-        None, "Arrival rate (of a session with turns: of its first request).", above=0,
-        most=1_000_000, unit="requests/s", read_by=AT_A_RATE,
+        None, "Arrival rate (of a session with turns: of its first request).", gt=0,
+        le=1_000_000, unit="requests/s", read_by=AT_A_RATE,
     )  # fmt: skip
     shape: float = option(
         1.0, "Shape of the gamma distribution of gaps; 1: Poisson, below 1: bursts, above 1: more "
-        "regular.", above=0, most=1000,
+        "regular.", gt=0, le=1000,
         read_by=ReadBy(ARRIVALS, (ArrivalKind.gamma,)),
     )  # fmt: skip
     time_scale: float = option(
-        1.0, "Factor on recorded times; 0.5 replays twice as fast.", above=0, most=1000,
+        1.0, "Factor on recorded times; 0.5 replays twice as fast.", gt=0, le=1000,
         read_by=ReadBy(ARRIVALS, (ArrivalKind.trace,)),
     )  # fmt: skip
 
@@ -253,24 +253,24 @@ class Arrivals(Group, place="workload.arrivals"):
 
 
 @dataclass
-class Limits(Group, place="workload.limits"):
+class LatencySLO(Group, place="workload.limits"):
     """Latency SLOs; goodput counts the requests that meet all of them."""
 
     ttft_ms: float | None = option(
-        None, "Maximum time to first token.", above=0, unit="milliseconds", null="no limit"
+        None, "Maximum time to first token.", gt=0, unit="milliseconds", null_means="no limit"
     )
     tpot_ms: float | None = option(
         None,
         "Maximum time per output token after the first.",
-        above=0,
+        gt=0,
         unit="milliseconds",
-        null="no limit",
+        null_means="no limit",
     )
     e2e_ms: float | None = option(
-        None, "Maximum end-to-end latency.", above=0, unit="milliseconds", null="no limit"
+        None, "Maximum end-to-end latency.", gt=0, unit="milliseconds", null_means="no limit"
     )
 
     @property
-    def any(self) -> bool:
+    def is_set(self) -> bool:
         """Whether any SLO is set."""
         return any(value is not None for value in (self.ttft_ms, self.tpot_ms, self.e2e_ms))

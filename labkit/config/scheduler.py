@@ -61,44 +61,44 @@ class Scheduler(Group, place="engine.scheduler"):
     order: Order = option(Order.decode_first)
     composition: Composition = option(Composition.mixed)
     max_num_seqs: int = option(
-        16, "Maximum number of running requests.", least=1, most=4096, mlx_lm=True
+        16, "Maximum number of running requests.", ge=1, le=4096, mlx_lm=True
     )
     max_num_batched_tokens: int = option(
-        512, "Token budget of a step.", least=1, most=1 << 20, unit="tokens"
+        512, "Token budget of a step.", ge=1, le=1 << 20, unit="tokens"
     )
     chunk: int | None = option(
         None,
         "Prefill chunk: maximum prompt tokens of one request in a step.",
-        least=1,
+        ge=1,
         unit="tokens",
-        null="no cap besides max_num_batched_tokens",
+        null_means="no cap besides max_num_batched_tokens",
         mlx_lm=True,
     )
     chunk_policy: ChunkPolicy = option(ChunkPolicy.static)
     prefill_cap: int | None = option(
         None,
         "Maximum prompt tokens of a step over all requests, not counting decodes.",
-        least=1,
+        ge=1,
         unit="tokens",
-        null="the rest of max_num_batched_tokens",
+        null_means="the rest of max_num_batched_tokens",
     )
     prefill_floor: int | None = option(
         None,
         "Prompt tokens that fit into a step however many requests decode, if need be beyond "
         "max_num_batched_tokens.",
-        least=1,
+        ge=1,
         unit="tokens",
-        null="the rest of max_num_batched_tokens",
+        null_means="the rest of max_num_batched_tokens",
         read_by=ReadBy("engine.scheduler.order", (Order.decode_first,)),
     )
     reservation: Reservation = option(Reservation.full)
     watermark: float | None = option(
         None,
         "Share of the KV blocks that an admission must leave free.",
-        least=0,
-        most=0.5,
+        ge=0,
+        le=0.5,
         unit="share of the blocks",
-        null=f"{DEFAULT_WATERMARK}",
+        null_means=f"{DEFAULT_WATERMARK}",
         read_by=ReadBy("engine.scheduler.reservation", (Reservation.optimistic,)),
     )
     queue: Queue = option(Queue.fcfs)
@@ -132,7 +132,7 @@ class Scheduler(Group, place="engine.scheduler"):
             self._check_floor(self.prefill_floor)
 
     @property
-    def most_step_tokens(self) -> int:
+    def max_step_tokens(self) -> int:
         """The largest number of tokens that a step may have."""
         beside_decodes = self.max_num_seqs - 1 + (self.prefill_floor or 0)
         return max(self.max_num_batched_tokens, beside_decodes)

@@ -19,48 +19,50 @@ class Server(Group, place="server"):
         "127.0.0.1", "Address to listen on; a loopback address accepts only local clients."
     )
     port: int = option(
-        8000, "Port to listen on; 0: any free port, which is printed.", least=0, most=65535
+        8000, "Port to listen on; 0: any free port, which is printed.", ge=0, le=65535
     )
     api_key: str | None = option(
         None,
         "Bearer token that clients must send; '${oc.env:NAME}' reads an environment variable.",
-        null="no authentication",
+        null_means="no authentication",
     )
-    model_name: str | None = option(None, "Model name in the API.", null="the model's own name")
+    model_name: str | None = option(
+        None, "Model name in the API.", null_means="the model's own name"
+    )
     max_body_bytes: int = option(
         4 << 20,
         "Maximum size of a request body; larger ones are refused (413).",
-        least=1 << 10,
+        ge=1 << 10,
         unit="bytes",
     )
     max_prompt_tokens: int = option(
-        32_768, "Maximum prompt length; longer prompts are refused (400).", least=1, unit=TOKENS
+        32_768, "Maximum prompt length; longer prompts are refused (400).", ge=1, unit=TOKENS
     )
     max_output_tokens: int = option(
         2_048,
         "Maximum and default of a request's max_tokens; more is refused (400).",
-        least=1,
+        ge=1,
         unit=TOKENS,
     )
     max_choices: int = option(
-        16, "Maximum completions per request (n); more are refused (400).", least=1
+        16, "Maximum completions per request (n); more are refused (400).", ge=1
     )
     max_live: int = option(
-        256, "Maximum completions running or waiting; further requests are refused (429).", least=1
+        256, "Maximum completions running or waiting; further requests are refused (429).", ge=1
     )
     timeout_s: float = option(
         600.0,
         "Timeout of a request, which is then aborted (504, or an error that ends the stream).",
-        above=0,
+        gt=0,
         unit=SECONDS,
     )
     grace_s: float = option(
-        10.0, "Time that running requests get to finish at shutdown.", least=0, unit=SECONDS
+        10.0, "Time that running requests get to finish at shutdown.", ge=0, unit=SECONDS
     )
     stuck_s: float = option(
         60.0,
         "Duration of a step beyond which the engine is reported unhealthy (503).",
-        above=0,
+        gt=0,
         unit=SECONDS,
     )
 
@@ -76,7 +78,7 @@ class Server(Group, place="server"):
 
 
 @dataclass
-class Serve(Group):
+class ServeConfig(Group):
     """Options of the command itself."""
 
     engine: Engine = field(default_factory=Engine)
@@ -90,7 +92,7 @@ class Serve(Group):
         """Check what a group's defaults alone cannot satisfy."""
         super().__post_init__()
         require(
-            self.model.given,
+            self.model.has_source,
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )

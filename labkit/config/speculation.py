@@ -37,8 +37,8 @@ class Drafts(Group, place="engine.drafts"):
     num_draft_tokens: int = option(
         4,
         "Maximum draft tokens per request and step.",
-        least=1,
-        most=64,
+        ge=1,
+        le=64,
         unit="tokens",
         read_by=DRAFTED,
     )
@@ -46,31 +46,31 @@ class Drafts(Group, place="engine.drafts"):
     ngram_min: int = option(
         1,
         "Length of the shortest n-gram that is looked up.",
-        least=1,
-        most=16,
+        ge=1,
+        le=16,
         unit="tokens",
         read_by=BY_NGRAM,
     )
     ngram_max: int = option(
         4,
         "Length of the longest n-gram that is looked up.",
-        least=1,
-        most=16,
+        ge=1,
+        le=16,
         unit="tokens",
         read_by=BY_NGRAM,
     )
     draft_path: str | None = option(
         None,
         "Directory of the draft model, which must have the same vocabulary.",
-        null="the model itself, or its first layers",
+        null_means="the model itself, or its first layers",
         read_by=BY_MODEL,
     )
     draft_layers: int | None = option(
         None,
         "Use the first layers of the model itself as the draft model.",
-        least=1,
+        ge=1,
         unit="layers",
-        null="all of them",
+        null_means="all of them",
         read_by=BY_MODEL,
     )
 

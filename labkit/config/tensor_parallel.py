@@ -8,19 +8,19 @@ from labkit.config.option import Group, option
 
 
 @dataclass
-class Parallel(Group, place="engine.parallel"):
+class TensorParallel(Group, place="engine.parallel"):
     """Tensor parallelism: every layer split across processes (ranks) of one host."""
 
     size: int = option(
         1,
         "Tensor-parallel size: ranks (processes) that share heads, feed-forward columns and CPU "
         "threads equally (docs/parallel.md).",
-        least=1,
-        most=64,
+        ge=1,
+        le=64,
         unit="ranks",
     )
 
     @property
-    def alone(self) -> bool:
+    def single_process(self) -> bool:
         """Whether one process computes everything."""
         return self.size == 1

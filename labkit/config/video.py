@@ -7,10 +7,10 @@ from enum import Enum
 
 from labkit.config.option import Group, option, require
 
-MOST_FRAMES = 200_000  # of a clip that is made
+MAX_CLIP_FRAMES = 200_000  # of a clip that is made
 
 
-class Picks(Enum):
+class FramePicks(Enum):
     """Frames that are picked from a clip, and how the decoder reaches them.
 
     stream: evenly spaced frames; every frame before them is decoded. seek: the same frames, each
@@ -39,25 +39,25 @@ class Clip(Group, place="workload.made"):
 
     name: str = option("", "Name of the clip in reports.")
     seconds: float = option(
-        10.0, "Length, a whole number of frames.", above=0, most=7200, unit="seconds"
+        10.0, "Length, a whole number of frames.", gt=0, le=7200, unit="seconds"
     )
-    fps: int = option(25, "Frames per second.", least=1, most=240)
+    fps: int = option(25, "Frames per second.", ge=1, le=240)
     gop: int | None = option(
-        None, "GOP size: frames between keyframes.", least=1, most=10_000, unit="frames",
-        null="a single keyframe, the first frame",
+        None, "GOP size: frames between keyframes.", ge=1, le=10_000, unit="frames",
+        null_means="a single keyframe, the first frame",
     )  # fmt: skip
-    width: int = option(320, "Frame width.", least=64, most=1920, multiple_of=2, unit="pixels")
-    height: int = option(180, "Frame height.", least=48, most=1080, multiple_of=2, unit="pixels")
-    seed: int = option(0, "Seed of the picture's content.", least=0, most=(1 << 32) - 1)
+    width: int = option(320, "Frame width.", ge=64, le=1920, multiple_of=2, unit="pixels")
+    height: int = option(180, "Frame height.", ge=48, le=1080, multiple_of=2, unit="pixels")
+    seed: int = option(0, "Seed of the picture's content.", ge=0, le=(1 << 32) - 1)
     events: int = option(
-        1, "Events of each kind: colour change, direction change, collision.", least=0,
-        most=1000,
+        1, "Events of each kind: colour change, direction change, collision.", ge=0,
+        le=1000,
     )  # fmt: skip
     frames: int | None = option(
-        None, "Frames to pick.", least=1, most=4096, unit="frames", null="workload.frames"
+        None, "Frames to pick.", ge=1, le=4096, unit="frames", null_means="workload.frames"
     )
     requests: int = option(
-        1, "Requests for the clip in the throughput measurement (requests/s).", least=0, most=1000
+        1, "Requests for the clip in the throughput measurement (requests/s).", ge=0, le=1000
     )
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class Clip(Group, place="workload.made"):
             "whole number of frames",
         )
         require(
-            self.length <= MOST_FRAMES,
-            f"{where}: {self.length} frames; must be at most {MOST_FRAMES}",
+            self.length <= MAX_CLIP_FRAMES,
+            f"{where}: {self.length} frames; must be at most {MAX_CLIP_FRAMES}",
         )
         require(
             3 * self.events < self.length or self.events == 0,

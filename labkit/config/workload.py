@@ -6,9 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.attention import Precision
-from labkit.config.option import OWN_CLASS, Group, ReadBy, option, require
-from labkit.config.request_mix import TIMED, ArrivalKind, Arrivals, Limits, Prompts
-from labkit.config.video import Clip, Decoder, Picks
+from labkit.config.option import CLASS_PATH, Group, ReadBy, option, require
+from labkit.config.request_mix import (
+    TIMESTAMPED_SOURCES,
+    ArrivalKind,
+    Arrivals,
+    LatencySLO,
+    Prompts,
+)
+from labkit.config.video import Clip, Decoder, FramePicks
 
 
 class State(Enum):
@@ -38,12 +44,12 @@ class Case(Group, place="workload.cases"):
     """Batch of a kernel workload: decodes, prefill chunks, and requests of any lengths."""
 
     name: str = option("", "Name of the case in reports.")
-    decode: int = option(0, "Decoding requests (one query token each).", least=0)
-    context: int = option(0, "Context length of each decoding request.", least=0, unit="tokens")
-    prefill: int = option(0, "Requests that prefill a chunk of their prompt.", least=0)
-    chunk: int = option(0, "Query tokens of each prefilling request.", least=0, unit="tokens")
+    decode: int = option(0, "Decoding requests (one query token each).", ge=0)
+    context: int = option(0, "Context length of each decoding request.", ge=0, unit="tokens")
+    prefill: int = option(0, "Requests that prefill a chunk of their prompt.", ge=0)
+    chunk: int = option(0, "Query tokens of each prefilling request.", ge=0, unit="tokens")
     past: int = option(
-        0, "Cached tokens of each prefilling request before its chunk.", least=0, unit="tokens"
+        0, "Cached tokens of each prefilling request before its chunk.", ge=0, unit="tokens"
     )
     uneven: list[list[int]] = option(
         factory=list,
@@ -51,7 +57,7 @@ class Case(Group, place="workload.cases"):
         "them].",
     )
     factor: int = option(
-        1, "Factor on workload.repeats, for cases with short dispatches.", least=1, most=1000
+        1, "Factor on workload.repeats, for cases with short dispatches.", ge=1, le=1000
     )
 
     def __post_init__(self) -> None:
@@ -91,10 +97,10 @@ class Case(Group, place="workload.cases"):
 
 KIND = "workload.kind"
 KERNEL = ReadBy(KIND, ("kernel",))
-REQUESTS = ReadBy(KIND, ("requests", "headroom", OWN_CLASS))
+REQUESTS = ReadBy(KIND, ("requests", "headroom", CLASS_PATH))
 VIDEO = ReadBy(KIND, ("video",))
 REPEATED = ReadBy(KIND, ("kernel", "video"))
-IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", OWN_CLASS))
+IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", CLASS_PATH))
 
 
 @dataclass
@@ -106,40 +112,44 @@ class Workload(Group, place="workload"):
         "requests",
         "Kind of workload: attention batches (kernel), requests to an engine (requests), a memory "
         "plan without serving (headroom), video decoding (video), or a class of your own.",
-        words=("kernel", "requests", "headroom", "video"),
-        own_class=True,
+        choices=("kernel", "requests", "headroom", "video"),
+        class_path=True,
     )
     warmup: int = option(
         2,
         "Unmeasured warm-up: launches per case (at least so many), or requests (in a video "
         "workload for its shortest clip).",
-        least=0,
+        ge=0,
     )
     repeats: int = option(
         1,
         "Measured launches per case, or requests per clip.",
-        least=1,
-        most=100_000,
+        ge=1,
+        le=100_000,
         read_by=REPEATED,
     )
     prompts: Prompts = field(default_factory=Prompts)
     arrivals: Arrivals = field(default_factory=Arrivals)
-    limits: Limits = field(default_factory=Limits)
+    limits: LatencySLO = field(default_factory=LatencySLO)
     num_requests: int | None = option(
-        None, "Number of requests to serve, from the first.", least=1, null="all", read_by=REQUESTS
+        None,
+        "Number of requests to serve, from the first.",
+        ge=1,
+        null_means="all",
+        read_by=REQUESTS,
     )
     concurrency: int | None = option(
         16,
         "Maximum requests in flight, in a closed loop the number of clients; null: no limit.",
-        least=1,
-        most=4096,
+        ge=1,
+        le=4096,
         read_by=IN_FLIGHT,
     )
     stagger_ms: float = option(
         0.0,
         "Delay of each client's start after the previous client's.",
-        least=0,
-        most=60_000,
+        ge=0,
+        le=60_000,
         unit="milliseconds",
         read_by=REQUESTS,
     )
@@ -150,28 +160,26 @@ class Workload(Group, place="workload"):
         True, "Generate the full output length past the end-of-sequence token.", read_by=REQUESTS
     )
     cache_state: CacheState = option(CacheState.cold, read_by=REQUESTS)
-    temperature: float = option(0.0, "Sampling temperature; 0: greedy.", least=0, read_by=REQUESTS)
+    temperature: float = option(0.0, "Sampling temperature; 0: greedy.", ge=0, read_by=REQUESTS)
     top_k: int = option(
-        0, "Number of most likely tokens to sample from; 0: all.", least=0, read_by=REQUESTS
+        0, "Number of most likely tokens to sample from; 0: all.", ge=0, read_by=REQUESTS
     )
     top_p: float = option(
         1.0,
         "Cumulative probability of the tokens to sample from.",
-        above=0,
-        most=1,
+        gt=0,
+        le=1,
         read_by=REQUESTS,
     )
-    num_heads: int = option(16, "Query heads.", least=1, read_by=KERNEL)
-    num_kv_heads: int = option(4, "Key/value heads.", least=1, read_by=KERNEL)
-    head_dim: int = option(
-        128, "Head dimension.", least=16, most=256, multiple_of=16, read_by=KERNEL
-    )
+    num_heads: int = option(16, "Query heads.", ge=1, read_by=KERNEL)
+    num_kv_heads: int = option(4, "Key/value heads.", ge=1, read_by=KERNEL)
+    head_dim: int = option(128, "Head dimension.", ge=16, le=256, multiple_of=16, read_by=KERNEL)
     window: int | None = option(
         None,
         "Sliding window: keys that a query attends to.",
-        least=1,
+        ge=1,
         unit="keys",
-        null="all",
+        null_means="all",
         read_by=KERNEL,
     )
     dtype: Precision = option(
@@ -181,34 +189,34 @@ class Workload(Group, place="workload"):
     max_pool_bytes: int = option(
         1 << 30,
         "Maximum KV pool of a case; larger cases are skipped.",
-        least=1 << 20,
+        ge=1 << 20,
         unit="bytes",
         read_by=KERNEL,
     )
     cases: list[Case] = option(factory=list, meaning="Batches to time, a row each.", read_by=KERNEL)
     made: list[Clip] = option(factory=list, meaning="Synthetic clips.", read_by=VIDEO)
     clips: str | None = option(
-        None, "Folder of your own clips.", null="the clips of workload.made", read_by=VIDEO
+        None, "Folder of your own clips.", null_means="the clips of workload.made", read_by=VIDEO
     )
     frames: int = option(
-        16, "Frames to pick per clip.", least=1, most=4096, unit="frames", read_by=VIDEO
+        16, "Frames to pick per clip.", ge=1, le=4096, unit="frames", read_by=VIDEO
     )
-    picks: Picks = option(Picks.stream, read_by=VIDEO)
+    picks: FramePicks = option(FramePicks.stream, read_by=VIDEO)
     decoder: Decoder = option(Decoder.pyav, read_by=VIDEO)
     decoder_threads: int = option(
-        1, "Threads of each request's decoder.", least=1, most=64, unit="threads", read_by=VIDEO
+        1, "Threads of each request's decoder.", ge=1, le=64, unit="threads", read_by=VIDEO
     )
     questions: str | None = option(
         None,
         "JSON Lines file of questions about your own clips (docs/video.md), which workload.vlm "
         "answers from the picked frames.",
-        null="none",
+        null_means="none",
         read_by=VIDEO,
     )
     vlm: str | None = option(
         None,
         "Vision-language model that answers: a directory or hub id that mlx-vlm can load.",
-        null="none",
+        null_means="none",
         read_by=VIDEO,
     )
 
@@ -254,7 +262,7 @@ class Workload(Group, place="workload"):
             len(set(names)) == len(names), "workload.made: two clips have the same name; rename one"
         )
         require(
-            self.decoder is Decoder.pyav or self.picks is Picks.stream,
+            self.decoder is Decoder.pyav or self.picks is FramePicks.stream,
             f"workload.decoder=opencv: it can only stream; workload.picks={self.picks.value} needs "
             "workload.decoder=pyav",
         )
@@ -297,7 +305,7 @@ class Workload(Group, place="workload"):
             "not read it; it is for closed; leave it 0",
         )
         require(
-            arrivals is not ArrivalKind.trace or self.prompts.source in TIMED,
+            arrivals is not ArrivalKind.trace or self.prompts.source in TIMESTAMPED_SOURCES,
             f"workload.arrivals.kind=trace: workload.prompts.source={self.prompts.source} has no "
-            f"timestamps; set workload.prompts.source to one of {', '.join(TIMED)}",
+            f"timestamps; set workload.prompts.source to one of {', '.join(TIMESTAMPED_SOURCES)}",
         )

@@ -57,10 +57,10 @@ def _parser() -> OneLineParser:
     )
     parser.add_argument(
         "--machine",
-        choices=config.MACHINES,
+        choices=config.SIMULATED_MAC_NAMES,
         metavar="NAME",
         help="show limits, budgets and advice for a simulated Mac, without measuring: "
-        + ", ".join(config.MACHINES),
+        + ", ".join(config.SIMULATED_MAC_NAMES),
     )
     parser.add_argument(
         "--fraction",

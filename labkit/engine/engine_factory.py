@@ -82,7 +82,7 @@ def create(
         from labkit.engine import openai
 
         return openai.create(options, Path(model_dir))
-    if not options.parallel.alone:
+    if not options.parallel.single_process:
         from labkit.engine.parallel import tensor_parallel_engine
 
         return tensor_parallel_engine.create(options, Path(model_dir))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.config import Design, Isolation, Look
+from labkit.config import Design, Isolation, PlannedLook
 from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
@@ -141,5 +141,5 @@ def normalized_design(design: Design) -> Design:
     runs, design = design.runs_per_block, replace(design, looks=design.all_looks)
     if design.isolation is Isolation.process or runs == 1:
         return design
-    looks = [Look(look.blocks * runs, look.alpha) for look in design.looks]
+    looks = [PlannedLook(look.blocks * runs, look.alpha) for look in design.looks]
     return replace(design, blocks=design.blocks * runs, runs_per_block=1, looks=looks)

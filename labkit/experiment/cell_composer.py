@@ -22,9 +22,9 @@ from labkit.config import (
     Design,
     Experiment,
     Isolation,
-    own_classes,
     require,
     to_plain,
+    user_classes,
 )
 from labkit.experiment import claim_validation, published_rows
 from labkit.experiment.cell import Cell
@@ -233,7 +233,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key} must be the same for every arm; "
             "an arm may change options of engine, model and workload",
         )
-    for key, path in own_classes(arm.engine).items():
+    for key, path in user_classes(arm.engine).items():
         module = path.partition(":")[0]
         require(
             _is_importable(module),

@@ -2,7 +2,7 @@
 
 The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study ends
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
-alpha that each spends, are fixed before the first run (:class:`labkit.config.Look`);
+alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
 :mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis lies above
 this package, so the function that takes a look is passed in.
 """

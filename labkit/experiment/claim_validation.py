@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.config import LAYOUT_OF, Engine, Experiment, option_index, own_classes, require
+from labkit.config import PRESET_LAYOUTS, Engine, Experiment, option_index, require, user_classes
 from labkit.config.option_index import did_you_mean
 from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
@@ -63,7 +63,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
     """
     for arm, experiment in arms.items():
         claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS_PREFIX)]
-        if not claimed or experiment.engine.name not in (*LAYOUT_OF, "mlx_lm"):
+        if not claimed or experiment.engine.name not in (*PRESET_LAYOUTS, "mlx_lm"):
             continue
         where, model = f"ablation.claims.engaged.{arm}", experiment.model
         require(
@@ -100,7 +100,7 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
     counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():
         workload = experiment.workload
-        if not workload.times_kernels or own_classes(experiment.engine):
+        if not workload.times_kernels or user_classes(experiment.engine):
             continue
         for name in engaged.get(arm, ()):
             require(
@@ -113,7 +113,7 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
 
 def _may_claim(name: str, arm: Engine) -> bool:
     """Return whether an arm's engine may count ``name``; the user's own classes count anything."""
-    own = own_classes(arm)
+    own = user_classes(arm)
     if name.startswith(counter_registry.USER_PREFIX) or own.keys() & {
         "engine.name",
         "engine.attention.backend",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from labkit.config import Engine, Isolation, from_plain, own_classes
+from labkit.config import Engine, Isolation, from_plain, user_classes
 from labkit.experiment import StudyError, child_process, differing_outputs
 from labkit.experiment.cell import Cell
 from labkit.experiment.permuted_blocks import Run
@@ -239,5 +239,5 @@ def _marker(arm: Arm) -> Path:
 
 def _write_marker(marker: Path, arm: Arm) -> None:
     """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
-    if not own_classes(from_plain(Engine, arm.config.get("engine", {}))):
+    if not user_classes(from_plain(Engine, arm.config.get("engine", {}))):
         cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

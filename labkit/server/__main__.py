@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.cli_errors import print_error
-from labkit.config import ConfigError, Engine, Serve, from_plain
+from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine
@@ -28,7 +28,7 @@ MAX_WARM_UP_REQUESTS = 16  # concurrent requests
 def main() -> int:
     """Run the server and return the exit code."""
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
-        options = from_plain(Serve, json.load(file))
+        options = from_plain(ServeConfig, json.load(file))
     try:
         serve(options)
     except KeyboardInterrupt:
@@ -40,7 +40,7 @@ def main() -> int:
     return 0
 
 
-def serve(options: Serve) -> None:
+def serve(options: ServeConfig) -> None:
     """Load the model; serve HTTP until a signal arrives, or run the chat shell."""
     if options.shell:
         from labkit.server.chat_shell import Shell
@@ -84,7 +84,7 @@ class LoadedModel:
     engine: InferenceEngine
 
 
-def load(options: Serve) -> LoadedModel:
+def load(options: ServeConfig) -> LoadedModel:
     """Configure the process, load the model and warm up the engine."""
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)

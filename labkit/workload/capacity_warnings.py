@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.config import ELSEWHERE, Experiment, KVLayout, Reservation
+from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
 from labkit.engine import budget
 from labkit.engine.budget.kv_demand import slots_for
 
@@ -32,7 +32,7 @@ def _server(experiment: Experiment) -> str | None:
     warnings = []
     if server.url is not None:
         warnings.append(f"{server.url} is not restarted: its earlier requests may affect results")
-    if not server.known.run_here:
+    if not server.server_preset.tested:
         warnings.append(
             f"engine.server.preset={server.preset} follows that server's documentation and was "
             "not run by labkit's tests"
@@ -60,7 +60,7 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
 
 
 def _rows(experiment: Experiment, requests: int) -> str | None:
-    if experiment.engine.name in ELSEWHERE:
+    if experiment.engine.name in EXTERNAL_ENGINES:
         return None
     rows = experiment.engine.scheduler.max_num_seqs
     if requests <= rows:

@@ -21,7 +21,7 @@ def check(experiment: Experiment) -> None:
             "engine.attention.device=metal: there is no Metal on this machine; "
             "set engine.attention.device=emulated or cpu",
         )
-    variable = experiment.engine.mlx.only_on_metal()
+    variable = experiment.engine.mlx.metal_only_option()
     require(
         variable is None or has_metal(),
         f"engine.mlx.{variable}: it changes what MLX does on Metal, and there is no Metal on this "

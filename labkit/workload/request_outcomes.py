@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.config import Limits, Workload
+from labkit.config import LatencySLO, Workload
 from labkit.workload.serving_metrics import ServedRequest, meets
 
 MAX_UNSERVED_NOTES = 8  # requests whose error the record holds
@@ -50,7 +50,7 @@ def outcome_notes(
             {"id": e.request_id, "outcome": e.outcome, "error": e.error}
             for e in unserved[:MAX_UNSERVED_NOTES]
         ]
-    if workload.limits.any:
+    if workload.limits.is_set:
         notes["good"] = _good(entries, workload.limits)
     due = [entry.due for entry in entries if entry.due is not None]
     if due:
@@ -64,7 +64,7 @@ def outcome_notes(
     return notes
 
 
-def _good(entries: Sequence[ServedRequest], limits: Limits) -> int:
+def _good(entries: Sequence[ServedRequest], limits: LatencySLO) -> int:
     return sum(entry.outcome == "served" and meets(entry, limits) for entry in entries)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from labkit.config import Limits
+from labkit.config import LatencySLO
 from labkit.records import Metric
 
 PERCENTILES = (50, 99)
@@ -102,7 +102,7 @@ def serving_metrics(
     peak_kv_bytes: float | None,
     *,
     primary: bool = True,
-    limits: Limits | None = None,
+    limits: LatencySLO | None = None,
 ) -> tuple[Metric, ...]:
     """Compute one run's metrics.
 
@@ -136,7 +136,7 @@ def serving_metrics(
         *_percentiles("itl_chunk", (gap for r in served for gap in r.itl)),
         *_percentiles("e2e", (r.e2e for r in served)),
     ]
-    if limits is not None and limits.any:
+    if limits is not None and limits.is_set:
         good = sum(meets(r, limits) for r in served)
         metrics.insert(4, Metric("goodput_req_s", "req/s", "higher", False, (good / wall,)))
     if peak_kv_bytes is not None:
@@ -183,7 +183,7 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     return tuple(metrics)
 
 
-def meets(served: ServedRequest, limits: Limits) -> bool:
+def meets(served: ServedRequest, limits: LatencySLO) -> bool:
     """Return whether a served request met every limit that is set."""
     latencies = (served.ttft, served.tpot or 0.0, served.e2e)
     limits_ms = (limits.ttft_ms, limits.tpot_ms, limits.e2e_ms)

@@ -20,7 +20,7 @@ from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.verdict import judge
-from labkit.config import Design, Isolation, Look, to_plain
+from labkit.config import Design, Isolation, PlannedLook, to_plain
 from labkit.experiment.cell import normalized_design
 
 CONF = Path(__file__).parents[2] / "conf" / "design"
@@ -33,7 +33,7 @@ KINDS = ("clean", "drift", "modes", "tails")
 def shipped(name, isolation=Isolation.process):
     """A design of ``conf/design`` as it is run."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    looks = [Look(**look) for look in plain.pop("looks", [])]
+    looks = [PlannedLook(**look) for look in plain.pop("looks", [])]
     return normalized_design(Design(**plain, looks=looks, isolation=isolation))
 
 

@@ -150,7 +150,7 @@ def test_the_options_that_name_a_class_are_known():
     engine = config.Engine(
         name="a.b:C", attention=config.Attention(backend="d:E", resolver="seq_map")
     )
-    assert config.own_classes(engine) == {
+    assert config.user_classes(engine) == {
         "engine.name": "a.b:C",
         "engine.attention.backend": "d:E",
     }

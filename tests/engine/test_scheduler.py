@@ -92,7 +92,7 @@ def test_prompts_have_room_however_many_decode():
     taken, counts = _mixed(1, 1, **sizes, prefill_floor=5)
     assert taken == [7] and not counts.get("steps.prefill_floored")
     assert _mixed(6, 1, **sizes, prefill_floor=5, prefill_cap=6)[0] == [5]
-    assert config.Scheduler(**sizes, prefill_floor=5).most_step_tokens == 7 + 5
+    assert config.Scheduler(**sizes, prefill_floor=5).max_step_tokens == 7 + 5
 
 
 @pytest.mark.parametrize(

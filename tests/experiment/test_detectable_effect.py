@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.statistics.power import blocks_needed, mde_pct
-from labkit.config import Case, Design, Engine, Isolation, Look
+from labkit.config import Case, Design, Engine, Isolation, PlannedLook
 from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.study_history import StudyHistory
@@ -67,7 +67,7 @@ def test_an_earlier_study_gives_a_row_s_share_of_alpha(known, tmp_path):
 
 def test_a_look_detects_with_its_own_alpha(known, tmp_path):
     known(alpha_row=0.01 * 0.2, level=0.99)
-    looks = [Look(8, 0.02), Look(12, 0.03)]
+    looks = [PlannedLook(8, 0.02), PlannedLook(12, 0.03)]
     design = Design(blocks=12, runs_per_block=1, looks=looks)
     each = [mde_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
     assert each[1] < each[0]

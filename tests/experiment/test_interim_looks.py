@@ -10,7 +10,7 @@ import pytest
 
 from labkit import analysis, config
 from labkit.analysis.study_analysis import AnalysisCache
-from labkit.config import ConfigError, Look
+from labkit.config import ConfigError, PlannedLook
 from labkit.experiment import cell_runner
 from labkit.experiment.cell import normalized_design
 from labkit.experiment.cell_runner import unfinished
@@ -24,7 +24,7 @@ from labkit.records import (
     write_json,
 )
 
-LOOKS = [Look(8, 0.02), Look(10, 0.01), Look(12, 0.02)]
+LOOKS = [PlannedLook(8, 0.02), PlannedLook(10, 0.01), PlannedLook(12, 0.02)]
 
 
 class Planted:
@@ -176,21 +176,24 @@ def test_other_looks_are_refused_in_the_same_folder(make):
     run_cell(make(blocks=8), Planted(0.0, 0.1))
     assert run_cell(make(blocks=10), Planted(0.0, 0.1)).ran == 2 * 3
     with pytest.raises(ConfigError, match=r"design\.looks was"):
-        run_cell(make(looks=[*LOOKS[:2], Look(12, 0.01)]), Planted(0.0, 0.1))
+        run_cell(make(looks=[*LOOKS[:2], PlannedLook(12, 0.01)]), Planted(0.0, 0.1))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"looks": [Look(8, 0.03), Look(12, 0.03)]}, r"at most design\.alpha=0\.05"),
-        ({"looks": [Look(8, 0.05)]}, "and the last block must spend some alpha"),
+        ({"looks": [PlannedLook(8, 0.03), PlannedLook(12, 0.03)]}, r"at most design\.alpha=0\.05"),
+        ({"looks": [PlannedLook(8, 0.05)]}, "and the last block must spend some alpha"),
         (
-            {"looks": [Look(8, 0.03), Look(12, 0.0)]},
+            {"looks": [PlannedLook(8, 0.03), PlannedLook(12, 0.0)]},
             "every look and the last block must spend some alpha",
         ),
-        ({"looks": [Look(12, 0.01), Look(8, 0.01)]}, "increase from look to look"),
-        ({"looks": [Look(8, 0.02), Look(8, 0.02)]}, "increase from look to look"),
-        ({"looks": [Look(4, 0.01), Look(12, 0.04)]}, "4 blocks of 1 cannot reach p = 0.01"),
+        ({"looks": [PlannedLook(12, 0.01), PlannedLook(8, 0.01)]}, "increase from look to look"),
+        ({"looks": [PlannedLook(8, 0.02), PlannedLook(8, 0.02)]}, "increase from look to look"),
+        (
+            {"looks": [PlannedLook(4, 0.01), PlannedLook(12, 0.04)]},
+            "4 blocks of 1 cannot reach p = 0.01",
+        ),
     ],
 )
 def test_impossible_looks_are_refused(make, change, message):
@@ -209,25 +212,25 @@ def test_impossible_looks_are_refused(make, change, message):
     ],
 )
 def test_the_last_look_spends_the_alpha_that_earlier_looks_leave(blocks, looks):
-    declared = [Look(8, 0.02), Look(12, 0.02)]
+    declared = [PlannedLook(8, 0.02), PlannedLook(12, 0.02)]
     design = config.Design(blocks=blocks, runs_per_block=1, looks=declared)
     assert [(look.blocks, look.alpha) for look in design.all_looks] == looks
 
 
 def test_more_blocks_move_only_the_last_look(make):
-    early = [Look(8, 0.02)]
+    early = [PlannedLook(8, 0.02)]
     run_cell(make(looks=early, blocks=10), Planted(0.0, 0.1))
     assert run_cell(make(looks=early, blocks=12), Planted(0.0, 0.1)).ran == 2 * 3
     with pytest.raises(ConfigError, match=r"design\.looks was"):
-        run_cell(make(looks=[Look(8, 0.01)], blocks=13), Planted(0.0, 0.1))
+        run_cell(make(looks=[PlannedLook(8, 0.01)], blocks=13), Planted(0.0, 0.1))
     with pytest.raises(ConfigError, match=r"design\.looks was"):
-        run_cell(make(looks=[Look(9, 0.02)], blocks=13), Planted(0.0, 0.1))
+        run_cell(make(looks=[PlannedLook(9, 0.02)], blocks=13), Planted(0.0, 0.1))
     with pytest.raises(ConfigError, match=r"design\.looks was"):
         run_cell(make(looks=[], blocks=13), Planted(0.0, 0.1))
 
 
 def test_in_process_every_process_is_a_block():
-    looks = [Look(4, 0.02), Look(6, 0.03)]
+    looks = [PlannedLook(4, 0.02), PlannedLook(6, 0.03)]
     asked = config.Design(blocks=6, isolation=config.Isolation.in_process, looks=looks)
     run = normalized_design(asked)
     assert (run.blocks, run.runs_per_block) == (12, 1)

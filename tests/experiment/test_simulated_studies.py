@@ -18,7 +18,7 @@ import pytest
 from labkit import analysis
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import AnalysisCache
-from labkit.config import Look
+from labkit.config import PlannedLook
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import CaseRecord, Metric, Record, read_runs
@@ -130,10 +130,10 @@ class Simulated:
         )
 
 
-LOOKS = [Look(8, 0.01), Look(9, 0.01), Look(10, 0.01), Look(12, 0.02)]
+LOOKS = [PlannedLook(8, 0.01), PlannedLook(9, 0.01), PlannedLook(10, 0.01), PlannedLook(12, 0.02)]
 
 
-def sequential_rejections(looks: list[Look], studies: int = 1000) -> float:
+def sequential_rejections(looks: list[PlannedLook], studies: int = 1000) -> float:
     """Share of A/A studies (pairs, drift, slow processes) that claim something at a look."""
     pairs = Study(arms=("a", "b"), blocks=looks[-1].blocks, runs=1)
     found = 0
@@ -154,7 +154,7 @@ def test_looks_that_share_alpha_seldom_find_something():
 
 
 def test_looks_that_each_spend_all_of_alpha_fail_the_same_check():
-    assert sequential_rejections([Look(look.blocks, 0.05) for look in LOOKS]) > 0.06
+    assert sequential_rejections([PlannedLook(look.blocks, 0.05) for look in LOOKS]) > 0.06
 
 
 @pytest.mark.slow

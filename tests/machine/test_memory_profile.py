@@ -51,7 +51,7 @@ def test_a_real_mac_reports_its_working_set():
 
 
 def test_the_schema_lists_the_simulated_machines():
-    assert tuple(memory_profile.SIMULATED_MACS) == config.MACHINES
+    assert tuple(memory_profile.SIMULATED_MACS) == config.SIMULATED_MAC_NAMES
 
 
 @pytest.mark.parametrize(

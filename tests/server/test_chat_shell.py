@@ -96,7 +96,7 @@ def test_the_command_reads_lines_from_a_pipe(chat_model):
 
 
 def test_server_options_are_refused_with_shell():
-    from labkit.config import ConfigError, Model, ModelShape, Serve, Server
+    from labkit.config import ConfigError, Model, ModelShape, ServeConfig, Server
 
     with pytest.raises(ConfigError, match=r"server\.port=9: shell=true starts no server"):
-        Serve(model=Model(shape=ModelShape()), server=Server(port=9), shell=True)
+        ServeConfig(model=Model(shape=ModelShape()), server=Server(port=9), shell=True)

@@ -1,6 +1,6 @@
 import pytest
 
-from labkit.config import ArrivalKind, Arrivals, Limits, Workload
+from labkit.config import ArrivalKind, Arrivals, LatencySLO, Workload
 from labkit.workload.request_outcomes import outcome_notes
 from labkit.workload.serving_metrics import (
     ServedRequest,
@@ -143,17 +143,17 @@ def test_a_hand_made_timeline_has_the_numbers_of_vllm_s_definitions():
     ],
 )
 def test_goodput_counts_the_requests_that_met_every_limit(limits, good):
-    limits = Limits(**limits)
+    limits = LatencySLO(**limits)
     assert "".join(r.request_id for r in TIMELINE if meets(r, limits)) == good
     got = values(serving_metrics(TIMELINE, None, limits=limits))
     assert got["goodput_req_s"] == len(good) / 4.0
-    assert "goodput_req_s" not in values(serving_metrics(TIMELINE, None, limits=Limits()))
+    assert "goodput_req_s" not in values(serving_metrics(TIMELINE, None, limits=LatencySLO()))
 
 
 def test_a_request_that_was_not_served_is_counted_and_never_good():
     refused = ServedRequest("x", 4, 0.0, finish="error", error="no room")
     failed = ServedRequest("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
-    workload = Workload(limits=Limits(ttft_ms=1000))
+    workload = Workload(limits=LatencySLO(ttft_ms=1000))
     notes = outcome_notes([*TIMELINE, refused, failed], workload, cpu_s=0.04, seconds=4.0)
     assert (notes["requests"], notes["served"], notes["refused"], notes["failed"]) == (5, 3, 1, 1)
     assert notes["good"] == 2 and notes["sender_cpu_share"] == 0.01

@@ -56,7 +56,7 @@ def plan(
     """
     if activations is None:
         scheduler = engine.scheduler
-        activations = model.activation_bytes(scheduler.most_step_tokens, scheduler.max_num_seqs)
+        activations = model.activation_bytes(scheduler.max_step_tokens, scheduler.max_num_seqs)
     if machine is None:
         machine = memory_profile.find_profile(engine.budget.machine)
     model = model_footprint.with_kv_bytes(model, kv_bytes_per_token(engine, model))
@@ -83,7 +83,7 @@ def check(experiment: config.Experiment) -> BudgetDecision | None:
     """
     if not experiment.workload.serves:
         return None
-    if experiment.engine.name in config.ELSEWHERE:
+    if experiment.engine.name in config.EXTERNAL_ENGINES:
         return None
     engine = experiment.engine
     model = model_footprint.from_model(

@@ -78,7 +78,7 @@ def size_pool(
     model = model_footprint.with_kv_bytes(
         model or model_footprint.from_weights(*weights), per_token
     )
-    flops = 2 * model.matmul_weights * options.scheduler.most_step_tokens
+    flops = 2 * model.matmul_weights * options.scheduler.max_step_tokens
     profile = not can_estimate or (
         options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS
     )
@@ -96,7 +96,7 @@ def measure_activation_bytes(
 ) -> int:
     """Run the largest step twice and return the second's peak bytes, NumPy's and MLX's together.
 
-    The step has ``most_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all of which
+    The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all of which
     sample. The first forward compiles and fills caches, so only the second is measured.
     """
     lengths = prompt_lengths(scheduler)
@@ -116,7 +116,7 @@ def measure_activation_bytes(
 
 def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
     """Return the prompt tokens of each request in the largest step."""
-    tokens, rows = scheduler.most_step_tokens, scheduler.max_num_seqs
+    tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
     return [tokens // rows + (row < tokens % rows) for row in range(rows)]
 
 

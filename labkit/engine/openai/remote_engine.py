@@ -61,7 +61,7 @@ class RemoteEngine:
         client: HttpClient,
         payloads: PayloadBuilder,
         detokenizer: Detokenizer,
-        options: config.Opponent,
+        options: config.OpenAIServer,
     ) -> None:
         self._server, self._client = server, client
         self._payloads, self._detokenizer, self._options = payloads, detokenizer, options
@@ -184,14 +184,14 @@ class RemoteEngine:
         return {"server": self._server_notes(), "client": self._client_notes()}
 
     def _server_notes(self) -> dict[str, Any]:
-        preset = self._options.known
+        preset = self._options.server_preset
         by_ids = bool(self._finished) and all(r.has_token_ids for r in self._finished)
         by_usage = all(response.usage is not None for response in self._finished)
         return {
             "preset": self._options.preset,
             "command": self._server.command,
             "kept": self._server.url if self._options.url is not None else None,
-            "run_here": preset.run_here,
+            "run_here": preset.tested,
             "api": self._options.api.value,
             "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",
             "identity": "token ids" if by_ids else "text",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.config import Api, Ending, Opponent
+from labkit.config import Api, EosHandling, OpenAIServer
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.detokenizer import Detokenizer
@@ -47,14 +47,14 @@ class PayloadBuilder:
 
     def __init__(
         self,
-        server: Opponent,
+        server: OpenAIServer,
         model: str,
         detokenizer: Detokenizer,
         eos_token_ids: Sequence[int],
     ) -> None:
         self.chat = server.api is Api.chat
         self.path = ENDPOINT_PATHS[server.api]
-        self._preset, self._model, self._detokenizer = server.known, model, detokenizer
+        self._preset, self._model, self._detokenizer = server.server_preset, model, detokenizer
         self._eos_token_ids = tuple(eos_token_ids)
         self._prebuilt: dict[str, RequestPayload] = {}  # by request id
 
@@ -110,9 +110,9 @@ class PayloadBuilder:
         return {"prompt": text}, same_ids
 
     def _ignore_eos_fields(self) -> dict[str, Any]:
-        if self._preset.ending is Ending.ignore_eos:
+        if self._preset.eos_handling is EosHandling.ignore_eos:
             return {"ignore_eos": True}
-        if self._preset.ending is Ending.logit_bias:
+        if self._preset.eos_handling is EosHandling.logit_bias:
             return {
                 "logit_bias": {str(token): SUPPRESSING_LOGIT_BIAS for token in self._eos_token_ids}
             }

@@ -44,9 +44,9 @@ class ServerProcess:
     """
 
     def __init__(
-        self, server: config.Opponent, url: str, supervised: SupervisedServer | None
+        self, server: config.OpenAIServer, url: str, supervised: SupervisedServer | None
     ) -> None:
-        self.url, self.command = url, server.words if supervised is not None else ""
+        self.url, self.command = url, server.command_line if supervised is not None else ""
         self._options, self._supervised = server, supervised
         self._process_tree: list[Any] = []
         self._process_tree_expires = 0.0
@@ -65,7 +65,7 @@ class ServerProcess:
 
     def _model_name(self, model_dir: Path) -> str:
         """Return the model's name in requests: the configured one, or the first that is listed."""
-        configured = self._options.model or self._options.known.model
+        configured = self._options.model or self._options.server_preset.model
         if configured:
             return configured
         try:
@@ -207,7 +207,7 @@ def _require_listener(url: str) -> None:
 
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
     """Return a server's command as words, with port, model and the rest filled in."""
-    server, words = options.server, shlex.split(options.server.words)
+    server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
         "model": str(model_dir),
@@ -225,7 +225,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
 def _blas_environment(options: config.Engine) -> list[str]:
     """Return an ``env`` command that gives a server on MLX the arm's BLAS (Linux); else empty."""
     server = options.server
-    uses_blas = server.known.multiplies_by_blas and server.command is None
+    uses_blas = server.server_preset.multiplies_by_blas and server.command is None
     if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
         return []
     threads = options.threads or worker_environment.core_count()
@@ -245,7 +245,7 @@ def free_port() -> int:
 
 def missing_program(options: config.Engine) -> str | None:
     """Return the server's program if it is not installed here, else None."""
-    words = shlex.split(options.server.words)
+    words = shlex.split(options.server.command_line)
     if options.server.url is not None or not words:
         return None
     name = words[0].replace("{python}", options.server.python or sys.executable)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from labkit.config import ConfigError, from_plain, require
-from labkit.config.request_mix import MOST_REQUESTS
+from labkit.config.request_mix import MAX_REQUESTS
 from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def _items(path: str, text: str, kind: type[T]) -> Iterator[T]:
             continue
         count += 1
         where = f"{path}, line {number}"
-        require(count <= MOST_REQUESTS, f"{where}: allowed are {MOST_REQUESTS:,} requests")
+        require(count <= MAX_REQUESTS, f"{where}: allowed are {MAX_REQUESTS:,} requests")
         data = _object(where, line)
         unknown = next((key for key in data if key not in allowed), None)
         require(unknown is None, f"{where}: {_short(unknown)!r}: allowed are {', '.join(allowed)}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.config import Experiment, require
 from labkit.config.option import Group, option
-from labkit.config.request_mix import MOST_MS, MOST_TOKENS
+from labkit.config.request_mix import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
 from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first
@@ -29,9 +29,9 @@ SEED_STREAM = 8  # random stream of the seed
 class TraceLine(Group):
     """One line of a trace; ``hash_ids``: one per 512 prompt tokens, or empty."""
 
-    timestamp: float | None = option(None, least=0, most=MOST_MS, unit="milliseconds")
-    input_length: int | None = option(None, least=1, most=MOST_TOKENS, unit="tokens")
-    output_length: int | None = option(None, least=1, most=MOST_TOKENS, unit="tokens")
+    timestamp: float | None = option(None, ge=0, le=MAX_TIMESTAMP_MS, unit="milliseconds")
+    input_length: int | None = option(None, ge=1, le=MAX_LENGTH_TOKENS, unit="tokens")
+    output_length: int | None = option(None, ge=1, le=MAX_LENGTH_TOKENS, unit="tokens")
     hash_ids: list[int] = option(factory=list)
 
     def __post_init__(self) -> None:
@@ -92,9 +92,9 @@ class TraceSource:
         lengths = [(scaled(line.input_length), scaled(line.output_length)) for line in lines]
         longest = max(map(sum, lengths))
         require(
-            longest <= MOST_TOKENS,
+            longest <= MAX_LENGTH_TOKENS,
             f"workload.prompts.length_scale={scale}: a request would have {longest:,} tokens; "
-            f"allowed are {MOST_TOKENS:,}",
+            f"allowed are {MAX_LENGTH_TOKENS:,}",
         )
         return lengths
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 
-from labkit.config import Clip, Decoder, Experiment, Picks, Workload, require
+from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload, require
 from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
 
@@ -76,7 +76,7 @@ class VideoKind:
         for length, gop, pixels, wanted, requests in _sizes(workload):
             decoded = _decoded(workload.picks, length, gop, wanted)
             once = REQUEST_SECONDS + decoded * pixels / PIXELS_PER_SECOND
-            if workload.picks is not Picks.stream:
+            if workload.picks is not FramePicks.stream:
                 once += 2 * length / PACKETS_PER_SECOND
             check = length * pixels / PIXELS_PER_SECOND
             seconds += once * (workload.repeats + requests) + check
@@ -99,11 +99,11 @@ def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
         yield clip.length, gop, clip.width * clip.height, wanted, clip.requests
 
 
-def _decoded(picks: Picks, length: int, gop: int, wanted: int) -> int:
+def _decoded(picks: FramePicks, length: int, gop: int, wanted: int) -> int:
     """Estimate how many frames are decoded."""
-    if picks is Picks.stream:
+    if picks is FramePicks.stream:
         return length
-    if picks is Picks.seek:
+    if picks is FramePicks.seek:
         return min(length, wanted * (gop + 1) // 2)
     return min(wanted, -(-length // gop))
 

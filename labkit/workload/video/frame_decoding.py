@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.config import Decoder, Picks, Workload
+from labkit.config import Decoder, FramePicks, Workload
 from labkit.machine.exception_text import one_line
 from labkit.workload.video.clip_reader import (
     DecodeCounts,
@@ -57,7 +57,7 @@ def decode_frames(path: Path, workload: Workload, wanted: int) -> DecodedFrames:
     if workload.decoder is Decoder.opencv:
         return _opencv(path, wanted, workload.decoder_threads)
     with open_clip(path, workload.decoder_threads) as clip:
-        if workload.picks is Picks.stream:
+        if workload.picks is FramePicks.stream:
             return _stream(clip, wanted)
         frame_index = clip.frame_index()
         picks = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, wanted)
@@ -165,9 +165,9 @@ def check_counts(
         The counts do not match the method.
     """
     last = max(picks)
-    if workload.picks is Picks.stream:
+    if workload.picks is FramePicks.stream:
         least, most, seeks = last + 1, last + 1 + MAX_BUFFERED_FRAMES, 0
-    elif workload.picks is Picks.seek:
+    elif workload.picks is FramePicks.seek:
         ways = decode_runs(picks, keyframes)
         least = sum(leg.frames for leg in ways)
         most, seeks = least + MAX_BUFFERED_FRAMES * len(ways), len(ways)

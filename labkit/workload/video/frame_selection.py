@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from labkit.config import Picks
+from labkit.config import FramePicks
 
 
 class Undecodable(Exception):
@@ -41,12 +41,12 @@ def _half_even(number: int, divisor: int) -> int:
     return quotient + (2 * rest > divisor or (2 * rest == divisor and quotient % 2 == 1))
 
 
-def picks_exact_positions(how: Picks) -> bool:
+def picks_exact_positions(how: FramePicks) -> bool:
     """Return whether a pick method returns exactly the evenly spread positions."""
-    return how in (Picks.stream, Picks.seek)
+    return how in (FramePicks.stream, FramePicks.seek)
 
 
-def pick_frames(how: Picks, frames: int, keyframes: Sequence[int], wanted: int) -> list[int]:
+def pick_frames(how: FramePicks, frames: int, keyframes: Sequence[int], wanted: int) -> list[int]:
     """Return the indices of the picked frames, in order.
 
     Parameters
@@ -66,9 +66,9 @@ def pick_frames(how: Picks, frames: int, keyframes: Sequence[int], wanted: int) 
         return positions(frames, wanted)
     if not keyframes:
         raise Undecodable("it has no keyframes: no packet is marked as one")
-    if how is Picks.nearest:
+    if how is FramePicks.nearest:
         return [_nearest(keyframes, position) for position in positions(frames, wanted)]
-    if how is Picks.keyframes_unique:
+    if how is FramePicks.keyframes_unique:
         wanted = min(wanted, len(keyframes))
     return [keyframes[i] for i in positions(len(keyframes), wanted)]
 

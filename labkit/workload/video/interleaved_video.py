@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import Picks, Workload
+from labkit.config import FramePicks, Workload
 from labkit.records import CaseRecord, Metric
 from labkit.workload.interleaved_kernels import spread_rounds
 from labkit.workload.interleaving import TurnContext
@@ -167,7 +167,11 @@ class InterleavedVideo:
             if value:
                 counters[f"video.{name}"] += requests * value
         counters["video.frames_picked"] += requests * len(samples.first.picks)
-        if workload.picks in (Picks.keyframes, Picks.nearest, Picks.keyframes_unique):
+        if workload.picks in (
+            FramePicks.keyframes,
+            FramePicks.nearest,
+            FramePicks.keyframes_unique,
+        ):
             counters["video.keyframes_alone"] += requests * samples.first.counts.frames_decoded
 
     def _job(self, arm: int) -> tuple[int, float] | None:

@@ -52,7 +52,7 @@ def test_a_fixed_budget_is_the_users_number(machine):
     assert ask(machine, policy="llamacpp", blocks=77).blocks == 77
 
 
-@pytest.mark.parametrize("machine", config.MACHINES)
+@pytest.mark.parametrize("machine", config.SIMULATED_MAC_NAMES)
 def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
     """The article: the RAM cap and the utilization stack."""
     ram = memory_profile.simulated_mac(machine).total
@@ -63,7 +63,7 @@ def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
 
 def test_the_default_working_set_is_66_to_75_percent_of_ram():
     """The article: "Apple typically reports a memory hint in the 66-75% range"."""
-    for name in config.MACHINES:
+    for name in config.SIMULATED_MAC_NAMES:
         machine = memory_profile.simulated_mac(name)
         if name != "sim_m5_max_128gb":  # logged with 107.52 GiB under a newer macOS
             assert 0.66 < machine.working_set / machine.total <= 0.75

@@ -46,7 +46,7 @@ def opponent(tiny_dir):
 
     def make(*modes, preset="other", **options):
         stub = Stub(*modes)
-        server = config.Opponent(preset=preset, url=stub.url, **options)
+        server = config.OpenAIServer(preset=preset, url=stub.url, **options)
         opened.append(stub)
         engine = openai.create(config.Engine(name="openai", server=server), tiny_dir)
         opened.append(engine)

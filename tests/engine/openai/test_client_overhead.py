@@ -48,7 +48,7 @@ def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
     from labkit import config
     from labkit.engine import openai
 
-    server = config.Opponent(preset="null_server")
+    server = config.OpenAIServer(preset="null_server")
     engine = openai.create(config.Engine(name="openai", server=server), tiny_dir)
     try:
         engine.reset_counters()

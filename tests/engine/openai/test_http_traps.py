@@ -23,7 +23,7 @@ def fresh(tiny_dir):
 
     def make(*modes):
         command = f"{{python}} {STUB} --port {{port}} {' '.join(modes)}"
-        server = config.Opponent(preset="other", command=command, start_timeout_s=60)
+        server = config.OpenAIServer(preset="other", command=command, start_timeout_s=60)
         opened.append(openai.create(config.Engine(name="openai", server=server), tiny_dir))
         opened[-1].reset_counters()
         return opened[-1]

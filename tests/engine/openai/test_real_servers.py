@@ -45,7 +45,7 @@ def test_a_server_gives_the_same_output_as_the_engine_in_process(
 ):
     if importlib.util.find_spec(NEEDS[preset]) is None:
         pytest.skip(f"{NEEDS[preset]} is not installed")
-    server = config.Opponent(preset=preset)
+    server = config.OpenAIServer(preset=preset)
     engine_options = config.Engine(name="openai", server=server)
     openai.prepare(engine_options, tiny_dir)
     engine = openai.create(engine_options, tiny_dir)
@@ -73,5 +73,5 @@ def test_a_server_gives_the_same_output_as_the_engine_in_process(
 
 
 def test_the_presets_that_are_tested_here():
-    run = {name for name, preset in config.PRESETS.items() if preset.run_here}
+    run = {name for name, preset in config.PRESETS.items() if preset.tested}
     assert run == {*NEEDS, "null_server"}

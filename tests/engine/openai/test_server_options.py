@@ -4,12 +4,12 @@ import pytest
 
 from labkit import config
 from labkit.config import PRESETS
-from labkit.config.openai_server import FILLED_IN
+from labkit.config.openai_server import PLACEHOLDERS
 from labkit.workload import capacity_warnings, in_process_rules, request_workload
 
 
 def experiment(server=None, source="chat", **engine):
-    server = server or config.Opponent()
+    server = server or config.OpenAIServer()
     prompts = config.Prompts(source=source)
     return config.Experiment(
         engine=config.Engine(name="openai", server=server, **engine),
@@ -23,34 +23,34 @@ def experiment(server=None, source="chat", **engine):
     ("make", "line"),
     [
         (
-            lambda: config.Opponent(url="127.0.0.1:80"),
+            lambda: config.OpenAIServer(url="127.0.0.1:80"),
             "engine.server.url=127.0.0.1:80: must begin with http:// or https://",
         ),
         (
-            lambda: config.Opponent(url="http://here", args="--fast"),
+            lambda: config.OpenAIServer(url="http://here", args="--fast"),
             "engine.server.args=--fast: engine.server.url names a running server; leave it ",
         ),
         (
-            lambda: config.Opponent(command="serve --port 80"),
+            lambda: config.OpenAIServer(command="serve --port 80"),
             "engine.server.command: must contain {port}, the port that labkit connects to",
         ),
         (
-            lambda: config.Opponent(command="serve {port} {host}"),
+            lambda: config.OpenAIServer(command="serve {port} {host}"),
             "engine.server.command: {host} is not a placeholder; allowed are {port}, {model}, "
             "{gguf}, {python}, {threads}, {labkit}",
         ),
         (
-            lambda: config.Opponent(command="serve {port"),
+            lambda: config.OpenAIServer(command="serve {port"),
             "engine.server.command: expected '}' before end of string; write {{ for a "
             "literal brace",
         ),
         (
-            lambda: config.Engine(server=config.Opponent(preset="vllm")),
+            lambda: config.Engine(server=config.OpenAIServer(preset="vllm")),
             "engine.server.preset=vllm: engine.name=paged does not read it; it is for openai; "
             "leave it mlx_lm",
         ),
         (
-            lambda: config.Engine(name="openai", server=config.Opponent(preset="ollama")),
+            lambda: config.Engine(name="openai", server=config.OpenAIServer(preset="ollama")),
             "engine.server.preset=ollama: it has no start command; start the server and "
             "set engine.server.url=http://..., or set engine.server.command",
         ),
@@ -68,7 +68,7 @@ def test_a_mistake_is_one_line(make, line):
 
 def test_every_presets_command_can_be_filled_in():
     for name, preset in PRESETS.items():
-        filled = preset.command.format(**{word: "x" for word in FILLED_IN})
+        filled = preset.command.format(**{word: "x" for word in PLACEHOLDERS})
         assert "{" not in filled and (not filled or "x" in filled), name
 
 
@@ -79,7 +79,9 @@ def test_server_arms_do_not_share_a_process():
 
 def test_the_plan_warns_about_untested_servers():
     def warnings(**server):
-        return " ".join(capacity_warnings.sentences(experiment(config.Opponent(**server)), [10]))
+        return " ".join(
+            capacity_warnings.sentences(experiment(config.OpenAIServer(**server)), [10])
+        )
 
     assert warnings() == ""
     assert "preset=vllm follows that server's documentation and was not run" in warnings(
@@ -89,7 +91,7 @@ def test_the_plan_warns_about_untested_servers():
 
 
 def test_chat_needs_conversations():
-    chat = config.Opponent(api=config.Api.chat)
+    chat = config.OpenAIServer(api=config.Api.chat)
     request_workload.KIND.check(experiment(chat))
     with pytest.raises(config.ConfigError, match="has token ids and no conversations"):
         request_workload.KIND.check(experiment(chat, source="synthetic"))

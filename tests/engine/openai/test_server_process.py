@@ -22,7 +22,9 @@ STUB = Path(__file__).with_name("stub_server.py")
 
 def options(*modes, **more):
     command = f"{{python}} {STUB} --port {{port}} {' '.join(modes)}"
-    server = config.Opponent(preset="other", command=command, **{"start_timeout_s": 60.0, **more})
+    server = config.OpenAIServer(
+        preset="other", command=command, **{"start_timeout_s": 60.0, **more}
+    )
     return config.Engine(name="openai", server=server)
 
 
@@ -74,7 +76,7 @@ def test_a_server_that_exits_is_reported_with_its_last_line(tiny_dir):
 
 def test_a_missing_server_at_a_url_is_one_line_at_once(tiny_dir):
     url = f"http://127.0.0.1:{server_process.free_port()}/v1"
-    engine_options = config.Engine(name="openai", server=config.Opponent(url=url))
+    engine_options = config.Engine(name="openai", server=config.OpenAIServer(url=url))
     with pytest.raises(EngineError) as caught:
         openai.create(engine_options, tiny_dir)
     assert str(caught.value) == (
@@ -84,7 +86,7 @@ def test_a_missing_server_at_a_url_is_one_line_at_once(tiny_dir):
 
 
 def test_a_missing_program_is_named_before_anything_runs(tiny_dir):
-    server = config.Opponent(preset="other", command="/no/such/server {port}")
+    server = config.OpenAIServer(preset="other", command="/no/such/server {port}")
     engine_options = config.Engine(name="openai", server=server)
     with pytest.raises(config.ConfigError, match="the program /no/such/server is not installed"):
         openai.prepare(engine_options, tiny_dir)
@@ -164,7 +166,7 @@ def test_a_command_that_cannot_be_run_is_one_line():
 
 def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
-    server = config.Opponent(preset="labkit", args="engine.kv.block_size=8")
+    server = config.OpenAIServer(preset="labkit", args="engine.kv.block_size=8")
     engine_options = config.Engine(name="openai", server=server, threads=3)
     words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]

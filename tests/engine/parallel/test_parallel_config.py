@@ -16,9 +16,9 @@ from labkit.config import (
     KVLayout,
     Model,
     ModelShape,
-    Parallel,
     Pipeline,
     Speculation,
+    TensorParallel,
     from_plain,
 )
 from labkit.engine import parallel
@@ -59,7 +59,7 @@ KERNELS = {
 def test_options_that_exclude_ranks_are_refused(changes, message):
     Engine(**changes)  # alone it is fine
     with pytest.raises(ConfigError, match=r"engine\.parallel\.size=2: ") as caught:
-        Engine(parallel=Parallel(2), **changes)
+        Engine(parallel=TensorParallel(2), **changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -67,9 +67,9 @@ def test_other_engines_refuse_parallel_size():
     with pytest.raises(
         ConfigError, match=r"parallel\.size=2: engine=mlx_lm does not have this option"
     ):
-        Engine(name="mlx_lm", parallel=Parallel(2))
+        Engine(name="mlx_lm", parallel=TensorParallel(2))
     with pytest.raises(ConfigError, match=r"parallel\.size=0: allowed are 1 to 64 \(ranks\)"):
-        Parallel(0)
+        TensorParallel(0)
 
 
 def experiment(size, shape=None, kind=None):
@@ -127,7 +127,7 @@ def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
     half = (KVShape(1, 64, 64),) * 3
     blocks = [
         size_pool(
-            Engine(parallel=Parallel(size), budget=Budget(bytes=1 << 22)),
+            Engine(parallel=TensorParallel(size), budget=Budget(bytes=1 << 22)),
             model_dir("qwen3"),
             machine,
             shapes,

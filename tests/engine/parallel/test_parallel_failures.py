@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.config import Budget, Engine, Parallel, Scheduler
+from labkit.config import Budget, Engine, Scheduler, TensorParallel
 from labkit.engine import Request, SamplingParams
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import rank_processes, tensor_parallel_engine
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 def make(path, command=rank_processes.RANK_COMMAND, straggler_timeout_s=60.0):
     scheduler = Scheduler(max_num_seqs=3, max_num_batched_tokens=16)
-    engine = Engine(parallel=Parallel(2), budget=Budget(blocks=64), scheduler=scheduler)
+    engine = Engine(parallel=TensorParallel(2), budget=Budget(blocks=64), scheduler=scheduler)
     parallel_engine = tensor_parallel_engine.create(engine, path, command, straggler_timeout_s)
     for index in range(3):
         params = SamplingParams(max_tokens=20, ignore_eos=True)

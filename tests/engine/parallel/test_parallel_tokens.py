@@ -11,10 +11,10 @@ from labkit.config import (
     Attention,
     Budget,
     Engine,
-    Parallel,
     PrefixCache,
     Reservation,
     Scheduler,
+    TensorParallel,
 )
 from labkit.engine import LLM, Request, SamplingParams, create
 
@@ -37,7 +37,7 @@ def options(size, **changes):
         "budget": Budget(blocks=17),
         "prefix_cache": PrefixCache.hash,
     }
-    return Engine(parallel=Parallel(size), **chosen | changes)
+    return Engine(parallel=TensorParallel(size), **chosen | changes)
 
 
 def serve(engine, outputs=18):

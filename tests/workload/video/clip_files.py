@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from labkit.config import Clip, Decoder, Picks, Workload
+from labkit.config import Clip, Decoder, FramePicks, Workload
 from labkit.workload.video import clip_synthesis
 
 SMALL = {"width": 96, "height": 64}
-WAYS = [(picks, Decoder.pyav) for picks in Picks] + [(Picks.stream, Decoder.opencv)]
+WAYS = [(picks, Decoder.pyav) for picks in FramePicks] + [(FramePicks.stream, Decoder.opencv)]
 
 
 def clip_of(length, gop=None, **more):
@@ -28,8 +28,8 @@ def synthesised_file(folder, frames, gop=None, **more) -> Path:
 def asks(picks, decoder=Decoder.pyav, frames=16, **more):
     """Return a video workload of one arm."""
     return Workload(
-        name="t", kind="video", made=[clip_of(9)], picks=Picks(picks), decoder=Decoder(decoder),
-        frames=frames, **{"warmup": 0, **more},
+        name="t", kind="video", made=[clip_of(9)], picks=FramePicks(picks),
+        decoder=Decoder(decoder), frames=frames, **{"warmup": 0, **more},
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("cv2")
 
 import clip_files as files
 
-from labkit.config import ConfigError, Picks, Workload, from_plain, to_plain
+from labkit.config import ConfigError, FramePicks, Workload, from_plain, to_plain
 from labkit.workload.video import clip_synthesis, planted_events
 from labkit.workload.video.clip_reader import open_clip
 from labkit.workload.video.frame_checks import Reference, frame_digests
@@ -127,14 +127,14 @@ def test_counts_are_those_of_an_independent_count(folder, frames, gop):
     for picks, decoder in files.WAYS:
         counts = decode_frames(path, files.asks(picks, decoder), 16).counts
         own = pick_frames(picks, samples, sync, 16)
-        if picks is Picks.stream:
+        if picks is FramePicks.stream:
             assert counts.frames_decoded == samples and counts.seeks == 0
             if decoder.value == "pyav":
                 assert counts.packets_read == counts.packets_decoded == samples
                 assert counts.delta_frames == samples - len(sync)
             continue
         assert counts.packets_read >= samples  # the sweep
-        if picks is Picks.seek:
+        if picks is FramePicks.seek:
             ways = decode_runs(own, sync)
             assert counts.seeks == len(ways)
             assert 0 <= counts.frames_decoded - sum(way.frames for way in ways) <= 4 * len(ways)
@@ -149,11 +149,11 @@ def test_counts_are_those_of_an_independent_count(folder, frames, gop):
 def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
     path = files.synthesised_file(folder, 61, 7)
     _, sync = files.counted(path)
-    taken = {picks: decode_frames(path, files.asks(picks), 5) for picks in Picks}
-    for named in Picks:
-        for gone in Picks:
+    taken = {picks: decode_frames(path, files.asks(picks), 5) for picks in FramePicks}
+    for named in FramePicks:
+        for gone in FramePicks:
             asked, counts = files.asks(named), taken[gone].counts
-            alike = {Picks.keyframes, Picks.nearest, Picks.keyframes_unique}
+            alike = {FramePicks.keyframes, FramePicks.nearest, FramePicks.keyframes_unique}
             if named is gone or {named, gone} <= alike:
                 continue
             with pytest.raises(Undecodable, match=r"which is not workload\.picks="):
@@ -163,7 +163,7 @@ def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
 def test_a_delta_frame_is_no_keyframe(folder):
     path = files.synthesised_file(folder, 61, 7)
     _, sync = files.counted(path)
-    for picks in (Picks.keyframes, Picks.nearest, Picks.keyframes_unique):
+    for picks in (FramePicks.keyframes, FramePicks.nearest, FramePicks.keyframes_unique):
         taken = decode_frames(path, files.asks(picks), 5)
         counts = replace(taken.counts, delta_frames=1)
         with pytest.raises(Undecodable, match=r"1 of them no keyframes"):
@@ -231,7 +231,7 @@ def test_other_containers(folder, suffix):
     good = files.synthesised_file(folder, 61, 7)
     path = remuxed(good, folder / f"other.{suffix}")
     listed = all_frames(good)
-    for picks in Picks:
+    for picks in FramePicks:
         taken = decode_frames(path, files.asks(picks), 5)
         assert list(taken.picks) == pick_frames(picks, 61, range(0, 61, 7), 5)
         for place, frame in taken.frames.items():

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from labkit.config import Clip, Picks
+from labkit.config import Clip, FramePicks
 from labkit.workload.video import planted_events
 from labkit.workload.video.frame_selection import (
     Undecodable,
@@ -47,13 +47,13 @@ def test_keyframe_picks_of_all_clips_up_to_300_frames(wanted):
         for gop in {1, 2, 7, 12, 50, 250, 1 + count // 3}:
             keys = keyframes_of(count, gop)
             wishes = positions(count, wanted)
-            assert pick_frames(Picks.stream, count, keys, wanted) == wishes
-            assert pick_frames(Picks.seek, count, keys, wanted) == wishes
+            assert pick_frames(FramePicks.stream, count, keys, wanted) == wishes
+            assert pick_frames(FramePicks.seek, count, keys, wanted) == wishes
             nearest = [min((abs(key - wish), key) for key in keys)[1] for wish in wishes]
-            assert pick_frames(Picks.nearest, count, keys, wanted) == nearest
-            spread = pick_frames(Picks.keyframes, count, keys, wanted)
+            assert pick_frames(FramePicks.nearest, count, keys, wanted) == nearest
+            spread = pick_frames(FramePicks.keyframes, count, keys, wanted)
             assert spread == [keys[i] for i in positions(len(keys), wanted)]
-            unique = pick_frames(Picks.keyframes_unique, count, keys, wanted)
+            unique = pick_frames(FramePicks.keyframes_unique, count, keys, wanted)
             assert len(unique) == len(set(unique)) == min(wanted, len(keys))
             assert repeated(unique) == 0 and repeated(spread) == wanted - len(set(spread))
             assert set(unique) <= set(keys) and unique == sorted(unique)
@@ -62,8 +62,8 @@ def test_keyframe_picks_of_all_clips_up_to_300_frames(wanted):
 
 
 def test_a_clip_without_keyframes_is_refused_where_they_are_needed():
-    assert pick_frames(Picks.stream, 10, (), 4) == [0, 3, 6, 9]
-    for how in (Picks.keyframes, Picks.nearest, Picks.keyframes_unique):
+    assert pick_frames(FramePicks.stream, 10, (), 4) == [0, 3, 6, 9]
+    for how in (FramePicks.keyframes, FramePicks.nearest, FramePicks.keyframes_unique):
         with pytest.raises(Undecodable, match="no keyframes"):
             pick_frames(how, 10, (), 4)
     with pytest.raises(Undecodable, match="frame 0 lies before the first keyframe"):

@@ -19,7 +19,7 @@ pytest.importorskip("cv2")
 import clip_files as files
 
 from labkit.analysis.frame_verification import frames_difference
-from labkit.config import Experiment, Picks, Workload
+from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
 from labkit.workload.interleaving import NoMachineKernels, TurnContext, single_arm_context
 from labkit.workload.measurement import InvalidOutput
@@ -77,7 +77,7 @@ def test_every_arm_is_measured_and_checked(folder):
         counters = measurement.counters
         assert counters[f"picks.{arm.picks.value}"] == counters[f"decoder.{arm.decoder.value}"] == 6
         alone = counters.get("video.keyframes_alone", 0)
-        assert (alone > 0) == (arm.picks not in (Picks.stream, Picks.seek))
+        assert (alone > 0) == (arm.picks not in (FramePicks.stream, FramePicks.seek))
     unique = found[3 + 1]
     facts = {case.case: case.notes["video"] for case in unique.cases[:2]}
     assert facts["40-None.mp4"]["repeated"] == 0 and facts["61-7.mp4"]["repeated"] == 0
@@ -166,9 +166,11 @@ def moved(picks_arm, pick, said):
     return decode_frames
 
 
-@pytest.mark.parametrize("how", [Picks.stream, Picks.seek, Picks.keyframes, Picks.nearest])
+@pytest.mark.parametrize(
+    "how", [FramePicks.stream, FramePicks.seek, FramePicks.keyframes, FramePicks.nearest]
+)
 def test_a_pick_moved_by_one_frame_is_found(folder, how):
-    arms = [files.asks(picks, clips=str(folder), frames=5) for picks in (Picks.stream, how)]
+    arms = [files.asks(picks, clips=str(folder), frames=5) for picks in (FramePicks.stream, how)]
     for said, words in (
         (False, "pick 2 says frame {} and has other pixels than the decoder gives there"),
         (True, "pick 2 is frame {} where frame {} was asked for"),
