@@ -1,4 +1,4 @@
-"""The schema: every rule refuses in one line that names the option."""
+"""The schema: every rule's error is one line that names the option."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def kernel(**changes):
     return Workload(name="k", kind="kernel", cases=[Case("d", decode=1, context=1)], **changes)
 
 
-def test_plain_round_trip_keeps_everything():
+def test_plain_round_trip():
     whole = experiment(
         workload=Workload(
             name="k",
@@ -63,7 +63,7 @@ def test_plain_round_trip_keeps_everything():
     assert from_plain(Experiment, to_plain(whole)) == whole
 
 
-def test_unknown_and_mistyped_keys_are_refused_by_their_path():
+def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
     plain = to_plain(experiment())
     plain["engine"]["kv"]["block_sise"] = 16
     with pytest.raises(ConfigError, match=r"^engine\.kv\.block_sise: no such option$"):
@@ -298,7 +298,7 @@ def preset(
     )
 
 
-def test_every_preset_of_a_layout_can_be_built():
+def test_every_layout_preset_can_be_built():
     static = {"admission": Admission.static, "order": Order.prefill_first}
     built = [
         preset("padded"),
@@ -378,7 +378,7 @@ def test_every_preset_of_a_layout_can_be_built():
         ),
     ],
 )
-def test_a_layout_refuses_what_it_cannot_do(make, names):
+def test_layouts_refuse_unsupported_options(make, names):
     with pytest.raises(ConfigError) as caught:
         make()
     assert names in str(caught.value)
@@ -390,12 +390,12 @@ def test_the_baseline_is_the_first_arm_unless_named():
     assert Ablation(arms={"a": {}, "b": {}}, baseline="b").baseline_arm == "b"
 
 
-def test_every_option_has_a_default_that_needs_no_yaml():
+def test_every_group_has_defaults_without_yaml():
     for kind in (Engine, KV, Attention, Scheduler, Budget, Workload, Design, ModelShape):
         assert dataclasses.is_dataclass(kind())
 
 
-def test_mlx_s_options_are_the_variables_that_it_reads():
+def test_mlx_options_become_environment_variables():
     assert Mlx().environment() == {}
     assert Mlx(tf32=False, fast_synch=True, max_mb_per_buffer=500).environment() == {
         "MLX_ENABLE_TF32": "0",
@@ -410,7 +410,7 @@ def test_mlx_s_options_are_the_variables_that_it_reads():
 
 
 @pytest.mark.parametrize("device", [Device.metal, Device.emulated])
-def test_kernel_cases_in_half_precision_need_a_device_that_has_it(device):
+def test_half_precision_kernel_cases_are_accepted_on_capable_devices(device):
     half = kernel(dtype=Precision.float16)
     for attention in (Attention(device=device), Attention(backend="gather")):
         made = experiment(workload=half, engine=Engine(attention=attention))

@@ -1,4 +1,4 @@
-"""What is said about an option: complete, true of the checks, and read by somebody."""
+"""Option metadata: complete, consistent with the checks, and every option is read."""
 
 import ast
 import dataclasses
@@ -13,7 +13,7 @@ from labkit.config.option import Group, options
 
 ROOT = Path(__file__).parent.parent
 LEAVES = [leaf for group in option_index.option_groups() for leaf in group.entries]
-# Who reads what no module that knows the schema reads by its name.
+# Readers of options that no module outside labkit.config reads by name.
 READERS = {
     **{
         f"workload.prompts.{lengths}.{end}": "labkit.config.request_mix.Lengths.bounds"
@@ -28,24 +28,24 @@ READERS = {
 }
 
 
-def test_the_page_is_the_schema():
+def test_options_page_is_up_to_date():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert page == options_page.page(), "python -m docs.generators.options > docs/options.md"
 
 
-def test_every_option_says_what_it_means_and_what_is_allowed():
+def test_every_option_has_a_meaning_and_allowed_values():
     assert len(LEAVES) > 90
     assert [leaf.key for leaf in LEAVES if not leaf.meaning or not leaf.allowed] == []
 
 
-def test_every_group_knows_its_place():
+def test_every_group_has_its_path():
     def places(group, place):
-        several = isinstance(group, config.Lengths)  # stands in several places
-        yield type(group).place == ("" if several else place)
+        has_one_path = not isinstance(group, config.Lengths)
+        yield type(group).place == (place if has_one_path else "")
         for item in dataclasses.fields(group):
-            below = getattr(group, item.name)
-            if isinstance(below, Group):
-                yield from places(below, f"{place}.{item.name}".lstrip("."))
+            child = getattr(group, item.name)
+            if isinstance(child, Group):
+                yield from places(child, f"{place}.{item.name}".lstrip("."))
 
     whole = config.Experiment(
         ablation=config.Ablation(arms={"base": {}}),
@@ -55,12 +55,12 @@ def test_every_group_knows_its_place():
     assert len(known) == 21 and all(known)
 
 
-def test_readers_are_choices_that_there_are():
+def test_read_by_conditions_name_existing_choices():
     for leaf in LEAVES:
         if leaf.option.read_by is not None:
             key = leaf.option.read_by.key
-            beside = f"{leaf.key.rpartition('.')[0]}.{key}"  # of a group in several places
-            choices = option_index.find_option(key if "." in key else beside).choices
+            sibling = f"{leaf.key.rpartition('.')[0]}.{key}"  # a key of the same group
+            choices = option_index.find_option(key if "." in key else sibling).choices
             assert {str(getattr(c, "value", c)) for c in leaf.option.read_by.choices} <= {
                 *choices,
                 "package.module:Class",
@@ -68,7 +68,7 @@ def test_readers_are_choices_that_there_are():
 
 
 def attributes():
-    """Return the names of attributes that modules which know the schema read."""
+    """Return the names of attributes read in modules that import the schema."""
     read = set()
     for path in (ROOT / "labkit").rglob("*.py"):
         if "config" in path.parts[-2:]:
@@ -81,7 +81,7 @@ def attributes():
     return read
 
 
-def test_every_option_is_read_by_somebody():
+def test_every_option_is_read():
     read = attributes()
     assert "block_size" in read and "peek" not in read
     unread = {leaf.key for leaf in LEAVES if leaf.key.rpartition(".")[2] not in read}
@@ -89,7 +89,7 @@ def test_every_option_is_read_by_somebody():
 
 
 @pytest.mark.parametrize("leaf", [x for x in LEAVES if x.option.range], ids=lambda x: x.key)
-def test_a_range_is_what_it_says(leaf):
+def test_ranges_are_enforced(leaf):
     option = leaf.option
     inside = [n for n in (option.ge, option.le) if n is not None]
     outside = [option.ge - 1] if option.ge is not None else [option.gt]
@@ -98,7 +98,7 @@ def test_a_range_is_what_it_says(leaf):
     assert option.accepts(option.default) and not option.accepts(float("nan"))
 
 
-def test_a_mistake_names_the_option_the_value_and_what_is_allowed():
+def test_error_names_the_option_the_value_and_the_allowed_values():
     for make, line in (
         (
             lambda: config.KV(block_size=24),

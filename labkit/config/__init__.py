@@ -1,9 +1,8 @@
-"""The schema: every option with its type, unit, range, meaning and readers.
+"""The configuration schema: every option with its type, unit, range and meaning.
 
-One tree of dataclasses, ``Experiment``. Hydra composes it in the parent process (the tree is
-registered in ``labkit.app``), every group checks itself when it is made, and
-``to_plain``/``from_plain`` carry it into a worker as JSON, so that a worker imports neither
-Hydra nor OmegaConf. An enum lists only what exists. docs/options.md is generated from it.
+The root is the dataclass ``Experiment``. Hydra composes it in the parent process, every group
+checks its options when it is created, and ``to_plain``/``from_plain`` pass it to a worker as JSON,
+so that workers import neither Hydra nor OmegaConf. docs/options.md is generated from the schema.
 """
 
 from labkit.config.attention import (

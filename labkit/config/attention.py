@@ -1,4 +1,4 @@
-"""Attention: the memory of its keys and values, and the operation's switches."""
+"""Options of the KV cache and of the attention kernels."""
 
 from __future__ import annotations
 

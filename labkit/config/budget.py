@@ -7,10 +7,10 @@ from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option
 
-# What a policy that reads engine.budget.fraction takes where it is null, as vLLM does.
+# engine.budget.fraction=null, as vLLM's gpu_memory_utilization.
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
-# The Macs that budgets can be computed for anywhere (labkit.machine.memory_profile).
+# Simulated Macs, for which budgets can be computed on any machine (labkit.machine.memory_profile).
 SIMULATED_MAC_NAMES = (
     "sim_m1_8gb",
     "sim_m1_pro_16gb",

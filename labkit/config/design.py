@@ -90,10 +90,10 @@ class Design(Group, place="design"):
 
     @property
     def all_looks(self) -> list[PlannedLook]:
-        """The looks there will be: those that are declared, and one at the last block.
+        """The interim looks, and the final one at the last block.
 
-        Where that one is not declared it spends what the looks before it leave of alpha,
-        and the looks after it are none. Empty: the study is looked at once, at its end.
+        If the final look is not declared, it spends the alpha that the earlier looks leave, and
+        looks after the last block are dropped. Empty: the study has a single look, at its end.
         """
         if any(look.blocks == self.blocks for look in self.looks):
             return self.looks
@@ -102,10 +102,10 @@ class Design(Group, place="design"):
         return [*early, PlannedLook(self.blocks, round(left, 12))] if early else []
 
     def _check_looks(self) -> None:
-        at = [look.blocks for look in self.looks]
+        look_blocks = [look.blocks for look in self.looks]
         require(
-            at[0] >= 1 and at == sorted(set(at)),
-            f"design.looks: blocks {at} must be above 0 and increase from look to look",
+            look_blocks[0] >= 1 and look_blocks == sorted(set(look_blocks)),
+            f"design.looks: blocks {look_blocks} must be above 0 and increase from look to look",
         )
         spent = sum(look.alpha for look in self.all_looks)
         require(

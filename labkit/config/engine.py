@@ -1,4 +1,4 @@
-"""An inference engine: every design choice as one switch, and the pairs that make no sense."""
+"""The engine's options, one per design choice, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Schedul
 from labkit.config.speculation import SPECULATION, Drafts, Speculation
 from labkit.config.tensor_parallel import TensorParallel
 
-# Presets of labkit's own engine, the real mlx_lm, and any server.
+# Presets of labkit's own engine, mlx_lm, and any OpenAI-compatible server.
 ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm", "openai")
-EXTERNAL_ENGINES = ("mlx_lm", "openai")  # nothing of labkit's own engine runs there
+EXTERNAL_ENGINES = ("mlx_lm", "openai")  # engines that are not labkit's own
 
 
 class Blas(Enum):
@@ -151,7 +151,7 @@ class Engine(Group, place="engine"):
     server: OpenAIServer = field(default_factory=OpenAIServer)
 
     def __post_init__(self) -> None:
-        """Check what spans options."""
+        """Check the rules between options."""
         super().__post_init__()
         self.drafts.refuse_unread(SPECULATION, self.speculation)
         self.server.refuse_unread("engine.name", self.name)
@@ -177,12 +177,12 @@ class Engine(Group, place="engine"):
         if not self.parallel.single_process:
             self._check_parallel()
         if self.name in EXTERNAL_ENGINES:
-            self._check_elsewhere()
+            self._check_external()
         if self.name == "openai":
             self.server.check_startable()
 
     def _check_preset(self, layout: KVLayout) -> None:
-        """Check that a preset of labkit's own is what its name says, and what its layout can."""
+        """Check that a preset's options match its name and are supported by its KV layout."""
         require(
             self.kv.layout is layout,
             f"engine.kv.layout={self.kv.layout.value}: engine.name={self.name} has "
@@ -220,7 +220,7 @@ class Engine(Group, place="engine"):
             self._check_blockless(layout)
 
     def _check_dtype(self) -> None:
-        """Refuse half precision where the model's forward is NumPy's."""
+        """Refuse half precision if the model runs on NumPy."""
         attention = self.attention
         on_numpy = attention.device is Device.cpu and attention.backend in ("fused", "reference")
         require(
@@ -231,7 +231,7 @@ class Engine(Group, place="engine"):
         )
 
     def _check_kv_dtype(self) -> None:
-        """Refuse half precision wherever it is not converted as it is read."""
+        """Refuse a half-precision KV cache if the attention backend cannot read it."""
         where, attention = f"engine.kv.dtype={self.kv.dtype.value}", self.attention
         if self.kv.dtype is Precision.float32:
             return
@@ -247,8 +247,8 @@ class Engine(Group, place="engine"):
         )
 
     def _check_blockless(self, layout: KVLayout) -> None:
-        """Refuse what needs blocks that stay where they are."""
-        asked = {
+        """Refuse options that need KV blocks."""
+        rules = {
             "prefix_cache": (self.prefix_cache, "prefix sharing needs KV blocks; leave none"),
             "decode_shape": (self.decode_shape, "padding rows need a null KV block; leave exact"),
             "speculation": (self.speculation, "verifying drafts needs KV blocks; leave none"),
@@ -258,10 +258,10 @@ class Engine(Group, place="engine"):
             ),
             "pipeline": (self.pipeline, "the KV cache is reallocated between steps; leave sync"),
         }
-        plain = ("none", "exact", "full", "sync")
-        for key, (choice, reason) in asked.items():
+        defaults = ("none", "exact", "full", "sync")
+        for key, (choice, reason) in rules.items():
             require(
-                choice.value in plain,
+                choice.value in defaults,
                 f"engine.{key}={choice.value}: engine.kv.layout={layout.value}: {reason}",
             )
 
@@ -298,7 +298,7 @@ class Engine(Group, place="engine"):
         )
 
     def _check_parallel(self) -> None:
-        """Refuse what ranks that compute a step together cannot have."""
+        """Refuse options that tensor parallelism does not support."""
         where, attention = f"engine.parallel.size={self.parallel.size}", self.attention
         require(
             self.name not in PRESET_LAYOUTS or self.kv.layout is KVLayout.paged,
@@ -335,8 +335,8 @@ class Engine(Group, place="engine"):
                 f"{where}: engine.{key}={choice.value}: {reason}",
             )
 
-    def _check_elsewhere(self) -> None:
-        """Refuse whatever is not left at its default and is of labkit's own engine."""
+    def _check_external(self) -> None:
+        """Refuse options of labkit's own engine that are not at their defaults."""
         for group in self.groups():
             for name, spec, _ in group.options():
                 if not getattr(spec, self.name) and group is not self.server:
@@ -352,7 +352,7 @@ PRESET_LAYOUTS = {
 
 
 def user_classes(engine: Engine) -> dict[str, str]:
-    """Map option to ``package.module:Class`` for every strategy of the user's own."""
+    """Return ``package.module:Class`` by option key, for every class of the user's."""
     return {
         group.key(name): value
         for group in engine.groups()

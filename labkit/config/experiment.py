@@ -97,7 +97,7 @@ class Ablation(Group, place="ablation"):
 
     @property
     def baseline_arm(self) -> str:
-        """The arm that the others are compared with."""
+        """Name of the arm that the others are compared with."""
         return self.baseline if self.baseline is not None else next(iter(self.arms))
 
 
@@ -139,7 +139,7 @@ class Experiment(Group):
     redo: Redo = option(Redo.none)
 
     def __post_init__(self) -> None:
-        """Check what spans groups, and what a group's defaults alone cannot satisfy."""
+        """Check the rules between groups."""
         super().__post_init__()
         require(
             bool(self.ablation.arms),
@@ -167,7 +167,7 @@ class Experiment(Group):
             self._check_shares(self.model.shape, self.engine.parallel.size)
 
     def _check_memory(self) -> None:
-        """Refuse a pool that the process's own limit cannot hold."""
+        """Refuse a KV pool that does not fit into ``engine.memory_limit``."""
         limit, budget = self.engine.memory_limit, self.engine.budget
         by_bytes = budget.policy is BudgetPolicy.fixed and budget.blocks is None
         require(
@@ -180,19 +180,19 @@ class Experiment(Group):
         )
 
     def _check_shares(self, shape: ModelShape, size: int) -> None:
-        """Check that every rank gets as many heads and feed-forward columns as the others."""
+        """Check that heads and feed-forward columns divide evenly among the ranks."""
         for name in ("num_heads", "num_kv_heads", "intermediate_size"):
-            whole = getattr(shape, name)
+            total = getattr(shape, name)
             require(
-                whole % size == 0,
-                f"engine.parallel.size={size}: model.shape.{name}={whole} is not a multiple of "
+                total % size == 0,
+                f"engine.parallel.size={size}: model.shape.{name}={total} is not a multiple of "
                 f"{size}; set another engine.parallel.size or model.shape",
             )
 
     def _check_scales(self) -> None:
-        words = [scale.value for scale in Scale]
+        choices = [scale.value for scale in Scale]
         for name, overrides in self.scales.items():
-            require(name in words, f"scales.{name}: allowed are {', '.join(words)}")
+            require(name in choices, f"scales.{name}: allowed are {', '.join(choices)}")
             require(
                 isinstance(overrides, dict),
                 f"scales.{name}: must be a map {{option: value}}, not {overrides!r}",
@@ -207,7 +207,7 @@ class Experiment(Group):
         )
 
     def _check_identity(self) -> None:
-        """Check that the outputs are of a kind that the claim is about."""
+        """Check that the identity claim fits the outputs, which are frames or tokens."""
         identity, video = self.ablation.claims.identity, not self.workload.has_engine
         of_video = (Identity.frames, Identity.bitwise, Identity.none)
         require(
@@ -217,7 +217,7 @@ class Experiment(Group):
         )
 
     def _check_no_engine(self) -> None:
-        """Refuse what is set of an engine or a model that nobody asks."""
+        """Refuse engine and model options in a workload that uses neither."""
         why = f"workload={self.workload.name} decodes clips and uses no engine or model"
         for group in (*self.engine.groups(), self.model):
             for name, _, _ in group.options():

@@ -76,15 +76,15 @@ class Mlx(Group, place="engine.mlx"):
     )
 
     def environment(self) -> dict[str, str]:
-        """Return the variables to set, as MLX reads them."""
-        asked = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
-        found = {name: str(int(value)) for name, value in asked.items() if value is not None}
+        """Return the environment variables to set, by name."""
+        values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
+        variables = {name: str(int(value)) for name, value in values.items() if value is not None}
         if self.compile is False:
-            found[DISABLE_COMPILE] = "1"  # its presence alone says so
-        return found
+            variables[DISABLE_COMPILE] = "1"  # MLX only tests whether it is set
+        return variables
 
     def metal_only_option(self) -> str | None:
-        """Return the name of an option that is set and changes nothing but Metal; else None."""
+        """Return the name of an option that is set but has an effect on Metal only, or None."""
         names = (
             name for name, spec, value in self.options() if spec.on_metal and value is not None
         )

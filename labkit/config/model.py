@@ -22,7 +22,7 @@ class ModelShape(Group, place="model.shape"):
     vocab_size: int = option(4096, "Vocabulary size.", ge=512, unit="tokens")
 
     def __post_init__(self) -> None:
-        """Check what spans options."""
+        """Check the rules between options."""
         super().__post_init__()
         require(
             self.num_heads % self.num_kv_heads == 0,
@@ -41,7 +41,7 @@ class PackagedFile(Group, place="model.packaged"):
     install: str = option("", "Arguments of the pip install that installs the package.")
 
     def __post_init__(self) -> None:
-        """Check that it names a module, a file in it, and the file's content."""
+        """Check the names of module and file, and the digest."""
         super().__post_init__()
         require(
             self.module.isidentifier(),
@@ -73,7 +73,7 @@ class Model(Group, place="model"):
     packaged: PackagedFile | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is at most one source of weights (``Experiment`` wants one)."""
+        """Check that there is at most one source of weights (``Experiment`` requires one)."""
         super().__post_init__()
         source = "comes in a package" if self.packaged else "is built from a seed"
         require(
@@ -87,5 +87,5 @@ class Model(Group, place="model"):
 
     @property
     def has_source(self) -> bool:
-        """Whether it says where its weights come from."""
+        """Whether a source of weights is set."""
         return not (self.shape is None and self.path is None and self.packaged is None)

@@ -182,19 +182,19 @@ class OpenAIServer(Group, place="engine.server"):
     )
 
     def __post_init__(self) -> None:
-        """Check what spans options."""
+        """Check the rules between options."""
         super().__post_init__()
         self._check_url()
         if self.command is not None:
-            words = _filled_in(self.command)
-            unknown = next((word for word in words if word not in PLACEHOLDERS), None)
+            names = _placeholder_names(self.command)
+            unknown = next((name for name in names if name not in PLACEHOLDERS), None)
             require(
                 unknown is None,
                 f"engine.server.command: {{{unknown}}} is not a placeholder; allowed are "
-                f"{', '.join(f'{{{word}}}' for word in PLACEHOLDERS)}",
+                f"{', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
             )
             require(
-                "port" in words,
+                "port" in names,
                 "engine.server.command: must contain {port}, the port that labkit connects to",
             )
 
@@ -227,12 +227,12 @@ class OpenAIServer(Group, place="engine.server"):
         )
 
 
-def _filled_in(command: str) -> list[str]:
+def _placeholder_names(command: str) -> list[str]:
     """Return the placeholders of a command; raise ``ConfigError`` if its braces do not match."""
     from string import Formatter
 
     try:
-        return [word for _, word, _, _ in Formatter().parse(command) if word is not None]
+        return [name for _, name, _, _ in Formatter().parse(command) if name is not None]
     except ValueError as error:
         require(False, f"engine.server.command: {error}; write {{{{ for a literal brace")
         return []

@@ -51,15 +51,15 @@ class OptionEntry:
 
     @property
     def meaning(self) -> str:
-        """The option's meaning in one line; without one of its own, its enum's docstring."""
+        """The option's meaning in one line, by default its enum's docstring."""
         return " ".join((self.option.meaning or inspect.getdoc(self.kind) or "").split())
 
     @property
     def readers(self) -> str:
-        """The choices of another option under which this one is read; empty: under all."""
-        read = self.option.read_by
+        """The condition under which the option is read; empty: always."""
+        read_by = self.option.read_by
         metal = ["on Metal"] if self.option.on_metal else []
-        return ", ".join(metal + ([f"{read.key}={read}"] if read else []))
+        return ", ".join(metal + ([f"{read_by.key}={read_by}"] if read_by else []))
 
 
 @dataclass(frozen=True)

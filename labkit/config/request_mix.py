@@ -8,8 +8,8 @@ from enum import Enum
 from labkit.config.option import Group, ReadBy, option, require
 
 MAX_REQUESTS = 100_000
-MAX_LENGTH_TOKENS = 1 << 20  # of one prompt or one output
-MAX_PROMPT_CHARACTERS = 4 << 20  # of one prompt
+MAX_LENGTH_TOKENS = 1 << 20  # per prompt or output
+MAX_PROMPT_CHARACTERS = 4 << 20  # per prompt
 MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # of a timestamp
 
 
@@ -60,12 +60,14 @@ class Lengths(Group):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check that the law is whole."""
+        """Check that the distribution has its parameters."""
         super().__post_init__()
-        needed = {"uniform": ("low", "high"), "lognormal": ("median", "sigma")}
-        for name in needed.get(self.kind.value, ()):
-            given = getattr(self, name) is not None
-            require(given, f"{name}=null: kind={self.kind.value} needs a number")
+        parameters = {"uniform": ("low", "high"), "lognormal": ("median", "sigma")}
+        for name in parameters.get(self.kind.value, ()):
+            require(
+                getattr(self, name) is not None,
+                f"{name}=null: kind={self.kind.value} needs a number",
+            )
         low, high = self.bounds
         require(low <= high, f"low={low}: must be at most high={high}")
         if self.kind is LengthKind.listed:
@@ -113,7 +115,7 @@ class ListedRequest(Group):
     )
 
     def __post_init__(self) -> None:
-        """Check that it asks something that is a text."""
+        """Check that there is one prompt of valid text."""
         super().__post_init__()
         require((self.prompt is None) != (self.messages is None), "set either prompt or messages")
         texts = [self.prompt] if self.messages is None else [m.content for m in self.messages]
@@ -129,7 +131,7 @@ class ListedRequest(Group):
 
 SOURCE = "workload.prompts.source"
 SOURCES = ("chat", "agent", "listed", "file", "trace", "synthetic")
-TIMESTAMPED_SOURCES = ("listed", "file", "trace")  # they may say when a request arrives
+TIMESTAMPED_SOURCES = ("listed", "file", "trace")  # sources whose requests may have timestamps
 SYNTHETIC = ReadBy(SOURCE, ("synthetic",))
 FROM_FILE = ReadBy(SOURCE, ("file", "trace"))
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option, require
 
-# What engine.scheduler.reservation=optimistic takes where watermark is null, as vLLM does.
+# engine.scheduler.watermark=null with reservation=optimistic, as in vLLM.
 DEFAULT_WATERMARK = 0.01
 
 
@@ -104,7 +104,7 @@ class Scheduler(Group, place="engine.scheduler"):
     queue: Queue = option(Queue.fcfs)
 
     def __post_init__(self) -> None:
-        """Check what spans options."""
+        """Check the rules between options."""
         super().__post_init__()
         require(
             self.max_num_seqs <= self.max_num_batched_tokens,
@@ -144,11 +144,11 @@ class Scheduler(Group, place="engine.scheduler"):
             f"{where}: prompts have their own steps under engine.scheduler.composition=split; set "
             "engine.scheduler.composition=mixed, or leave null",
         )
-        most = min(self.prefill_cap or self.max_num_batched_tokens, self.max_num_batched_tokens)
+        limit = min(self.prefill_cap or self.max_num_batched_tokens, self.max_num_batched_tokens)
         require(
-            floor <= most,
+            floor <= limit,
             f"{where}: must be at most engine.scheduler.max_num_batched_tokens and prefill_cap: "
-            f"{most}",
+            f"{limit}",
         )
 
     def _check_shrinking(self) -> None:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.option import Group, option, require
 
-MAX_CLIP_FRAMES = 200_000  # of a clip that is made
+MAX_CLIP_FRAMES = 200_000  # of a synthetic clip
 
 
 class FramePicks(Enum):
@@ -61,7 +61,7 @@ class Clip(Group, place="workload.made"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the clip has frames, and room for its events."""
+        """Check that the clip has a whole number of frames, enough for its events."""
         require(bool(self.name), "workload.made: every clip needs a name")
         super().__post_init__()
         where = f"workload.made: clip {self.name!r}"
@@ -86,5 +86,5 @@ class Clip(Group, place="workload.made"):
         return round(self.seconds * self.fps)
 
     def key(self, name: str) -> str:
-        """Name the clip in error lines."""
+        """Return an option's name in error messages, with the clip's name."""
         return f"workload.made: clip {self.name!r}: {name}"

@@ -61,7 +61,7 @@ class Case(Group, place="workload.cases"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the case has work and says how much."""
+        """Check that the case has requests, and lengths for them."""
         require(bool(self.name), "workload.cases: every case needs a name")
         super().__post_init__()
         where = f"workload.cases: case {self.name!r}"
@@ -87,11 +87,11 @@ class Case(Group, place="workload.cases"):
 
     @property
     def prefills(self) -> bool:
-        """Whether a request has more than one query token, or may have."""
+        """Whether a request may have more than one query token."""
         return self.prefill > 0 or any(queries > 1 for queries, _ in self.uneven)
 
     def key(self, name: str) -> str:
-        """Name the case in error lines."""
+        """Return an option's name in error messages, with the case's name."""
         return f"workload.cases: case {self.name!r}: {name}"
 
 
@@ -221,7 +221,7 @@ class Workload(Group, place="workload"):
     )
 
     def __post_init__(self) -> None:
-        """Check what spans options."""
+        """Check the rules between options."""
         super().__post_init__()
         if self.serves:
             self._check_arrivals()
