@@ -1,8 +1,9 @@
-"""``python -m labkit.compare OLD NEW``: did an arm's effect change between two studies?
+"""``python -m labkit.compare OLD NEW``: test whether arms' effects changed between two studies.
 
-For CI. Both studies must have one machine and one config; the change of each arm's difference from
-the baseline is compared. Exit codes: 0; 1 if ``--fail-on`` is met; 2, with one line, if the studies
-cannot be compared or ``--fail-on`` could never be met.
+Meant for CI. Both studies must be of one machine and one config. For each arm, the change of its
+difference from the baseline is tested. Exit codes: 0 on success; 1 if a row has a verdict that
+``--fail-on`` names; 2, with a one-line message, if the studies cannot be compared or no row can
+have such a verdict.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
 
 
 def margin(text: str) -> float:
-    """Parse ``2%`` or ``2`` as percent, above 0 and at most 50."""
+    """Return the percentage that ``2%`` or ``2`` stands for; it must be above 0 and at most 50."""
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = 0.0
     if not 0 < value <= 50:
-        raise argparse.ArgumentTypeError(f"{text}: allowed are above 0 to 50 (percent)")
+        raise argparse.ArgumentTypeError(f"{text}: allowed are above 0, at most 50 (percent)")
     return value
 
 
@@ -40,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = OneLineParser(
         prog="python -m labkit.compare",
-        description="Tell whether an arm's lead over its baseline changed between two studies.",
+        description="Test whether arms' differences from the baseline changed between studies.",
     )
-    parser.add_argument("old", type=Path, metavar="OLD", help="a study's folder")
-    parser.add_argument("new", type=Path, metavar="NEW", help="a later study's folder")
+    parser.add_argument("old", type=Path, metavar="OLD", help="folder of the earlier study")
+    parser.add_argument("new", type=Path, metavar="NEW", help="folder of the later study")
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -56,31 +57,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=margin,
         default=2.0,
         metavar="PCT",
-        help="differences below it do not matter (percent; default 2%%)",
+        help="changes smaller than this do not matter (percent; default 2%%)",
     )
     options = parser.parse_args(argv)
     analysis_cache = AnalysisCache()
     try:
-        found = compare_studies(
+        comparison = compare_studies(
             analysis_cache.study(options.old), analysis_cache.study(options.new), options.margin
         )
     except (RecordError, StudiesNotComparable, OSError) as error:
         return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130
-    _print(found)
-    met = any(change.verdict.word in options.fail_on for change in found.changes)
-    if options.fail_on and not met and not found.decidable:
-        return print_error(parser.prog, "nothing is comparable in time, so --fail-on can't be met")
-    return int(met)
+    _print(comparison)
+    failed = any(change.verdict.word in options.fail_on for change in comparison.changes)
+    if options.fail_on and not failed and not comparison.decidable:
+        return print_error(parser.prog, "no row can be compared, so --fail-on cannot be met")
+    return int(failed)
 
 
-def _print(found: StudyComparison) -> None:
+def _print(comparison: StudyComparison) -> None:
     from rich.console import Console
 
     from labkit.analysis.rendering.terminal_report import print_changes
 
-    print_changes(found, Console())
+    print_changes(comparison, Console())
 
 
 if __name__ == "__main__":

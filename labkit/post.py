@@ -1,7 +1,8 @@
 """``python -m labkit.post ARTICLE.md``: fill an article's placeholders from records.
 
-Exit codes: 0; 1 with ``--check`` if the article no longer agrees with its records; 2, with one
-line, if a record is missing, a name is unknown or a gate failed (nothing is written).
+Exit codes: 0 on success; 1 with ``--check`` if the article no longer agrees with its records; 2,
+with a one-line message, if a record is missing, a name is unknown or a gate failed (then nothing is
+written).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("article", type=Path, metavar="ARTICLE.md", help="the article to render")
     parser.add_argument("--html", action="store_true", help="also write ARTICLE.html beside it")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if it is out of date"
+    )
     options = parser.parse_args(argv)
     try:
         return post(options.article, html=options.html, check=options.check)
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def post(article: Path, *, html: bool = False, check: bool = False) -> int:
-    """Render an article, and its page; return the exit code."""
+    """Render an article, and its HTML page if ``html``; return the exit code."""
     from labkit.analysis import article as articles
     from labkit.analysis.rendering.report_files import write_text
     from labkit.analysis.study_analysis import AnalysisCache
@@ -46,12 +49,14 @@ def post(article: Path, *, html: bool = False, check: bool = False) -> int:
     files = {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
     stale = [
         path
-        for path, made in files.items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != made
+        for path, content in files.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != content
     ]
     for path in stale:
         if check:
-            print(f"{path}: no longer agrees with its records; python -m labkit.post {article}")
+            print(
+                f"{path}: no longer agrees with its records; run: python -m labkit.post {article}"
+            )
         else:
             write_text(path, files[path])
             print(f"{path}: written")

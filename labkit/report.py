@@ -1,7 +1,7 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
-``--format X`` prints that format and writes nothing. Exit codes: 0; 2, with one line, if the study
-cannot be read or lacks data that the format needs.
+``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a one-line
+message, if the study cannot be read or lacks data that the format needs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.report",
         description="Rebuild every table, plot and report of a study from its records.",
     )
-    parser.add_argument("dir", type=Path, metavar="DIR", help="a study's folder (or one cell's)")
-    parser.add_argument("--format", choices=FORMATS, help="print this format, write nothing")
+    parser.add_argument(
+        "dir", type=Path, metavar="DIR", help="folder of a study, or of one of its cells"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="print this format and write nothing")
     options = parser.parse_args(argv)
     try:
         if options.format is not None:

@@ -109,7 +109,7 @@ def test_what_cannot_be_filled_is_one_line_and_exit_2(placeholder, says, write, 
 
 def test_a_table_in_the_middle_of_a_line_is_refused(write, capsys):
     assert main([str(write('See {{ table("study") }}.\n'))]) == 2
-    assert "it needs a line of its own" in capsys.readouterr().err
+    assert "a table or sentence needs a line of its own" in capsys.readouterr().err
 
 
 def test_a_failed_gate_and_a_missing_record_are_refused(write, study, capsys):

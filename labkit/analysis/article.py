@@ -1,9 +1,8 @@
 """Articles: Markdown whose tables, numbers and figures are rendered from records.
 
 A placeholder is a call in double braces (:mod:`labkit.analysis.article_placeholders`). Rendering
-keeps it beside its result, so an article is its own source and can be rendered again: a number
-becomes a link to its records with the placeholder as the link's title, and a table is put between
-two comments.
+keeps it beside its result, so that the article can be rendered again: a number becomes a link to
+its records with the placeholder as the link's title, and a table is put between two comments.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
 def render(article: Path, analysis_cache: AnalysisCache) -> str:
-    """Return an article with every placeholder filled from the records as they are now.
+    """Return an article's text with every placeholder filled from the current records.
 
     Raises
     ------
     ArticleError
-        The file and line of the first placeholder that cannot be filled, and why.
+        A placeholder cannot be filled; the message has its file and line, and the reason.
     """
     text = article.read_text(encoding="utf-8")
-    records = PlaceholderFunctions(article.resolve().parent, analysis_cache)
+    functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)
 
     def fill(place: re.Match[str]) -> str:
         if place["code"] is not None:
             return place[0]
-        asked = next(filter(None, (place["block"], place["inline"], place["bare"])), "").strip()
+        call = next(filter(None, (place["block"], place["inline"], place["bare"])), "").strip()
         try:
-            return _written(asked, records.fill(asked), _alone(place))
+            return _filled_placeholder(call, functions.fill(call), _is_on_own_lines(place))
         except (ArticleError, RecordError, OSError) as error:
             line = text.count("\n", 0, place.start()) + 1
             raise ArticleError(f"{article}:{line}: {error}") from None
@@ -57,27 +56,27 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
     return PLACES.sub(fill, text)
 
 
-def _alone(place: re.Match[str]) -> bool:
+def _is_on_own_lines(place: re.Match[str]) -> bool:
     before, after = place.string[: place.start()], place.string[place.end() :]
     return (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
 
 
-def _written(asked: str, found: ArticleBlock | ArticleLink, alone: bool) -> str:
-    if isinstance(found, ArticleBlock):
-        require(alone, f"{asked}: it needs a line of its own")
-        return f"<!-- {{{{ {asked} }}}} -->\n\n{found.text}\n\n<!-- end -->"
-    require("'" not in asked, f"{asked}: write strings in double quotes")
-    require(not {"[", "]"} & {*found.text}, f"{asked}: no brackets in a caption")
-    picture = "!" if found.picture else ""
-    return f"{picture}[{found.text}]({found.target} '{{{{ {asked} }}}}')"
+def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_lines: bool) -> str:
+    if isinstance(rendered, ArticleBlock):
+        require(on_own_lines, f"{call}: a table or sentence needs a line of its own")
+        return f"<!-- {{{{ {call} }}}} -->\n\n{rendered.text}\n\n<!-- end -->"
+    require("'" not in call, f"{call}: write strings in double quotes")
+    require(not {"[", "]"} & {*rendered.text}, f"{call}: no brackets in a caption")
+    picture = "!" if rendered.picture else ""
+    return f"{picture}[{rendered.text}]({rendered.target} '{{{{ {call} }}}}')"
 
 
 def html(text: str) -> str:
-    """Return a rendered article as a page that fetches nothing but its own pictures."""
+    """Return a rendered article as an HTML page that loads only its own pictures."""
     from jinja2 import Environment, FileSystemLoader
     from markdown_it import MarkdownIt
 
-    plain = COMMENT.sub(lambda found: found["code"] or "", text)
+    plain = COMMENT.sub(lambda match: match["code"] or "", text)
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(plain)
     title = next((line[2:] for line in plain.splitlines() if line.startswith("# ")), "labkit")
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)

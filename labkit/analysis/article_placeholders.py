@@ -1,6 +1,6 @@
 """Placeholders of an article: calls that return tables, numbers and figures of studies.
 
-A placeholder is refused if its row was skipped, blocks are missing, a gate failed, or a name does
+A placeholder is an error if its row was skipped, blocks are missing, a gate failed, or a name does
 not exist (the message suggests the nearest one).
 """
 
@@ -39,14 +39,14 @@ class ArticleError(Exception):
 
 @dataclass(frozen=True)
 class ArticleBlock:
-    """Markdown that stands on lines of its own."""
+    """Markdown on lines of its own: a table or a sentence."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ArticleLink:
-    """A link in a line, or a picture, to where it comes from."""
+    """A link or a picture within a line; ``target`` is the path that it leads to."""
 
     text: str
     target: str
@@ -69,21 +69,21 @@ class PlaceholderFunctions:
         }
         self._sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
-    def fill(self, asked: str) -> ArticleBlock | ArticleLink:
+    def fill(self, call: str) -> ArticleBlock | ArticleLink:
         """Evaluate one placeholder; raises :class:`ArticleError` and :class:`RecordError`."""
         from jinja2 import TemplateError
 
-        name = asked.partition("(")[0].strip()
+        name = call.partition("(")[0].strip()
         _one_of("placeholder", name, self._calls)
         try:
-            found: Any = self._sandbox.compile_expression(asked, undefined_to_none=False)(
+            result: Any = self._sandbox.compile_expression(call, undefined_to_none=False)(
                 **self._calls
             )
         except (TemplateError, TypeError) as error:
-            raise ArticleError(f"{asked}: {' '.join(str(error).split())}") from None
-        if not isinstance(found, ArticleBlock | ArticleLink):
-            raise ArticleError(f"{asked}: not a call of {name}()")
-        return found
+            raise ArticleError(f"{call}: {' '.join(str(error).split())}") from None
+        if not isinstance(result, ArticleBlock | ArticleLink):
+            raise ArticleError(f"{call}: not a call of {name}()")
+        return result
 
     def table(
         self,
@@ -92,18 +92,21 @@ class PlaceholderFunctions:
         cell: str | None = None,
         links: bool = True,
     ) -> ArticleBlock:
-        """Return the table of results, with all columns or those whose headings start as given."""
+        """Return the table of results.
+
+        ``columns`` selects columns by heading or by a heading's beginning; None selects all.
+        """
         report, page = self._report(study, cell)
-        shown = list(report.results.columns)
+        selected = list(report.results.columns)
         if columns is not None:
-            headings = {column.heading: column for column in shown}
-            shown = [headings[_beginning("column", name, headings)] for name in columns]
+            headings = {column.heading: column for column in selected}
+            selected = [headings[_one_starting_with("column", name, headings)] for name in columns]
         if links:
-            shown = [_linked(column, page) for column in shown]
-        return ArticleBlock(markdown_table(replace(report.results, columns=tuple(shown))))
+            selected = [_linked(column, page) for column in selected]
+        return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
 
     def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> ArticleBlock:
-        """Return a sentence of the study's report."""
+        """Return a sentence of the study's report; ``what`` is a key of ``SENTENCES``."""
         report, _ = self._report(study, cell)
         text = SENTENCES[_one_of("sentence", what, SENTENCES)](report)
         if text is None:
@@ -111,7 +114,7 @@ class PlaceholderFunctions:
         return ArticleBlock(text)
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
-        """Return a picture of the study."""
+        """Return a picture of the study; ``file`` is its path within the study's folder."""
         folder = self._study(study)
         for report in self._reports(folder, study):
             _require_valid(report, study)
@@ -128,28 +131,30 @@ class PlaceholderFunctions:
         what: str = "median",
         cell: str | None = None,
     ) -> ArticleLink:
-        """Return a number: of a row, or (without a case) a counter of an arm."""
+        """Return one number of a row, or a counter of an arm if no case is given."""
         report, page = self._report(study, cell)
         arms = [one["name"] for one in report.cell["arms"]]
         named = _one_of("arm", arm, arms) if arm is not None else None
         if case is None:
             counters = {one["name"]: one["counters"] for one in report.cell["arms"]}
             known = counters[named or arms[0]]
-            return ArticleLink(_number(known[_one_of("counter", what, known)]), page)
+            return ArticleLink(_number_text(known[_one_of("counter", what, known)]), page)
         index, row = _row(report.cell, case, metric)
-        text = _of_row(report, row, named or _other(row, arms), what)
+        text = _row_number(report, row, named or _default_arm(row, arms), what)
         return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
-        """Return a cell's report, whose gates held, and the page that lists its records."""
+        """Return the report of a valid cell and the link to the page that lists its records."""
         folder = self._study(study)
         reports = {report.analysis.name: report for report in self._reports(folder, study)}
         if cell is None and len(reports) > 1:
-            raise ArticleError(f"{study}: several cells, say cell=: {', '.join(reports)}")
+            raise ArticleError(
+                f"{study} has several cells; give cell=, one of: {', '.join(reports)}"
+            )
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
         page = folder / "report.html"
-        require(page.is_file(), f"{study}: no report.html; python -m labkit.report {study}")
+        require(page.is_file(), f"{study} has no report.html; run: python -m labkit.report {study}")
         return reports[name], self._link(page)
 
     def _reports(self, folder: Path, study: str) -> Iterable[CellReport]:
@@ -160,7 +165,7 @@ class PlaceholderFunctions:
         for folder in (self._folder, *self._folder.parents):
             if (folder / study).is_dir():
                 return folder / study
-        raise ArticleError(f"{study}: no such study here or above")
+        raise ArticleError(f"{study}: no such folder in the article's folder or above it")
 
     def _link(self, path: Path) -> str:
         return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
@@ -186,95 +191,100 @@ def _require_valid(report: CellReport, study: str) -> None:
 def _row(cell: Json, case: str, metric: str | None) -> tuple[int, Json]:
     rows = list(enumerate(cell["rows"]))
     name = _one_of("case", case, [row["case"] for _, row in rows])
-    mine = [(i, row) for i, row in rows if row["case"] == name]
+    matches = [(i, row) for i, row in rows if row["case"] == name]
     if metric is not None:
-        known = _one_of("metric", metric, [str(row["metric"]) for _, row in mine])
-        mine = [(i, row) for i, row in mine if row["metric"] == known]
-    index, row = next(((i, row) for i, row in mine if row["primary"]), mine[0])
+        known = _one_of("metric", metric, [str(row["metric"]) for _, row in matches])
+        matches = [(i, row) for i, row in matches if row["metric"] == known]
+    index, row = next(((i, row) for i, row in matches if row["primary"]), matches[0])
     require(row["skipped"] is None, f"{case}: skipped: {row['skipped']}")
     return index, row
 
 
-def _other(row: Json, arms: Sequence[str]) -> str:
-    return next((str(found["arm"]) for found in row["comparisons"]), arms[0])
+def _default_arm(row: Json, arms: Sequence[str]) -> str:
+    return next((str(comparison["arm"]) for comparison in row["comparisons"]), arms[0])
 
 
-def _of_row(report: CellReport, row: Json, arm: str, what: str) -> str:
-    """Write one number of a row: of the arm, of its comparison, of a launch, or published."""
-    mine, unit = row["arms"][arm], row["unit"]
-    found: Json | None = next((c for c in row["comparisons"] if c["arm"] == arm), None)
-    known = {
-        name: f"{value_text(mine[name], unit)} {unit_name(unit)}" for name in ("median", "q1", "q3")
+def _row_number(report: CellReport, row: Json, arm: str, what: str) -> str:
+    """Return a number as text: of the arm, its comparison or its launches, or a published one."""
+    summary, unit = row["arms"][arm], row["unit"]
+    comparison: Json | None = next((c for c in row["comparisons"] if c["arm"] == arm), None)
+    texts = {
+        name: f"{value_text(summary[name], unit)} {unit_name(unit)}"
+        for name in ("median", "q1", "q3")
     }
-    known["runs"] = str(mine["n"])
-    if found is not None:
-        known |= {name: form(found) for name, form in COMPARED.items()}
-    known |= _published(report.cell, row, arm)
-    known |= {name: _number(number) for name, number in _launch(report, row["case"], arm).items()}
-    text = known[_one_of("number", what, known)]
+    texts["runs"] = str(summary["n"])
+    if comparison is not None:
+        texts |= {name: text_of(comparison) for name, text_of in COMPARISON_FORMATS.items()}
+    texts |= _published_numbers(report.cell, row, arm)
+    launch_numbers = _launch_numbers(report, row["case"], arm)
+    texts |= {name: _number_text(number) for name, number in launch_numbers.items()}
+    text = texts[_one_of("number", what, texts)]
     require(not text.startswith(UNKNOWN), f"{row['case']}: {what} of {arm} is not known")
     return text
 
 
-COMPARED: dict[str, Callable[[Json], str]] = {
-    "delta": lambda found: percent_text(found["effect_pct"]),
-    "interval": lambda found: f"{interval_text(found['ci_low_pct'], found['ci_high_pct'])} %",
-    "p": lambda found: p_text(found["p"]),
-    "adjusted_p": lambda found: p_text(found["p_adjusted"]),
-    "verdict": lambda found: verdict_text(found["verdict"]),
-    "sees": lambda found: percent_text(found["mde_pct"]).lstrip("+"),
-    "wins": lambda found: f"{found['wins']} of {found['blocks']} blocks",
+COMPARISON_FORMATS: dict[str, Callable[[Json], str]] = {
+    "delta": lambda comparison: percent_text(comparison["effect_pct"]),
+    "interval": lambda comparison: (
+        f"{interval_text(comparison['ci_low_pct'], comparison['ci_high_pct'])} %"
+    ),
+    "p": lambda comparison: p_text(comparison["p"]),
+    "adjusted_p": lambda comparison: p_text(comparison["p_adjusted"]),
+    "verdict": lambda comparison: verdict_text(comparison["verdict"]),
+    "sees": lambda comparison: percent_text(comparison["mde_pct"]).lstrip("+"),
+    "wins": lambda comparison: f"{comparison['wins']} of {comparison['blocks']} blocks",
 }
 
 
-def _published(cell: Json, row: Json, arm: str) -> dict[str, str]:
-    """Write what an article published of an arm in a row."""
+def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
+    """Return the numbers that an article published for an arm in a row, as text."""
     published = cell["published"] or {}
-    same = (
-        one
-        for one in published.get("rows") or ()
-        if one["case"] == row["case"] and one.get("metric", published["metric"]) == row["metric"]
+    matches = (
+        published_row
+        for published_row in published.get("rows") or ()
+        if published_row["case"] == row["case"]
+        and published_row.get("metric", published["metric"]) == row["metric"]
     )
-    theirs: Json = next(same, {})
-    known = {}
-    if arm in (theirs.get("arms") or {}):
-        unit = unit_name(theirs.get("unit", published.get("unit")))
-        known["published"] = f"{theirs['arms'][arm]:,} {unit}"
-    if arm in (theirs.get("delta_pct") or {}):
-        known["published_delta"] = percent_text(theirs["delta_pct"][arm])
-    return known
+    published_row: Json = next(matches, {})
+    texts = {}
+    if arm in (published_row.get("arms") or {}):
+        unit = unit_name(published_row.get("unit", published.get("unit")))
+        texts["published"] = f"{published_row['arms'][arm]:,} {unit}"
+    if arm in (published_row.get("delta_pct") or {}):
+        texts["published_delta"] = percent_text(published_row["delta_pct"][arm])
+    return texts
 
 
-def _launch(report: CellReport, case: str, arm: str) -> dict[str, float]:
-    """Return what a launch of a case counted and noted: medians over the arm's runs."""
+def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]:
+    """Return a case's counters and numeric notes: medians over the arm's runs."""
     notes = [c.notes for r in report.records if r.arm == arm for c in r.cases if c.case == case]
-    seen: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for note in notes:
-        for name, number in {**note, **(note.get("counters") or {})}.items():
-            if isinstance(number, int | float):
-                seen.setdefault(name, []).append(number)
-    return {name: float(median(numbers)) for name, numbers in seen.items()}
+        for name, value in {**note, **(note.get("counters") or {})}.items():
+            if isinstance(value, int | float):
+                values_by_name.setdefault(name, []).append(value)
+    return {name: float(median(values)) for name, values in values_by_name.items()}
 
 
-def _number(value: float) -> str:
-    """Write what was counted as it is, and what was measured as tables do."""
+def _number_text(value: float) -> str:
+    """Return a count in full, and any other number as tables print it."""
     return f"{value:,.0f}" if float(value).is_integer() else value_text(value)
 
 
 def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
-    """Return a column of results whose numbers lead to their runs on the page."""
+    """Return the column with each number linked to its runs on the page."""
     if column.link is None:
         return column
     link, text = column.link, column.text
 
     def value(line: ResultLine) -> str:
-        return f"[{shown}]({page}{link(line)})" if (shown := text(line)) else ""
+        return f"[{number}]({page}{link(line)})" if (number := text(line)) else ""
 
     return replace(column, value=value, format=text_or_empty)
 
 
 def _one_of(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return ``name`` if it is known; else refuse it with the nearest one."""
+    """Return ``name`` if it is known, else raise with the nearest known name."""
     names = list(known)
     if name in names:
         return name
@@ -282,10 +292,10 @@ def _one_of(kind: str, name: str, known: Iterable[str]) -> str:
     raise ArticleError(f"no {kind} {name!r}{hint}")
 
 
-def _beginning(kind: str, name: str, known: Iterable[str]) -> str:
+def _one_starting_with(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
-    found = [one for one in names if one.startswith(name)]
-    return found[0] if found and name not in names else _one_of(kind, name, names)
+    matches = [candidate for candidate in names if candidate.startswith(name)]
+    return matches[0] if matches and name not in names else _one_of(kind, name, names)
 
 
 def require(condition: bool, message: str) -> None:

@@ -231,9 +231,9 @@ class CellAnalysis:
 
     @property
     def status(self) -> int:
-        """Exit status of the cell: 0 if it is complete and every gate held, else 1."""
-        held = all(gate.status != "fail" for gate in self.gates.values())
-        return 0 if self.data.complete and held else 1
+        """Exit status of the cell: 0 if it is complete and every gate holds, else 1."""
+        gates_hold = all(gate.status != "fail" for gate in self.gates.values())
+        return 0 if self.data.complete and gates_hold else 1
 
     @cached_property
     def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:

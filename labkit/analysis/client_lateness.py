@@ -1,4 +1,4 @@
-"""Client lateness of arms that are servers, and what was counted in their streams."""
+"""Servers as arms: lateness of the client, and the counters of the servers' streams."""
 
 from __future__ import annotations
 
@@ -28,35 +28,37 @@ def server_and_client(record: Record) -> tuple[Json, Json] | None:
 
 
 def lateness_errors(record: Record) -> Iterator[str]:
-    """Yield where a run's client was later than ``engine.server.most_late_ms`` allows."""
-    found = server_and_client(record)
-    if found is None:
+    """Yield an error for each time of the client above ``engine.server.most_late_ms``."""
+    notes = server_and_client(record)
+    if notes is None:
         return
-    client = found[1]
-    most = float(client["most_late_ms"])
-    for path, key, words in BOUNDED_TIMES:
+    client = notes[1]
+    max_late_ms = float(client["most_late_ms"])
+    for path, key, description in BOUNDED_TIMES:
         value = client_time(client, path, key)
-        if value is not None and value > most:
-            yield _beyond(words, value, most)
+        if value is not None and value > max_late_ms:
+            yield _bottleneck_text(description, value, max_late_ms)
     for case in record.cases:
-        sent = (case.notes.get("traffic", {}).get("late_ms") or {}).get("p99")
-        if sent is not None and sent > most:
-            yield _beyond("its arrivals were sent {} ms late (99th percentile)", sent, most)
+        late_ms = (case.notes.get("traffic", {}).get("late_ms") or {}).get("p99")
+        if late_ms is not None and late_ms > max_late_ms:
+            arrivals = "its arrivals were sent {} ms late (99th percentile)"
+            yield _bottleneck_text(arrivals, late_ms, max_late_ms)
 
 
-def _beyond(words: str, value: float, most: float) -> str:
-    said = words.format(f"{value:.1f}")
+def _bottleneck_text(description: str, value: float, max_late_ms: float) -> str:
+    lateness = description.format(f"{value:.1f}")
     return (
-        f"the client is the bottleneck: {said}; allowed are {most:g} (engine.server.most_late_ms)"
+        f"the client is the bottleneck: {lateness}; allowed are {max_late_ms:g} "
+        "(engine.server.most_late_ms)"
     )
 
 
 def client_time(client: Json, path: str, key: str) -> float | None:
     """Return one of a client's times (``path.key``, ms), or None if it was not measured."""
-    found: Any = client
+    value: Any = client
     for name in (*path.split("."), key):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return None if found is None else float(found)
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,9 @@ class ServerArm:
     @property
     def server(self) -> Json:
         """The first run's notes on the server."""
-        found = server_and_client(self.runs[0])
-        assert found is not None
-        return found[0]
+        notes = server_and_client(self.runs[0])
+        assert notes is not None
+        return notes[0]
 
     def counter(self, name: str) -> float | None:
         """Return a counter's median over the runs, or None if a run lacks it."""
@@ -81,8 +83,9 @@ class ServerArm:
 
     def client(self, path: str, key: str) -> float | None:
         """Return the median over the runs of one of the client's times."""
-        found = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
-        known = [v for _, client in found if (v := client_time(client, path, key)) is not None]
+        notes = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
+        times = [client_time(client, path, key) for _, client in notes]
+        known = [time for time in times if time is not None]
         return median(known) if known else None
 
     def finishes(self) -> str:
@@ -91,9 +94,9 @@ class ServerArm:
         for run in self.runs:
             for name, value in run.counters.items():
                 if name.startswith("finish.") and value:
-                    word = name.removeprefix("finish.")
-                    counts[word] = counts.get(word, 0) + value
-        return ", ".join(f"{word} {value:,.0f}" for word, value in sorted(counts.items()))
+                    reason = name.removeprefix("finish.")
+                    counts[reason] = counts.get(reason, 0) + value
+        return ", ".join(f"{reason} {value:,.0f}" for reason, value in sorted(counts.items()))
 
     def caveats(self) -> Iterator[str]:
         """Yield the caveats on this arm."""
@@ -123,8 +126,8 @@ class ServerArm:
 
     def _counts(self) -> Iterator[str]:
         server = self.server
-        counts = {said: self.counter(name) for name, said in COUNTS.items()}
-        known = {said: count for said, count in counts.items() if count is not None}
+        counts = {source: self.counter(name) for name, source in COUNTS.items()}
+        known = {source: count for source, count in counts.items() if count is not None}
         if len(set(known.values())) > 1:
             first = next(iter(server["disagree"]), None)
             where = f"; request {first['id']}: {_join_counts(first)}" if first is not None else ""
@@ -147,8 +150,8 @@ class ServerArm:
         if cached is None or sharing is None:
             return
         # A server may share single tokens, where the workload counts whole blocks.
-        least = sharing["shared_tokens"] + self._requests() * sharing["block_size"]
-        if cached > least:
+        max_shared_tokens = sharing["shared_tokens"] + self._requests() * sharing["block_size"]
+        if cached > max_shared_tokens:
             yield (
                 f"{self.arm}: the server hit {cached:,.0f} prompt tokens in its cache, but the "
                 f"prompts share only {sharing['shared_tokens']:,}: it had them from before"
@@ -162,22 +165,22 @@ def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) ->
     """Return the arms that are servers, among ``arms`` or all of them."""
     runs: dict[str, list[Record]] = {}
     for record in records:
-        wanted = arms is None or record.arm in arms
-        if record.ok and wanted and server_and_client(record) is not None:
+        selected = arms is None or record.arm in arms
+        if record.ok and selected and server_and_client(record) is not None:
             runs.setdefault(record.arm, []).append(record)
-    return [ServerArm(arm, found) for arm, found in runs.items()]
+    return [ServerArm(arm, arm_runs) for arm, arm_runs in runs.items()]
 
 
 def caveats(records: Iterable[Record]) -> Iterator[str]:
     """Yield the caveats on arms that are servers; the control repeats the baseline's."""
-    for one in server_arms([record for record in records if record.role != "control"]):
-        yield from one.caveats()
+    for server_arm in server_arms([record for record in records if record.role != "control"]):
+        yield from server_arm.caveats()
 
 
 def _join_counts(counts: Mapping[str, float | None]) -> str:
     """Return counts as text: ``52 by the usage, 141 by the tokenizer and 50 by the stream``."""
-    said = [
+    parts = [
         f"{counts[name]:,.0f} by the {name}" if counts.get(name) is not None else f"no {name}"
         for name in COUNTS.values()
     ]
-    return f"{', '.join(said[:-1])} and {said[-1]}"
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"

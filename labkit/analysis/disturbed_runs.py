@@ -1,10 +1,10 @@
 """Disturbed runs: rules, fixed before any data, for runs that the machine disturbed.
 
 The rules read the probe, the observer's samples and the fingerprints, never the metric or which
-arm ran. No arm can change the probe before it, nor the time that the hypervisor or other
+arm ran. No arm can change the probe before it, or the time that the hypervisor or other
 processes took. But memory waits, the clock and heat are read while the arm runs and may be caused
-by it: a block excluded for these (``during_arm``) may be excluded because of an arm, which is
-noted beside the numbers. A block with a disturbed run may be excluded, always as a whole
+by it: a block excluded for these (``during_arm``) may be excluded because of an arm, which a note
+beside the numbers says. A block with a disturbed run may be excluded, always as a whole
 (``labkit.analysis.sensitivity_analysis``); the verdict's own numbers keep all blocks.
 """
 
@@ -49,43 +49,46 @@ def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
 
     If blocks ran on several hosts, a run is compared with its own host's median.
     """
-    found: dict[int, list[Disturbance]] = {}
-    for mine in group_by_host(records).values():
-        probe = _median(probe_us(r) for r in mine)
-        clock = _median(clock_mhz(r) for r in mine)
-        for record in mine:
-            for reason in _reasons(record, probe, clock):
-                named = replace(reason, text=f"{record.run}: {reason}")
-                found.setdefault(record.block, []).append(named)
-    return found
+    disturbances: dict[int, list[Disturbance]] = {}
+    for host_records in group_by_host(records).values():
+        probe = _median(probe_us(r) for r in host_records)
+        clock = _median(clock_mhz(r) for r in host_records)
+        for record in host_records:
+            for reason in _disturbances(record, probe, clock):
+                disturbance = replace(reason, text=f"{record.run}: {reason}")
+                disturbances.setdefault(record.block, []).append(disturbance)
+    return disturbances
 
 
 def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Group records by the host that they ran on."""
-    found: dict[str, list[Record]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(str(record.environment.get("host")), []).append(record)
-    return found
+        groups.setdefault(str(record.environment.get("host")), []).append(record)
+    return groups
 
 
-def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[Disturbance]:
-    own = probe_us(record)
-    if own is not None and probe is not None and own > MAX_PROBE_RATIO * probe:
-        yield Disturbance(f"probe {100 * (own / probe - 1):.0f} % slow")
+def _disturbances(
+    record: Record, median_probe: float | None, median_clock: float | None
+) -> Iterator[Disturbance]:
+    """Yield the rules that a run breaks; the medians are of its host's runs."""
+    probe = probe_us(record)
+    if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
+        yield Disturbance(f"probe {100 * (probe / median_probe - 1):.0f} % slow")
     steal = steal_share(record)
     if steal is not None and steal > MAX_STEAL_SHARE:
         yield Disturbance(f"{100 * steal:.0f} % stolen")
     foreign = samples(record, "foreign_cores")
     if foreign and statistics.fmean(foreign) > MAX_FOREIGN_CORES:
         yield Disturbance(f"{statistics.fmean(foreign):.1f} cores used by others")
-    waited = memory_wait_share(record)
-    if waited is not None and waited > MAX_MEMORY_WAIT_SHARE:
-        yield Disturbance(f"memory waited for {100 * waited:.0f} % of the time", during_arm=True)
+    wait = memory_wait_share(record)
+    if wait is not None and wait > MAX_MEMORY_WAIT_SHARE:
+        yield Disturbance(f"memory waited for {100 * wait:.0f} % of the time", during_arm=True)
     if max(samples(record, "memory_pressure_level"), default=0) > 1:
         yield Disturbance("memory pressure", during_arm=True)
-    mhz = clock_mhz(record)
-    if mhz is not None and clock is not None and mhz < MIN_CLOCK_RATIO * clock:
-        yield Disturbance(f"clock at {mhz:,.0f} MHz", during_arm=True)
+    clock = clock_mhz(record)
+    if clock is not None and median_clock is not None and clock < MIN_CLOCK_RATIO * median_clock:
+        yield Disturbance(f"clock at {clock:,.0f} MHz", during_arm=True)
     if throttled(record):
         yield Disturbance("throttled", during_arm=True)
 

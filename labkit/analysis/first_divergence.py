@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from labkit.records import output_values_path
 
 Outputs = Mapping[str, Any]
-MAX_SHOWN_CHARACTERS = 12  # of a text, from where it differs
+MAX_SHOWN_CHARACTERS = 12  # of each text, from the first difference on
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class StoredValues:
         """
         path = output_values_path(self.cell_dir, outputs["digest"])
         try:
-            found = np.load(path, allow_pickle=False)
+            stored = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
-        whole = hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
-        return found if whole == outputs["digest"] else None
+        digest = hashlib.sha256(np.ascontiguousarray(stored).tobytes()).hexdigest()
+        return stored if digest == outputs["digest"] else None
 
 
 def checksums(text: str) -> NDArray[np.uint32]:
@@ -86,13 +86,13 @@ def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
     differ = a.view(np.uint32) != b.view(np.uint32)
     ulps = ulp_distance(a, b)
     token, head, _ = np.argwhere(differ)[0]
-    here = int(ulps[token, head].max())
-    most = np.unravel_index(int(ulps.argmax()), ulps.shape)
-    largest = int(ulps[most])
-    text = f"first at token {token}, head {head}: {here:,} ULP apart"
-    if largest > here:
-        text += f", at most {largest:,} ULP at token {most[0]}, head {most[1]}"
-    return f"{text} [{a[most]:.9g} against {b[most]:.9g}]"
+    first_ulps = int(ulps[token, head].max())
+    largest_at = np.unravel_index(int(ulps.argmax()), ulps.shape)
+    largest_ulps = int(ulps[largest_at])
+    text = f"first at token {token}, head {head}: {first_ulps:,} ULP apart"
+    if largest_ulps > first_ulps:
+        text += f", at most {largest_ulps:,} ULP at token {largest_at[0]}, head {largest_at[1]}"
+    return f"{text} [{a[largest_at]:.9g} against {b[largest_at]:.9g}]"
 
 
 def token_difference(a: Outputs, b: Outputs) -> str:
@@ -128,9 +128,11 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     if first not in theirs:
         return f"request {first} is missing {count}"
     at = _first_character(mine[first], theirs[first])
-    shown = [json.dumps(text[at : at + MAX_SHOWN_CHARACTERS], ensure_ascii=False) for text in
-             (mine[first], theirs[first])]  # fmt: skip
-    return f"first in request {first} at character {at}: {shown[0]} against {shown[1]} {count}"
+    excerpt, other = (
+        json.dumps(text[at : at + MAX_SHOWN_CHARACTERS], ensure_ascii=False)
+        for text in (mine[first], theirs[first])
+    )
+    return f"first in request {first} at character {at}: {excerpt} against {other} {count}"
 
 
 def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:

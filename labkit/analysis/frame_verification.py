@@ -25,9 +25,9 @@ def frames_difference(
     count = len(mine["picks"])
     if len(mine["asked"]) != count:
         return f"{count} frames where {len(mine['asked'])} were asked for"
-    for pick, (asked, took) in enumerate(zip(mine["asked"], mine["picks"], strict=True)):
-        if asked != took:
-            return f"pick {pick} is frame {took} where frame {asked} was asked for"
+    for pick, (requested, picked) in enumerate(zip(mine["asked"], mine["picks"], strict=True)):
+        if requested != picked:
+            return f"pick {pick} is frame {picked} where frame {requested} was asked for"
     pairs = zip(mine["pixels"], mine["decoder"], strict=True)
     wrong = [pick for pick, (pixels, decoder) in enumerate(pairs) if pixels != decoder]
     if wrong:
@@ -61,6 +61,6 @@ def verified_shares(mine: Outputs) -> dict[str, float]:
     """Return 1 for each verified pick, else 0."""
     rows = zip(mine["asked"], mine["picks"], mine["pixels"], mine["decoder"], strict=False)
     return {
-        str(pick): float(asked == took and pixels == decoder)
-        for pick, (asked, took, pixels, decoder) in enumerate(rows)
+        str(pick): float(requested == picked and pixels == decoder)
+        for pick, (requested, picked, pixels, decoder) in enumerate(rows)
     }

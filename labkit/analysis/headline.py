@@ -157,38 +157,41 @@ def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> st
 def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
     """Return the sentence for a cell without any decision, with the detectable effects."""
     all_results = [result for results in by_arm.values() for result in results]
-    left = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
-    broken = [r for r in all_results if r.verdict.word == "invalid"]
-    arms = list(dict.fromkeys(r.comparison.arm for r in left))
-    rows = list(dict.fromkeys(r.name for r in left))
+    undecided = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
+    invalid = [r for r in all_results if r.verdict.word == "invalid"]
+    arms = list(dict.fromkeys(r.comparison.arm for r in undecided))
+    rows = list(dict.fromkeys(r.name for r in undecided))
     where = f"in {rows[0]}" if len(rows) == 1 else f"in any of {len(rows)} rows"
     differ = "differs" if len(arms) == 1 else "differ"
-    text = f"whether {_join_names(arms, 'or')} {differ} from {baseline} {where}{_detectable(left)}"
-    if broken:
-        names = _join_names(list(dict.fromkeys(r.comparison.arm for r in broken)))
-        text += f"; {names}: invalid: {_cause(broken)}"
+    text = f"whether {_join_names(arms, 'or')} {differ} from {baseline} {where}"
+    text += _detectable(undecided)
+    if invalid:
+        names = _join_names(list(dict.fromkeys(r.comparison.arm for r in invalid)))
+        text += f"; {names}: invalid: {_cause(invalid)}"
     return text
 
 
-def _detectable(left: Sequence[_RowVerdict]) -> str:
+def _detectable(undecided: Sequence[_RowVerdict]) -> str:
     """Return the smallest detectable effects of undecided rows, or why there are none."""
-    estimates = [r for r in left if r.verdict.word == "estimate_only" and r.comparison.effect_pct]
-    if estimates and len(estimates) == len(left):
+    estimates = [
+        r for r in undecided if r.verdict.word == "estimate_only" and r.comparison.effect_pct
+    ]
+    if estimates and len(estimates) == len(undecided):
         reasons = list(dict.fromkeys(str(r.verdict.reason) for r in estimates))
         return f"; an estimate only ({reasons[0]}): {_effect_range(estimates)}"
-    detectable = [r for r in left if r.comparison.mde_pct is not None]
+    detectable = [r for r in undecided if r.comparison.mde_pct is not None]
     if not detectable:
-        return f" ({_cause(left)})"
+        return f" ({_cause(undecided)})"
     sizes = sorted(
         ((r.comparison.mde_pct or 0.0, r.name) for r in detectable), key=lambda pair: pair[0]
     )
-    (low, here), (high, there) = sizes[0], sizes[-1]
+    (low, low_row), (high, high_row) = sizes[0], sizes[-1]
     text = f"; the smallest detectable effect is {magnitude_text(low)} %"
     if magnitude_text(low) == magnitude_text(high):
         return text
-    if here == there:
+    if low_row == high_row:
         return f"{text} to {magnitude_text(high)} %"
-    return f"{text} ({here}) to {magnitude_text(high)} % ({there})"
+    return f"{text} ({low_row}) to {magnitude_text(high)} % ({high_row})"
 
 
 def _effect_range(results: Sequence[_RowVerdict]) -> str:
@@ -214,8 +217,8 @@ def _invalid_arms(by_arm: dict[str, list[_RowVerdict]]) -> str:
 
 def _cause(results: Sequence[_RowVerdict]) -> str:
     causes = list(dict.fromkeys(str(r.verdict.reason) for r in results))
-    more = f" (and {len(causes) - 1} other causes)" if len(causes) > 1 else ""
-    return f"{causes[0]}{more}"
+    others = f" (and {len(causes) - 1} other causes)" if len(causes) > 1 else ""
+    return f"{causes[0]}{others}"
 
 
 def _no_arms(analysis: CellAnalysis) -> str:
@@ -264,9 +267,9 @@ def _in_named_rows(results: Sequence[_RowVerdict], total: int) -> str:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    shown = list(names[:MAX_NAMED_ROWS])
-    rest = len(names) - len(shown)
-    return "; ".join([*shown, *([f"{rest} more"] if rest else [])])
+    named = list(names[:MAX_NAMED_ROWS])
+    rest = len(names) - len(named)
+    return "; ".join([*named, *([f"{rest} more"] if rest else [])])
 
 
 def _join_names(names: Sequence[str], last: str = "and") -> str:

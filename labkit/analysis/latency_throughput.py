@@ -2,9 +2,9 @@
 
 The knee of a curve is the load with the greatest power, which is throughput over latency
 (L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer
-communications", ICC 1979): below it the engine could do more for hardly any wait, above it
-requests wait longer than they gain. Throughput is requests per second, latency the median time
-to the last token.
+communications", ICC 1979): below it the engine could serve more requests at hardly any extra
+latency; above it, latency grows faster than throughput. Throughput is requests per second, latency
+the median time to the last token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 
-MIN_LOADS = 3  # of a curve
+MIN_LOADS = 3  # different loads that make a curve
 METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 
 
@@ -50,32 +50,32 @@ class LoadCurve:
 
 def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
     """Return the curves of a study: cells that differ only in their load."""
-    found: dict[tuple[str, str, str], list[LoadPoint]] = {}
+    points: dict[tuple[str, str, str], list[LoadPoint]] = {}
     for analysis in analyses:
         medians = _medians(analysis)
         for arm in analysis.data.arms:
             load, rest = _load(arm.config)
             if load is not None and arm.role != "control" and arm.name in medians:
                 by, size = load
-                found.setdefault((rest, arm.name, by), []).append(
+                points.setdefault((rest, arm.name, by), []).append(
                     LoadPoint(size, medians[arm.name])
                 )
-    made = (
+    curves = (
         LoadCurve(arm, by, tuple(sorted(loads, key=lambda load: load.size)))
-        for (_, arm, by), loads in found.items()
+        for (_, arm, by), loads in points.items()
     )
-    return [curve for curve in made if len({load.size for load in curve.loads}) >= MIN_LOADS]
+    return [curve for curve in curves if len({load.size for load in curve.loads}) >= MIN_LOADS]
 
 
 def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
     """Return the medians of the arms that have all metrics."""
-    found: dict[str, dict[str, float]] = {}
+    medians_by_arm: dict[str, dict[str, float]] = {}
     for row in analysis.json["rows"]:
         if row["case"] == "all" and row["metric"] in METRICS:
             for arm, values in row["arms"].items():
                 if values["median"] is not None and values["median"] > 0:
-                    found.setdefault(arm, {})[row["metric"]] = float(values["median"])
-    return {arm: medians for arm, medians in found.items() if len(medians) == len(METRICS)}
+                    medians_by_arm.setdefault(arm, {})[row["metric"]] = float(values["median"])
+    return {arm: medians for arm, medians in medians_by_arm.items() if len(medians) == len(METRICS)}
 
 
 def _load(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
@@ -84,6 +84,6 @@ def _load(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
     arrivals = dict(workload.pop("arrivals", {}))
     rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)
     load = ("requests/s", float(rate)) if rate else ("clients", float(clients or 0))
-    kept = {"clients": clients} if rate else {}
-    rest = {**config, "workload": workload, "arrivals": arrivals, **kept}
+    unchanged_clients = {"clients": clients} if rate else {}
+    rest = {**config, "workload": workload, "arrivals": arrivals, **unchanged_clients}
     return (load if load[1] else None), json.dumps(rest, sort_keys=True)

@@ -34,10 +34,10 @@ def value_text(value: float | None, unit: str | None = None) -> str:
     """Write a measured value: one decimal from 100 on, three digits below."""
     if value is None:
         return UNKNOWN
-    shown = scaled(value, unit)
-    if abs(shown) >= 100 or shown == 0:
-        return f"{shown:,.1f}"
-    return f"{shown:,.2f}" if abs(shown) >= 1 else f"{shown:.3g}"
+    printed = scaled(value, unit)
+    if abs(printed) >= 100 or printed == 0:
+        return f"{printed:,.1f}"
+    return f"{printed:,.2f}" if abs(printed) >= 1 else f"{printed:.3g}"
 
 
 def percent_text(value: float | None) -> str:

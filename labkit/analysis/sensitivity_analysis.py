@@ -146,14 +146,14 @@ def _undisturbed(
     disturbed: Mapping[int, Sequence[Disturbance]],
 ) -> Iterator[_Task]:
     blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
-    kept = [b for b in blocks if b not in disturbed]
-    if len(kept) == len(blocks) or not kept:
+    undisturbed = [b for b in blocks if b not in disturbed]
+    if len(undisturbed) == len(blocks) or not undisturbed:
         return
-    left_out = [b for b in blocks if b in disturbed]
-    how = f"without disturbed blocks ({', '.join(map(str, left_out))})"
-    if any(reason.during_arm for b in left_out for reason in disturbed[b]):
+    excluded = [b for b in blocks if b in disturbed]
+    how = f"without disturbed blocks ({', '.join(map(str, excluded))})"
+    if any(reason.during_arm for b in excluded for reason in disturbed[b]):
         how += "; an arm may have caused the disturbance"
-    base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
+    base, other = log_values(row, data.baseline, undisturbed), log_values(row, arm, undisturbed)
     yield _Task(index, arm, how, base, other)
 
 

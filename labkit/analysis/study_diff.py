@@ -1,4 +1,4 @@
-"""Study diff: what changed between two studies of one machine and one config?
+"""Changes between two studies of one machine and one config.
 
 Their runs were not interleaved, so a change of the machine looks like a change of the code. Both
 studies share the baseline: an arm is compared by how its difference from the baseline changed
@@ -83,7 +83,7 @@ class StudyComparison:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _CellPair:
     """One cell in both studies, checked to be comparable."""
 
     old: CellAnalysis
@@ -98,15 +98,21 @@ class _Pair:
     @property
     def with_stalls(self) -> bool:
         """Whether times include stalls, because an arm of a study may have caused them."""
-        found = (analysis.stalls for analysis in (self.old, self.new))
-        return any(one is not None and (one.kept_reason or one.unclear_reasons) for one in found)
+        return any(
+            analysis.stalls is not None
+            and (analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
+            for analysis in (self.old, self.new)
+        )
 
 
 @dataclass(frozen=True)
-class _Compared:
-    """One arm in one row of a pair; ``change`` is that of its difference from the baseline."""
+class _ArmInBoth:
+    """One arm in one row of both studies.
 
-    pair: _Pair
+    ``change`` describes the change of its difference from the baseline.
+    """
+
+    pair: _CellPair
     old: MetricRow
     new: MetricRow
     arm: str
@@ -124,19 +130,19 @@ def compare_studies(
 
     Raises
     ------
-    Refused
-        Other machines, other configs, or no cell or row in common.
+    StudiesNotComparable
+        The machines or configs differ, or there is no cell or row in common.
     """
-    cells, weak = _cells(old, new)
-    pairs = [_pair(one, other, margin_pct) for one, other in cells]
+    cells, caveats = _shared_cells(old, new)
+    pairs = [_cell_pair(old_cell, new_cell, margin_pct) for old_cell, new_cell in cells]
     for pair in pairs:
         if pair.shift_pct is None:
-            weak.append(f"{pair.name}: no probe; a change of the machine would go undetected")
-        elif _moved(pair):
-            weak.append(f"{pair.name}: {_moved_reason(pair)}")
-        weak += _rows_alone(pair)
+            caveats.append(f"{pair.name}: no probe; a change of the machine would go undetected")
+        elif _machine_changed(pair):
+            caveats.append(f"{pair.name}: {_machine_change_text(pair)}")
+        caveats += _unshared_rows(pair)
         if pair.with_stalls:
-            weak.append(
+            caveats.append(
                 f"{pair.name}: times include apparent stalls of the machine: "
                 "in one of the studies they may be an arm's own work"
             )
@@ -144,7 +150,10 @@ def compare_studies(
     if not compared:
         raise StudiesNotComparable("the studies have no row in common that both measured")
     family = [item for item in compared if item.role == "arm" and item.change is not None]
-    found = {id(item): one for item, one in zip(family, _family(family), strict=True)}
+    comparisons = {
+        id(item): comparison
+        for item, comparison in zip(family, _compare_family(family), strict=True)
+    }
     controls = [item for item in compared if item.role == "control" and item.change is not None]
     noise = {
         (item.pair.name, item.old.case, item.old.metric): _compare_control(item)
@@ -154,35 +163,37 @@ def compare_studies(
     for item in compared:
         if item.role == "control":
             continue
-        row, own = item.old, found.get(id(item))
-        old_median, new_median = (_median(one, item.arm) for one in (item.old, item.new))
+        row, comparison = item.old, comparisons.get(id(item))
+        old_median, new_median = (_median(row, item.arm) for row in (item.old, item.new))
         control = noise.get((item.pair.name, row.case, row.metric))
-        verdict = _judge(item, own, control)
+        verdict = _judge(item, comparison, control)
         changes.append(
-            RowChange(item.pair.name, row, item.arm, old_median, new_median, own, verdict)
+            RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
         )
-    notes = (*_undecided_note(changes), *_notes(pairs, family, controls))
-    return StudyComparison(tuple(changes), tuple(weak), notes)
+    notes = (*_undecided_note(changes), *_method_notes(pairs, family, controls))
+    return StudyComparison(tuple(changes), tuple(caveats), notes)
 
 
 def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     """Yield how many rows are undecided, with the smallest detectable changes."""
-    seen = [
+    detectable = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
         if item.verdict.word == "inconclusive"
         and item.comparison
         and item.comparison.mde_pct is not None
     ]
-    if seen:
-        (low, here), (high, there) = min(seen), max(seen)
-        text = f"Not decided in {count_text(len(seen), 'row')}: the smallest detectable "
-        text += f"change is {magnitude_text(low)} % ({here})"
-        yield f"{text}." if len(seen) == 1 else f"{text} to {magnitude_text(high)} % ({there})."
+    if detectable:
+        (low, low_row), (high, high_row) = min(detectable), max(detectable)
+        text = f"Not decided in {count_text(len(detectable), 'row')}: the smallest detectable "
+        text += f"change is {magnitude_text(low)} % ({low_row})"
+        if len(detectable) > 1:
+            text += f" to {magnitude_text(high)} % ({high_row})"
+        yield f"{text}."
 
 
-def _notes(
-    pairs: Sequence[_Pair], family: Sequence[_Compared], controls: Sequence[_Compared]
+def _method_notes(
+    pairs: Sequence[_CellPair], family: Sequence[_ArmInBoth], controls: Sequence[_ArmInBoth]
 ) -> Iterator[str]:
     names = list(dict.fromkeys(pair.old.data.baseline for pair in pairs))
     if not family:
@@ -211,7 +222,7 @@ def _notes(
         )
 
 
-def _estimate(item: _Compared) -> float:
+def _estimate(item: _ArmInBoth) -> float:
     return item.change.estimate if item.change is not None else 0.0
 
 
@@ -220,54 +231,56 @@ def _median(row: MetricRow, arm: str) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def _family(items: Sequence[_Compared]) -> list[ArmComparison]:
+def _compare_family(items: Sequence[_ArmInBoth]) -> list[ArmComparison]:
     """Compare the changes of all rows and arms as one family.
 
-    p by S. Holm (1979); each interval at the level at which Holm tests its row, so that it
-    excludes 0 where the p is small enough and only there. Equivalence and the smallest
-    visible change are at the level of the first step (C. E. Bonferroni).
+    p-values are adjusted by S. Holm (1979). Each interval is at the level at which Holm tests
+    its row, so it excludes 0 exactly if that row is rejected. Equivalence and the smallest
+    detectable change are at the level of the first step (C. E. Bonferroni).
     """
     ps = [item.change.p for item in items if item.change is not None]
-    adjusted, size = holm(ps), len(items)
+    adjusted, row_count = holm(ps), len(items)
     order = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
-    found = []
+    comparisons = []
     for i, item in enumerate(items):
         criteria = item.pair.criteria
         rejected = sum(p <= criteria.alpha for p in adjusted)
-        level = criteria.alpha / (size - min(order[i], rejected))
-        found.append(_comparison(item, adjusted[i], level, size))
-    return found
+        level = criteria.alpha / (row_count - min(order[i], rejected))
+        comparisons.append(_comparison(item, adjusted[i], level, row_count))
+    return comparisons
 
 
-def _compare_control(item: _Compared) -> ArmComparison:
-    """Return a control's change, unadjusted: it shows the noise."""
+def _compare_control(item: _ArmInBoth) -> ArmComparison:
+    """Compare a control's change without adjustment, because it only shows the noise."""
     assert item.change is not None
     return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
 
-def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> ArmComparison:
-    found, criteria = item.change, item.pair.criteria
-    assert found is not None
-    points = breakpoints(found.null_distribution, found)
+def _comparison(item: _ArmInBoth, adjusted: float, level: float, size: int) -> ArmComparison:
+    change, criteria = item.change, item.pair.criteria
+    assert change is not None
+    points = breakpoints(change.null_distribution, change)
     limits = points.interval(level)
     equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)
     return ArmComparison(
         arm=item.arm,
         baseline=item.pair.old.data.baseline,
-        effect_pct=to_percent(found.estimate),
+        effect_pct=to_percent(change.estimate),
         ci_pct=interval_to_percent(limits),
         ci_raw_pct=interval_to_percent(points.interval(criteria.alpha)),
         level=1.0 - criteria.alpha,
-        p=found.p,
+        p=change.p,
         p_adjusted=adjusted,
-        p_floor=min(1.0, size * found.min_p),
-        mde_pct=found.mde_pct(criteria.alpha / size),
+        p_floor=min(1.0, size * change.min_p),
+        mde_pct=change.mde_pct(criteria.alpha / size),
         blocks=item.blocks,
         equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
     )
 
 
-def _judge(item: _Compared, found: ArmComparison | None, control: ArmComparison | None) -> Verdict:
+def _judge(
+    item: _ArmInBoth, comparison: ArmComparison | None, control: ArmComparison | None
+) -> Verdict:
     pair = item.pair
     causes = [
         f"{name}: {cause}"
@@ -279,32 +292,32 @@ def _judge(item: _Compared, found: ArmComparison | None, control: ArmComparison 
         return Verdict("invalid", "; ".join(causes))
     if item.role == "baseline":
         return Verdict(NOT_COMPARABLE, "there is nothing to compare it with")
-    if found is None:
+    if comparison is None:
         return Verdict(NOT_COMPARABLE, "no complete block with values above 0 in both studies")
-    verdict = judge(found, item.old.better, pair.criteria, causes, control)
-    if verdict.word in DECIDED_WORDS and not _beyond_the_machine(found, pair):
-        return Verdict("inconclusive", _moved_reason(pair))
+    verdict = judge(comparison, item.old.better, pair.criteria, causes, control)
+    if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
+        return Verdict("inconclusive", _machine_change_text(pair))
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
         return Verdict("inconclusive")  # a note gives the detectable change of all such rows
     return verdict
 
 
-def _beyond_the_machine(found: ArmComparison, pair: _Pair) -> bool:
+def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
     """Return whether a change exceeds what a change of the machine could cause.
 
-    The probe's kernels and an arm may lean on different parts of the machine: one may
-    follow it wholly and the baseline not at all. More than that it cannot leave. Nor is
-    less ruled out: what the machine left may hide as much.
+    The probe's kernels and an arm may depend on different parts of the machine: in the worst
+    case the arm follows the machine's change in full and the baseline not at all. So an interval
+    within the probe's change decides nothing, in either direction.
     """
-    if not _moved(pair):
+    if not _machine_changed(pair):
         return True
-    if found.ci_pct is None:
+    if comparison.ci_pct is None:
         return False
-    low, high = found.ci_pct
+    low, high = comparison.ci_pct
     return min(abs(low), abs(high)) > abs(pair.shift_pct or 0.0)
 
 
-def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
+def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _CellPair:
     _refuse_machine(old, new)
     _refuse_config(old, new)
     alpha = min(float(a.data.design["alpha"]) for a in (old, new))
@@ -315,14 +328,14 @@ def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
         if a.data.withheld_reason is not None
     ]
     criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(reasons) or None)
-    return _Pair(old, new, criteria, probe_shift_pct(old, new))
+    return _CellPair(old, new, criteria, probe_shift_pct(old, new))
 
 
-def _moved(pair: _Pair) -> bool:
+def _machine_changed(pair: _CellPair) -> bool:
     return pair.shift_pct is not None and abs(pair.shift_pct) > pair.criteria.margin_pct
 
 
-def _moved_reason(pair: _Pair) -> str:
+def _machine_change_text(pair: _CellPair) -> str:
     return (
         f"the machine itself changed: its arm-blind probe takes "
         f"{signed_text(pair.shift_pct or 0.0)} % "
@@ -331,7 +344,7 @@ def _moved_reason(pair: _Pair) -> str:
     )
 
 
-def _cells(
+def _shared_cells(
     old: Sequence[CellAnalysis], new: Sequence[CellAnalysis]
 ) -> tuple[list[tuple[CellAnalysis, CellAnalysis]], list[str]]:
     if len(old) == len(new) == 1:
@@ -345,67 +358,68 @@ def _cells(
     return [(before[name], after[name]) for name in shared], alone
 
 
-def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
-    """Refuse where any run of the two is of another kind of machine.
+def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
+    """Raise :class:`StudiesNotComparable` if any two runs are of different kinds of machines.
 
-    Blocks of several hosts of one kind (``design.across_hosts=true``) are well: both studies
+    Blocks of several hosts of one kind (``design.across_hosts=true``) are allowed: both studies
     are relabelled within their blocks, so within a host.
     """
-    old = one.environment
-    for record in (*one.data.records, *other.data.records):
+    old = old_cell.environment
+    for record in (*old_cell.data.records, *new_cell.data.records):
         new = record.environment or old
         field = machine_difference(old, new)
         if field is not None:
             raise StudiesNotComparable(
-                f"{one.name}: other machines: {field} is {old.get(field)} and {new.get(field)}"
+                f"{old_cell.name}: other machines: {field} is {old.get(field)} and {new.get(field)}"
             )
 
 
-def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:
-    kinds = [analysis.data.design.get("isolation", "process") for analysis in (one, other)]
+def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
+    kinds = [analysis.data.design.get("isolation", "process") for analysis in (old_cell, new_cell)]
     if kinds[0] != kinds[1]:
         raise StudiesNotComparable(
-            f"{one.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}"
+            f"{old_cell.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}"
         )
-    arms = [{a.name: a for a in analysis.data.arms} for analysis in (one, other)]
+    arms = [{a.name: a for a in analysis.data.arms} for analysis in (old_cell, new_cell)]
     if set(arms[0]) != set(arms[1]):
-        alone = sorted(set(arms[0]) ^ set(arms[1]))
-        raise StudiesNotComparable(f"{one.name}: other arms: {', '.join(alone)} only in one study")
+        alone = ", ".join(sorted(set(arms[0]) ^ set(arms[1])))
+        raise StudiesNotComparable(f"{old_cell.name}: other arms: {alone} only in one study")
     for name in arms[0]:
         difference = _difference(arms[0][name].config, arms[1][name].config)
         if difference is not None:
-            raise StudiesNotComparable(f"{one.name}: other configs: arm {name}: {difference}")
+            raise StudiesNotComparable(f"{old_cell.name}: other configs: arm {name}: {difference}")
 
 
 def _difference(old: Any, new: Any, where: str = "") -> str | None:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in dict.fromkeys([*old, *new]):
-            found = _difference(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
-            if found is not None:
-                return found
+            difference = _difference(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+            if difference is not None:
+                return difference
         return None
     return None if old == new else f"{where} was {old}, now {new}"
 
 
-def probe_shift_pct(one: CellAnalysis, other: CellAnalysis) -> float | None:
+def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | None:
     """Return how much longer the probe takes in the new study, in percent (medians)."""
-    probes = [list(a.data.probe.values()) for a in (one, other)]
+    probes = [list(a.data.probe.values()) for a in (old_cell, new_cell)]
     if not all(probes):
         return None
     return to_percent(float(np.median(probes[1]) - np.median(probes[0])))
 
 
-def _rows_alone(pair: _Pair) -> Iterator[str]:
+def _unshared_rows(pair: _CellPair) -> Iterator[str]:
     """Yield the primary rows that only one of the studies measured."""
     old, new = (
         {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
         for a in (pair.old, pair.new)
     )
-    for name, mine, other in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
-        yield from (f"{pair.name}: {mine[row]}: only in {name}" for row in mine if row not in other)
+    for name, rows, other_rows in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
+        unshared = (case for row, case in rows.items() if row not in other_rows)
+        yield from (f"{pair.name}: {case}: only in {name}" for case in unshared)
 
 
-def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
+def _shared_rows(pair: _CellPair) -> Iterator[_ArmInBoth]:
     rows = {
         (row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.with_stalls)
     }
@@ -414,19 +428,19 @@ def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
         for arm in pair.old.data.arms:
-            item = _Compared(pair, row, match, arm.name, arm.role)
+            item = _ArmInBoth(pair, row, match, arm.name, arm.role)
             yield item if arm.role == "baseline" else _with_change(item)
 
 
-def _with_change(item: _Compared) -> _Compared:
-    studies = [_effect(a, row, item.arm) for a, row in _sides(item)]
-    if any(found is None for found in studies):
+def _with_change(item: _ArmInBoth) -> _ArmInBoth:
+    studies = [_effect(a, row, item.arm) for a, row in _studies_of(item)]
+    if any(study is None for study in studies):
         return item
-    (old, fewer), (new, more) = (found for found in studies if found is not None)
-    return replace(item, change=effect_change(old, new), blocks=min(fewer, more))
+    (old, old_blocks), (new, new_blocks) = (study for study in studies if study is not None)
+    return replace(item, change=effect_change(old, new), blocks=min(old_blocks, new_blocks))
 
 
-def _sides(item: _Compared) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
+def _studies_of(item: _ArmInBoth) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
     return (item.pair.old, item.old), (item.pair.new, item.new)
 
 
@@ -446,7 +460,7 @@ def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffe
 def _probes(
     analysis: CellAnalysis, row: MetricRow, arm: str, blocks: Sequence[int]
 ) -> Floats | None:
-    """Return the log probes of an arm's runs, float64 [blocks, runs], or None if one lacks."""
+    """Return the log probes of an arm's runs, float64 [blocks, runs], or None if one is missing."""
     places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
     if any(place not in analysis.data.probe for place in places):
         return None

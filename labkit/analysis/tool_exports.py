@@ -36,10 +36,10 @@ class FormatError(ValueError):
 
 
 def _measured(analysis: CellAnalysis) -> list[Record]:
-    """Return the runs with measurements, the baseline's first: tools compare with the first."""
-    place = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
-    found = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
-    return sorted(found, key=lambda r: place[r.arm])
+    """Return the runs with measurements, the baseline's first, as tools compare with the first."""
+    order = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
+    records = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
+    return sorted(records, key=lambda r: order[r.arm])
 
 
 def benchstat(analyses: Sequence[CellAnalysis]) -> str:
@@ -79,22 +79,22 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
     FormatError
         No metric is a time.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    runs_by_name: dict[str, list[dict[str, Any]]] = {}
     for analysis in analyses:
         cell = f"{analysis.name}: " if len(analyses) > 1 else ""
         for record in _measured(analysis):
             for case in record.cases:
                 for metric in _times(case.metrics):
-                    what = case.case if case.case != "all" else metric.name
-                    runs = found.setdefault(f"{cell}{what} [{record.arm}]", [])
+                    benchmark = case.case if case.case != "all" else metric.name
+                    runs = runs_by_name.setdefault(f"{cell}{benchmark} [{record.arm}]", [])
                     scale = SECONDS_PER_UNIT[metric.unit]
                     values = [x * scale for x in metric.repeats]
                     runs.append({"metadata": {"date": _date(record)}, "values": values})
-    if not found:
+    if not runs_by_name:
         raise FormatError("pyperf needs time metrics (us, ms or s), and this study has none")
     benchmarks = [
         {"metadata": {"name": name, "unit": "second", "loops": 1}, "runs": runs}
-        for name, runs in found.items()
+        for name, runs in runs_by_name.items()
     ]
     return json.dumps({"version": "1.0", "metadata": {}, "benchmarks": benchmarks}) + "\n"
 
@@ -193,14 +193,14 @@ def _vllm_latencies(requests: Sequence[Json]) -> dict[str, float | None]:
         "itl": [gap for r in requests for gap in r["itl_ms"]],
         "e2el": [r["e2e_ms"] for r in requests],
     }
-    found: dict[str, float | None] = {}
+    statistics: dict[str, float | None] = {}
     for name, values in times.items():
-        known = np.array(values, np.float64) if values else None
-        found[f"mean_{name}_ms"] = None if known is None else float(known.mean())
-        found[f"median_{name}_ms"] = None if known is None else float(np.median(known))
-        found[f"std_{name}_ms"] = None if known is None else float(known.std())
-        found[f"p99_{name}_ms"] = None if known is None else float(np.percentile(known, 99))
-    return found
+        array = np.array(values, np.float64) if values else None
+        statistics[f"mean_{name}_ms"] = None if array is None else float(array.mean())
+        statistics[f"median_{name}_ms"] = None if array is None else float(np.median(array))
+        statistics[f"std_{name}_ms"] = None if array is None else float(array.std())
+        statistics[f"p99_{name}_ms"] = None if array is None else float(np.percentile(array, 99))
+    return statistics
 
 
 def github(analyses: Sequence[CellAnalysis]) -> str:
@@ -245,11 +245,11 @@ def _github_entry(
         "value": values["median"],
         "range": f"IQR {magnitude_text(values['q3'] - values['q1'])}",
     }
-    found = next((c for c in row["comparisons"] if c["arm"] == arm), None)
-    if found is not None:
+    comparison = next((c for c in row["comparisons"] if c["arm"] == arm), None)
+    if comparison is not None:
         claim = analysis.data.arms[0].identity
         entry["extra"] = verdict_sentence(
-            cell, row, found, claim if claim in IDENTITY_CLAIMS else "none"
+            cell, row, comparison, claim if claim in IDENTITY_CLAIMS else "none"
         )
     return entry
 
@@ -271,18 +271,18 @@ def load(study_dir: str | Path) -> DataFrame:
     """
     import pandas as pd
 
-    lines: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for cell in cell_dirs(Path(study_dir)):
         for r in read_runs(cell):
             run = (cell.name, r.run, r.arm, r.role, r.block, r.position, r.outcome)
             for case in r.cases:
-                lines += [
+                rows += [
                     (*run, case.case, None, m.name, m.unit, m.better, m.primary,
                      run_value(m.repeats), len(m.repeats))
                     for m in case.metrics
                 ]  # fmt: skip
                 if not case.metrics:
-                    lines.append((*run, case.case, case.skipped, *[None] * 6))
+                    rows.append((*run, case.case, case.skipped, *[None] * 6))
             if not r.cases:
-                lines.append((*run, *[None] * 8))
-    return pd.DataFrame(lines, columns=list(FRAME_COLUMNS))
+                rows.append((*run, *[None] * 8))
+    return pd.DataFrame(rows, columns=list(FRAME_COLUMNS))

@@ -149,7 +149,7 @@ def test_a_report_of_clips(make_cell, tmp_path):
         "published: binary_search (ms)",
         "| x | 43 to 77 |",
         "2 of 4 (50%)",
-        "never accuracy",
+        "evidence in the frames, not accuracy",
         "not run here (workload.questions)",
         "their machine; a post. Theirs, never mixed with ours.",
         "picks that agree in every run",

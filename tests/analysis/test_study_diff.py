@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_one_line(make_cell, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         main([str(old), str(old), "--margin", "fast"])
     assert stop.value.code == 2
-    assert "allowed are above 0 to 50 (percent)" in capsys.readouterr().err
+    assert "allowed are above 0, at most 50 (percent)" in capsys.readouterr().err
 
 
 def test_few_runs_are_estimate_only_and_failed_gates_invalid(make_cell, capsys):

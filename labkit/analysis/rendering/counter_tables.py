@@ -67,15 +67,15 @@ def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] |
             by_name = counters.setdefault((case.case, record.arm), {}) if record.ok else {}
             for name, value in (case.notes.get("counters") or {}).items():
                 by_name.setdefault(name, set()).add(float(value))
-    shown = {
+    informative = {
         name
         for by_name in counters.values()
         for name, values in by_name.items()
         if max(values) > (0.0 if name in LEADING_COUNTERS else 1.0)
     }
     names = [
-        *(name for name in LEADING_COUNTERS if name in shown),
-        *sorted(shown.difference(LEADING_COUNTERS)),
+        *(name for name in LEADING_COUNTERS if name in informative),
+        *sorted(informative.difference(LEADING_COUNTERS)),
     ]
     if not names:
         return None

@@ -213,8 +213,8 @@ def case_labels(
                 CaseLabel(str(n), right + MARK_SPACING, height, True),
                 CaseLabel(str(n), left - MARK_SPACING, height, False),
             ]
-            taken = [*all_marks, *((label.middle, label.y) for label in labels)]
-            free = [label for label in sides if _is_free(label, taken)]
+            occupied = [*all_marks, *((label.middle, label.y) for label in labels)]
+            free = [label for label in sides if _is_free(label, occupied)]
             if free:
                 labels.append(free[0])
                 break
@@ -222,10 +222,10 @@ def case_labels(
     return labels
 
 
-def _is_free(label: CaseLabel, taken: Iterable[tuple[float, float]]) -> bool:
+def _is_free(label: CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
     """Return whether a label covers none of the positions."""
     return not any(
-        abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in taken
+        abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in occupied
     )
 
 

@@ -48,8 +48,8 @@ def streams_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | N
 
 
 def _server_name(arm: ServerArm) -> str:
-    kept = arm.server["kept"]
-    return f"kept: {kept}" if kept is not None else str(arm.server["preset"])
+    kept_url = arm.server["kept"]
+    return f"kept: {kept_url}" if kept_url is not None else str(arm.server["preset"])
 
 
 def _counter_column(name: str, heading: str) -> Column[ServerArm]:

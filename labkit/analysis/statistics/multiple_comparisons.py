@@ -251,15 +251,15 @@ def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[floa
     """
     top, second = (np.full(JOINT_DRAWS, -np.inf) for _ in range(2))
     leader = np.full(JOINT_DRAWS, -1)  # the cell with the largest statistic of each draw
-    for i, (tests, drawn) in enumerate(zip(cells, _joint_draws(cells), strict=True)):
-        largest = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[drawn]
+    for i, (tests, draws) in enumerate(zip(cells, _joint_draws(cells), strict=True)):
+        largest = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[draws]
         above = largest > top
         second = np.where(above, top, np.maximum(second, largest))
         leader[above] = i
         top = np.where(above, largest, top)
     return [
-        _cell_p(tests, drawn, np.where(leader == i, second, top))
-        for i, (tests, drawn) in enumerate(zip(cells, _joint_draws(cells), strict=True))
+        _cell_p(tests, draws, np.where(leader == i, second, top))
+        for i, (tests, draws) in enumerate(zip(cells, _joint_draws(cells), strict=True))
     ]
 
 
@@ -270,13 +270,13 @@ def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray
     """
     rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
     for tests in cells:
-        drawn = rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS)
-        drawn[0] = 0
-        yield drawn
+        draws = rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS)
+        draws[0] = 0
+        yield draws
 
 
 def _cell_p(
-    tests: Sequence[RowPermutations], drawn: NDArray[np.int64], elsewhere: Floats
+    tests: Sequence[RowPermutations], draws: NDArray[np.int64], elsewhere: Floats
 ) -> list[float]:
     """Return the p-values of one cell's rows.
 
@@ -284,8 +284,8 @@ def _cell_p(
     """
     p_values = []
     for test, others in zip(tests, max_of_other_rows(tests), strict=True):
-        largest = elsewhere if others is None else np.maximum(elsewhere, others[drawn])
-        against = test.at_least_observed[drawn] | (
+        largest = elsewhere if others is None else np.maximum(elsewhere, others[draws])
+        against = test.at_least_observed[draws] | (
             largest >= test.observed_statistic * (1.0 - 1e-12)
         )
         p_values.append(float(np.mean(against)))
