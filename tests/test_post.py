@@ -30,13 +30,13 @@ def write(tmp_path, study):
 
 
 @pytest.mark.parametrize("words", [["README.md"], ["docs/articles/one-launch.md", "--html"]])
-def test_what_is_committed_agrees_with_its_records(words, monkeypatch, capsys):
+def test_committed_articles_agree_with_their_records(words, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main([*words, "--check"]) == 0, capsys.readouterr().out
     assert "{{" in Path(words[0]).read_text(encoding="utf-8")
 
 
-def test_placeholders_are_filled_kept_and_filled_again(write, study):
+def test_filled_placeholders_stay_and_are_filled_again(write, study):
     path = write(
         '# Title\n\n{{ sentence("study") }}\n\nIt is {{ value("study", '
         f'{FIRST}, what="delta") }}}}, `{{{{ code }}}}`.\n\n'
@@ -57,7 +57,7 @@ def test_placeholders_are_filled_kept_and_filled_again(write, study):
     assert main([str(path)]) == 0 and path.read_text(encoding="utf-8") == text
 
 
-def test_check_tells_an_article_that_no_longer_agrees(write, study, capsys):
+def test_check_reports_an_article_that_no_longer_agrees(write, study, capsys):
     path = write(f'{{{{ value("study", {FIRST}, arm="seq_map") }}}}\n')
     assert main([str(path)]) == 0
     assert main([str(path), "--check", "--html"]) == 1  # there is no page yet
@@ -81,7 +81,7 @@ def test_check_tells_an_article_that_no_longer_agrees(write, study, capsys):
     ("placeholder", "says"),
     [
         ('tabel("study")', "no placeholder 'tabel' (did you mean 'table'?)"),
-        ('table("nowhere")', "nowhere: no such study"),
+        ('table("nowhere")', "nowhere: no such folder in the article's folder or above it"),
         ('table("study", columns=["verdikt"])', "no column 'verdikt' (did you mean 'verdict'?)"),
         ('table("study", cell="seq")', "no cell 'seq'"),
         ('value("study", case="decode, 64 req")', "(did you mean 'decode, 64 reqs, ctx 128'?)"),
@@ -98,7 +98,9 @@ def test_check_tells_an_article_that_no_longer_agrees(write, study, capsys):
         ('value("study", casse="x")', "casse"),
     ],
 )
-def test_what_cannot_be_filled_is_one_line_and_exit_2(placeholder, says, write, capsys):
+def test_a_placeholder_that_cannot_be_filled_is_one_line_and_exit_2(
+    placeholder, says, write, capsys
+):
     path = write(f"Text.\n\n{{{{ {placeholder} }}}}\n")
     assert main([str(path)]) == 2
     error = capsys.readouterr().err
@@ -115,8 +117,8 @@ def test_a_table_in_the_middle_of_a_line_is_refused(write, capsys):
 def test_a_failed_gate_and_a_missing_record_are_refused(write, study, capsys):
     path = write('{{ sentence("study") }}\n')
     run = next((study / CELL / "runs").glob("*-seq_map.json"))
-    kept = run.read_text(encoding="utf-8")
-    record = json.loads(kept)
+    original = run.read_text(encoding="utf-8")
+    record = json.loads(original)
     record["cases"][0]["outputs"]["digest"] = "0" * 64
     run.write_text(json.dumps(record), encoding="utf-8")
     assert main([str(path), "--check"]) == 2
@@ -124,7 +126,7 @@ def test_a_failed_gate_and_a_missing_record_are_refused(write, study, capsys):
     run.unlink()
     assert main([str(path), "--check"]) == 2
     assert "study: not all of its blocks have run" in capsys.readouterr().err
-    run.write_text(kept, encoding="utf-8")
+    run.write_text(original, encoding="utf-8")
     (study / "report.html").unlink()
     assert main([str(path)]) == 2
     assert "python -m labkit.report study" in capsys.readouterr().err

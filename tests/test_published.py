@@ -31,47 +31,51 @@ def composer(composer):
 
 def cases(whole):
     """Map every case that a cell's records will have to the metrics that may be published of it."""
-    asked = whole.workload
-    if asked.times_kernels:
-        return {case.name: {"dispatch_us", "single_us", *HOST} for case in asked.cases}
-    if asked.kind == "video":
-        return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in asked.made}
-    if asked.kind == "headroom":
+    workload = whole.workload
+    if workload.times_kernels:
+        return {case.name: {"dispatch_us", "single_us", *HOST} for case in workload.cases}
+    if workload.kind == "video":
+        return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in workload.made}
+    if workload.kind == "headroom":
         return {"all": {metric.name for metric in memory_claims.metrics(Claim(1, 1, 1, 1))}}
-    made = [
-        *serving_metrics.serving_metrics([SERVED], 1, limits=asked.limits),
+    served = [
+        *serving_metrics.serving_metrics([SERVED], 1, limits=workload.limits),
         *serving_metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),
         *serving_metrics.sending_metrics([SERVED, LATER]),
     ]
-    found = {"all": {metric.name for metric in made} | set(AGREEMENT_METRICS)}
-    if asked.per_request:
-        assert asked.prompts.source == "listed"
+    metrics = {"all": {metric.name for metric in served} | set(AGREEMENT_METRICS)}
+    if workload.per_request:
+        assert workload.prompts.source == "listed"
         own = {metric.name for metric in serving_metrics.request_metrics(SERVED)}
-        found |= {text.name: own for text in listed.texts(whole, asked.prompts.listed)}
-    return found
+        metrics |= {text.name: own for text in listed.texts(whole, workload.prompts.listed)}
+    return metrics
 
 
 def conditions(whole):
     """Return the overrides under which rows hold, each set once; none where a row always does."""
     rows = (whole.ablation.published or {}).get("rows", [])
-    asked = [tuple(f"{k}={hydra_quote(v)}" for k, v in row.get("when", {}).items()) for row in rows]
-    return list(dict.fromkeys(asked))
+    overrides = [
+        tuple(f"{k}={hydra_quote(v)}" for k, v in row.get("when", {}).items()) for row in rows
+    ]
+    return list(dict.fromkeys(overrides))
 
 
 def check(command, composer):
     """Check the rows of a command's cells; return how many there are at this scale."""
-    whole, seen = composer.compose(with_scale_overrides(command, composer)), 0
-    mine = {f"scale={whole.scale.value}", *command}
+    whole, row_count = composer.compose(with_scale_overrides(command, composer)), 0
+    own = {f"scale={whole.scale.value}", *command}
     for when in conditions(whole):
-        if any(one.startswith(("scale=", "model=")) and one not in mine for one in when):
+        if any(
+            override.startswith(("scale=", "model=")) and override not in own for override in when
+        ):
             continue  # of the other scale, which has its own turn
-        here = composer.compose(with_scale_overrides([*command, *when], composer))
-        theirs = here.ablation.published
-        shown = published_rows.rows_of_cell(theirs, here)["rows"]
-        assert shown, when
-        known, seen = cases(here), seen + len(shown)
-        for row in shown:
-            metric = row.get("metric", theirs.get("metric"))
+        at_condition = composer.compose(with_scale_overrides([*command, *when], composer))
+        published = at_condition.ablation.published
+        rows = published_rows.rows_of_cell(published, at_condition)["rows"]
+        assert rows, when
+        known, row_count = cases(at_condition), row_count + len(rows)
+        for row in rows:
+            metric = row.get("metric", published.get("metric"))
             assert row["case"] in known, f"no case {row['case']!r} in {sorted(known)}"
             if metric not in known[row["case"]]:
                 assert row["case"] == "all", f"{row['case']}: no metric {metric!r}"
@@ -79,7 +83,7 @@ def check(command, composer):
                     f"no metric or counter {metric!r}"
                 )
             assert any(row.get(key) for key in published_rows.NUMBER_KEYS), row
-    return seen
+    return row_count
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -94,9 +98,9 @@ def test_every_published_row_of_an_experiment_meets_a_case_and_a_metric(name, co
     assert any(seen) or not (whole.ablation.published or {}).get("rows")
 
 
-def asked(row, **facts):
-    theirs = {"source": "s", "machine": "m", "metric": "total_tok_s", "rows": [row], **facts}
-    ablation = Ablation(arms={"a": {}, "b": {}}, published=theirs)
+def experiment_with(row, **facts):
+    published = {"source": "s", "machine": "m", "metric": "total_tok_s", "rows": [row], **facts}
+    ablation = Ablation(arms={"a": {}, "b": {}}, published=published)
     return Experiment(model=Model(shape=ModelShape()), ablation=ablation)
 
 
@@ -120,7 +124,7 @@ def asked(row, **facts):
         ),
     ],
 )
-def test_a_mistake_is_one_line(row, facts, says):
-    whole = asked(row, **facts)
+def test_a_mistake_in_published_numbers_is_one_line(row, facts, says):
+    whole = experiment_with(row, **facts)
     with pytest.raises(ConfigError, match=says):
         published_rows.rows_of_cell(whole.ablation.published, whole)

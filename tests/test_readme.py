@@ -30,12 +30,12 @@ def test_the_committed_report_is_that_of_the_committed_records(name, tmp_path):
         assert (study / path.relative_to(reference)).read_bytes() == path.read_bytes(), path
 
 
-def test_it_names_every_question():
+def test_the_readme_names_every_ablation():
     names = [path.stem for path in (ROOT / "conf" / "ablation").glob("*.yaml")]
     assert [name for name in names if f"`{name}`" not in README] == []
 
 
-def test_its_links_lead_somewhere():
+def test_every_link_of_the_readme_leads_to_a_file():
     links = re.findall(r"\]\((?!http)([^)#]+)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []

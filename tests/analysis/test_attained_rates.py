@@ -14,15 +14,15 @@ def run(arm, counters, *, shared=500, unshared=False, **notes):
     return Record(arm, role, 0, 0, 0, "ok", "now", counters=counters, notes=noted)
 
 
-def hits(tokens, **more):
-    return {"prefix.queried_tokens": 990.0, "prefix.hit_tokens": float(tokens), **more}
+def hits(tokens, **counters_added):
+    return {"prefix.queried_tokens": 990.0, "prefix.hit_tokens": float(tokens), **counters_added}
 
 
 def disagreements(*records):
     return [line for one in attained_rates(["a", "b"], records) for line in one.impossible_counts()]
 
 
-def test_shares_stand_beside_what_was_allowed():
+def test_attained_rates_stand_beside_attainable_ones():
     records = [
         run("a", hits(400, **{"tokens.padded": 25.0, "tokens.computed": 75.0})),
         run("b", {"spec.drafted": 200.0, "spec.accepted": 30.0}),
@@ -38,7 +38,7 @@ def test_shares_stand_beside_what_was_allowed():
     assert disagreements(*records) == []
 
 
-def test_more_hits_than_the_prompts_share_are_a_disagreement():
+def test_hits_above_the_shared_tokens_are_a_disagreement():
     assert disagreements(run("a", hits(500))) == []
     assert disagreements(run("a", hits(516))) == [
         "a: 51.6% of its prompts hit, but they share only 50.0%"
@@ -47,7 +47,7 @@ def test_more_hits_than_the_prompts_share_are_a_disagreement():
     assert disagreements(run("a", hits(516, preemptions=2.0))) == []
 
 
-def test_the_controls_find_counts_that_are_not_what_they_are_called():
+def test_impossible_hits_and_accepted_random_drafts_are_disagreements():
     assert disagreements(run("a", hits(16), shared=0, unshared=True)) == [
         "a: 1.6% of its prompts hit, but prompts share none"
     ]
@@ -60,18 +60,18 @@ def test_the_controls_find_counts_that_are_not_what_they_are_called():
     assert line == "b: 10.0% of its drafts are accepted, but they are random"
 
 
-def test_records_of_before_and_arms_with_nothing_to_reach_have_no_table():
+def test_old_records_and_arms_without_attainable_rates_have_no_table():
     old = Record("a", "baseline", 0, 0, 0, "ok", "now", counters=hits(4))
     assert attained_rates_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
 
 
-def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **more):
+def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **counters_added):
     counted = {"tokens.padded": float(padded), "tokens.computed": computed}
-    counters = {"layout.padded": 5.0, "steps.prefill": prompts, **counted, **more}
+    counters = {"layout.padded": 5.0, "steps.prefill": prompts, **counted, **counters_added}
     return run("a", counters, rectangle={"tokens": tokens, "slots": slots})
 
 
-def test_padding_stands_beside_that_of_a_rectangle():
+def test_padding_is_compared_with_that_of_a_rectangle():
     table = attained_rates_table(CELL, [padding(10, 90)])
     heads = ["arm", "padding of one rectangle", "rows of padding"]
     assert [c.heading for c in table.columns] == heads
@@ -79,7 +79,7 @@ def test_padding_stands_beside_that_of_a_rectangle():
     assert disagreements(padding(20, 80)) == []
 
 
-def test_padding_of_requests_that_are_alike_is_a_disagreement():
+def test_padding_of_equal_requests_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
         "a: 1.0% of its rows are padding, but all requests have one length"
     ]

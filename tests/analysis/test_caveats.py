@@ -11,7 +11,7 @@ from labkit.analysis.rendering.cell_report import noise_lines
 from labkit.analysis.sensitivity_analysis import probe_correlations, sensitivity_results
 
 
-def said(path):
+def caveats_text(path):
     return "\n".join(caveats(analyse(path)))
 
 
@@ -34,8 +34,8 @@ def memory_waited(share):
     return change
 
 
-def test_a_quiet_machine_says_nothing(make_cell):
-    assert said(make_cell()) == ""
+def test_a_quiet_machine_has_no_caveats(make_cell):
+    assert caveats_text(make_cell()) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,19 +72,19 @@ def test_a_quiet_machine_says_nothing(make_cell):
         ),
     ],
 )
-def test_what_else_the_machine_did(make_cell, change, words):
-    assert words in said(make_cell(change=change))
+def test_each_disturbance_of_the_machine_is_a_caveat(make_cell, change, words):
+    assert words in caveats_text(make_cell(change=change))
 
 
-def test_emulated_kernels_and_no_control(make_cell):
+def test_emulated_kernels_and_a_missing_control_are_caveats(make_cell):
     path = make_cell(control=False)
-    assert "no A/A control" in said(path)
+    assert "no A/A control" in caveats_text(path)
     arm = path / "arms" / "seq_map.json"
     arm.write_text(arm.read_text().replace('"device": "cpu"', '"device": "emulated"'))
-    assert "seq_map: the Metal kernels were emulated on a CPU" in said(path)
+    assert "seq_map: the Metal kernels were emulated on a CPU" in caveats_text(path)
 
 
-def test_a_control_that_differs_is_said(make_cell):
+def test_a_control_that_differs_is_a_caveat(make_cell):
     def leak(record):
         if record.arm != "control":
             return record
@@ -94,7 +94,7 @@ def test_a_control_that_differs_is_said(make_cell):
         )
         return replace(record, cases=cases)
 
-    assert "the A/A control differs from the baseline" in said(make_cell(change=leak))
+    assert "the A/A control differs from the baseline" in caveats_text(make_cell(change=leak))
 
 
 def slow_at(place, factors):
@@ -114,14 +114,14 @@ def slow_at(place, factors):
 
 
 def test_two_modes_are_reported_with_fishers_p(make_cell):
-    text = said(make_cell(change=slow_at(2, (1.2, 1.0)), noise=0.002))
+    text = caveats_text(make_cell(change=slow_at(2, (1.2, 1.0)), noise=0.002))
     assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; above the gap: " in text
     assert "Fisher's exact test" in text and "no run was dropped" in text
 
 
 def test_modes_of_many_rows_are_one_line_with_their_number_and_the_worst(make_cell):
     factors = (1.1, 1.3, 1.2, 1.15)
-    text = said(make_cell(cases=tuple("abcd"), change=slow_at(2, factors), noise=0.002))
+    text = caveats_text(make_cell(cases=tuple("abcd"), change=slow_at(2, factors), noise=0.002))
     (line,) = [line for line in text.splitlines() if "modes" in line]
     assert line.startswith("two modes in 4 rows, the widest 30 % apart in 'b'; above the gap: ")
     assert "the smallest of all rows" in line
@@ -131,16 +131,16 @@ def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
     def leak(record):
         return slow_at(record.position, (1.2, 1.3))(record) if record.arm == "control" else record
 
-    (line,) = [line for line in said(make_cell(change=leak)).splitlines() if "A/A" in line]
+    (line,) = [line for line in caveats_text(make_cell(change=leak)).splitlines() if "A/A" in line]
     assert line.startswith("the A/A control differs from the baseline in 2 rows, above all in ")
 
 
 def test_skipped_rows_of_one_reason_are_one_line(make_cell):
     path = make_cell(cases=("a", "b", "c"), skipped={"b": "too large", "c": "too large"})
-    assert said(path) == "2 rows skipped (b; c): too large"
+    assert caveats_text(path) == "2 rows skipped (b; c): too large"
 
 
-def test_a_noisy_control_withholds_and_says_so(make_cell):
+def test_a_noisy_control_withholds_verdicts_and_is_a_caveat(make_cell):
     def shaky(record):
         if record.arm != "control":
             return record
@@ -153,10 +153,10 @@ def test_a_noisy_control_withholds_and_says_so(make_cell):
         return replace(record, cases=cases)
 
     path = make_cell(change=shaky, effects={"seq_map": 1.0}, noise=0.002)
-    found = analyse(path)
-    verdict = next(one.verdict for one in found.judged if one.comparison.arm == "seq_map")
+    analysis = analyse(path)
+    verdict = next(one.verdict for one in analysis.judged if one.comparison.arm == "seq_map")
     assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
-    assert "noise exceeds margin: the A/A control varies by more than ±2 %" in said(path)
+    assert "noise exceeds margin: the A/A control varies by more than ±2 %" in caveats_text(path)
 
 
 def with_probe(slow_block=None, follow=True):
@@ -179,11 +179,11 @@ def with_probe(slow_block=None, follow=True):
 
 def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     analysis = analyse(make_cell("a/x", change=with_probe(), effects={"seq_map": 0.98}))
-    found = [s for s in sensitivity_results(analysis) if s.arm == "seq_map" and s.row == 0]
-    assert len(found) == 1 and found[0].how.startswith("probe-adjusted (correlation 0.9")
+    results = [s for s in sensitivity_results(analysis) if s.arm == "seq_map" and s.row == 0]
+    assert len(results) == 1 and results[0].how.startswith("probe-adjusted (correlation 0.9")
     plain = analysis.comparisons[0]["seq_map"]
-    assert found[0].p <= plain.p and found[0].effect_pct == pytest.approx(-2.0, abs=0.6)
-    narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (found[0], plain))
+    assert results[0].p <= plain.p and results[0].effect_pct == pytest.approx(-2.0, abs=0.6)
+    narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (results[0], plain))
     assert narrow < wide
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
     assert sensitivity_results(blind) == []
@@ -191,12 +191,12 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     assert "correlates with the arm-blind probe by" in noise_lines(blind)[0]
 
 
-def test_disturbed_blocks_are_left_out_whole_and_both_are_shown(make_cell):
+def test_results_without_disturbed_blocks_are_shown_beside_the_verdicts(make_cell):
     analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
     assert set(disturbed_blocks(analysis.data.records)) == {1}
     assert any(line.startswith("Block 1 was disturbed (b01-") for line in noise_lines(analysis))
-    found = [s for s in sensitivity_results(analysis) if "without disturbed blocks (1)" in s.how]
-    assert {s.blocks for s in found} == {3}
+    results = [s for s in sensitivity_results(analysis) if "without disturbed blocks (1)" in s.how]
+    assert {s.blocks for s in results} == {3}
     assert analysis.comparisons[0]["seq_map"].blocks == 4
 
 
@@ -209,22 +209,26 @@ OBSERVED = [
 
 
 @pytest.mark.parametrize(("samples", "reason"), OBSERVED)
-def test_what_the_observer_saw_disturbs_a_block_by_name(make_cell, samples, reason):
+def test_the_observer_s_samples_name_a_disturbed_block(make_cell, samples, reason):
     def apply(record):
-        seen = samples if record.block == 2 and record.position == 1 else {"mhz": [2000.0]}
-        return replace(record, notes={**record.notes, "observer": {"samples": seen}})
+        own_samples = samples if record.block == 2 and record.position == 1 else {"mhz": [2000.0]}
+        return replace(record, notes={**record.notes, "observer": {"samples": own_samples}})
 
-    found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
-    (disturbed,) = found.pop(2)
-    assert not found and str(disturbed).startswith("b02-p01-") and str(disturbed).endswith(reason)
+    disturbances = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
+    (disturbed,) = disturbances.pop(2)
+    assert (
+        not disturbances
+        and str(disturbed).startswith("b02-p01-")
+        and str(disturbed).endswith(reason)
+    )
     # What other processes took, no arm can cause; the rest was read while one ran.
     assert disturbed.during_arm is ("foreign_cores" not in samples)
 
 
-def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):
+def test_disturbances_that_an_arm_may_have_caused_are_marked(make_cell):
     def apply(record):
-        seen = {"mhz": [1500.0 if record.block == 2 else 2000.0]}
-        return replace(record, notes={**record.notes, "observer": {"samples": seen}})
+        own_samples = {"mhz": [1500.0 if record.block == 2 else 2000.0]}
+        return replace(record, notes={**record.notes, "observer": {"samples": own_samples}})
 
     hot = sensitivity_results(analyse(make_cell("a/hot", change=apply)))
     slow = sensitivity_results(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
@@ -232,13 +236,13 @@ def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):
     assert slow and not any("may cause" in s.how for s in slow)
 
 
-def test_waiting_for_memory_disturbs_a_block_by_name(make_cell):
+def test_waiting_for_memory_names_a_disturbed_block(make_cell):
     def apply(record):
         return memory_waited(0.09 if (record.block, record.position) == (2, 1) else 0.04)(record)
 
-    found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
-    (line,) = found.pop(2)
-    assert not found and str(line).endswith("memory waited for 9 % of the time")
+    disturbances = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
+    (line,) = disturbances.pop(2)
+    assert not disturbances and str(line).endswith("memory waited for 9 % of the time")
 
 
 def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
@@ -254,13 +258,13 @@ def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
 
     path = make_cell(change=apply)
     assert set(disturbed_blocks(analyse(path).data.records)) == {0, 3}
-    assert "heat slowed the CPU in" in said(path)
+    assert "heat slowed the CPU in" in caveats_text(path)
 
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(8, 1, True), (2, 2, True), (1, 1, False)])
-def test_a_correlation_is_said_where_enough_is_left_over(make_cell, blocks, runs, known):
+def test_a_correlation_needs_enough_degrees_of_freedom(make_cell, blocks, runs, known):
     """Each block takes a degree of freedom."""
     path = make_cell(change=with_probe(), blocks=blocks, runs=runs, effects={"seq_map": 1.0})
-    found = probe_correlations(analyse(path))
-    assert bool(found) is known
-    assert all(value > 0.5 for _, value in found)
+    correlations = probe_correlations(analyse(path))
+    assert bool(correlations) is known
+    assert all(value > 0.5 for _, value in correlations)

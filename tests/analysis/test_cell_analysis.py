@@ -51,11 +51,11 @@ COMPARISON = {
 DECODE = "decode, 64 reqs, ctx 128"
 
 
-def found(cell, arm="seq_map", row=0):
+def comparison_of(cell, arm="seq_map", row=0):
     return next(c for c in cell["rows"][row]["comparisons"] if c["arm"] == arm)
 
 
-def test_fields_are_the_contract(make_cell):
+def test_cell_json_has_the_documented_fields(make_cell):
     cell = analyse_cell(make_cell(skipped={"prefill, 8 × 512": "too large"}))
     assert set(cell) == CELL
     assert {"seed", "blocks", "runs_per_block", "order", "looks", "alpha", "margin_pct"} <= set(
@@ -91,44 +91,46 @@ def test_numbers_do_not_depend_on_a_cpu_s_last_bits(make_cell, monkeypatch):
 
 def test_a_planted_effect_is_named_with_its_interval(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 0.95}))
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["verdict"] == "faster"
     assert c["ci_low_pct"] < -5.0 < c["ci_high_pct"] < 0
     assert c["p"] == pytest.approx(2 / 1296) == c["p_floor"]
     assert (c["wins"], c["blocks"]) == (4, 4)
-    assert found(cell, "control")["verdict"] in ("equivalent", "trivial")
+    assert comparison_of(cell, "control")["verdict"] in ("equivalent", "trivial")
     line = verdict_sentences(cell, "bitwise")[0]
     assert "seq_map is 4.8 % faster (adjusted 95 % CI 4.3 to 5.6, adjusted p = 0.0015; " in line
     assert line.endswith("alone 4.4 to 5.5, p = 0.0015 (exact); 4 blocks); outputs bit-identical")
 
 
-def test_better_decides_the_word(make_cell):
+def test_the_direction_of_better_decides_faster_or_slower(make_cell):
     slower = analyse_cell(make_cell("a/x", effects={"seq_map": 1.05}))
-    assert found(slower)["verdict"] == "slower" and found(slower)["effect_pct"] > 0
-    more = analyse_cell(make_cell("a/y", effects={"seq_map": 1.05}, requests=True))
-    assert more["rows"][0]["metric"] == "total_tok_s" and more["rows"][0]["primary"]
-    assert found(more)["verdict"] == "faster" and found(more)["effect_pct"] > 0
-    ttft = next(i for i, r in enumerate(more["rows"]) if r["metric"] == "ttft_p50_ms")
-    assert found(more, row=ttft)["verdict"] == "faster"
-    assert found(more, row=ttft)["effect_pct"] < 0
+    assert comparison_of(slower)["verdict"] == "slower" and comparison_of(slower)["effect_pct"] > 0
+    serving = analyse_cell(make_cell("a/y", effects={"seq_map": 1.05}, requests=True))
+    assert serving["rows"][0]["metric"] == "total_tok_s" and serving["rows"][0]["primary"]
+    assert (
+        comparison_of(serving)["verdict"] == "faster" and comparison_of(serving)["effect_pct"] > 0
+    )
+    ttft = next(i for i, r in enumerate(serving["rows"]) if r["metric"] == "ttft_p50_ms")
+    assert comparison_of(serving, row=ttft)["verdict"] == "faster"
+    assert comparison_of(serving, row=ttft)["effect_pct"] < 0
 
 
-def test_flat_is_equivalent_and_says_the_bound(make_cell):
+def test_no_effect_is_equivalent_with_its_bound(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004))
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["verdict"] == "equivalent"
     assert c["reason"].startswith("any difference is within ±0.")
     assert "equivalent: any difference is within ±0." in verdict_sentences(cell, "bitwise")[0]
 
 
-def test_small_but_certain_is_trivial(make_cell):
-    c = found(analyse_cell(make_cell(effects={"seq_map": 0.99}, noise=0.001)))
+def test_a_small_but_certain_effect_is_trivial(make_cell):
+    c = comparison_of(analyse_cell(make_cell(effects={"seq_map": 0.99}, noise=0.001)))
     assert c["verdict"] == "trivial" and c["p"] < 0.05
 
 
-def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
+def test_noise_is_inconclusive_with_the_detectable_effect(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.04, margin_pct=2.0))
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["verdict"] == "inconclusive"
     assert f"smallest detectable effect: {c['mde_pct']:.1f} %; a new study of about" in c["reason"]
     # Both at the level that is left to the row.
@@ -165,7 +167,7 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
 @pytest.mark.parametrize(("blocks", "runs"), [(2, 2), (3, 1), (5, 1)])
 def test_too_few_blocks_are_estimate_only_whatever_the_numbers(make_cell, blocks, runs):
     cell = analyse_cell(make_cell(blocks=blocks, runs=runs, effects={"seq_map": 0.5}))
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["verdict"] == "estimate_only" and c["effect_pct"] == pytest.approx(-50, abs=2)
     assert "estimate only" in verdict_sentences(cell, "bitwise")[0]
     assert any("estimate only" in line for line in caveats(analyse(make_cell(
@@ -175,11 +177,11 @@ def test_too_few_blocks_are_estimate_only_whatever_the_numbers(make_cell, blocks
 def test_three_blocks_of_two_and_six_of_one_may_claim(make_cell):
     for name, blocks, runs in (("a", 3, 2), ("b", 6, 1)):
         cell = analyse_cell(make_cell(name, blocks=blocks, runs=runs, effects={"seq_map": 0.8}))
-        assert found(cell)["verdict"] == "faster"
+        assert comparison_of(cell)["verdict"] == "faster"
 
 
 def test_an_alpha_out_of_reach_claims_nothing(make_cell):
-    c = found(analyse_cell(make_cell(alpha=0.001, effects={"seq_map": 0.5})))
+    c = comparison_of(analyse_cell(make_cell(alpha=0.001, effects={"seq_map": 0.5})))
     assert c["verdict"] == "estimate_only" and c["mde_pct"] is None and c["ci_low_pct"] is None
     assert "cannot reach p = 0.001" in c["reason"]
 
@@ -195,10 +197,10 @@ def test_vacuous_arm_is_invalid_and_named(make_cell):
     assert cell["gates"]["engaged"]["status"] == "fail"
     reason = cell["gates"]["engaged"]["reasons"][0]
     assert "seq_map" in reason and "resolver.seq_map is 0 in b01-" in reason
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["verdict"] == "invalid" and "vacuous" in c["reason"]
     assert cell["rows"][0]["arms"]["seq_map"]["median"] > 0
-    assert found(cell, "control")["verdict"] != "invalid"
+    assert comparison_of(cell, "control")["verdict"] != "invalid"
     assert exit_code(path.parent) == 1
 
 
@@ -212,12 +214,14 @@ def test_outcome_vacuous_counts_for_engaged_and_keeps_medians(make_cell):
     cell = analyse_cell(make_cell(change=vacuous))
     assert cell["gates"]["engaged"]["status"] == "fail"
     assert cell["gates"]["healthy"]["status"] == "pass"
-    assert found(cell)["verdict"] == "invalid" and "vacuous" in found(cell)["reason"]
+    assert (
+        comparison_of(cell)["verdict"] == "invalid" and "vacuous" in comparison_of(cell)["reason"]
+    )
     assert cell["rows"][0]["arms"]["seq_map"]["n"] == 8
     assert len(cell["failures"]) == 8
 
 
-def test_implicit_engine_claim_and_unclaimed(make_cell):
+def test_an_arm_without_claims_must_run_its_engine(make_cell):
     assert analyse_cell(make_cell("a/x", claims=False))["gates"]["engaged"] == {
         "status": "unclaimed",
         "reasons": [],
@@ -230,7 +234,7 @@ def test_implicit_engine_claim_and_unclaimed(make_cell):
     assert gate["status"] == "fail" and "engine.paged is 0" in gate["reasons"][0]
 
 
-def test_an_arm_that_claims_its_engine_alone_claims():
+def test_a_claim_on_the_engine_alone_is_a_claim():
     arms = (Arm("x", "baseline", {}, {"engine": {"name": "mlx_lm"}}, "none", ("engine.mlx_lm",)),)
     assert gates.engaged([], arms).status == "pass"
 
@@ -245,9 +249,9 @@ def test_failed_run_fails_health_its_block_and_every_verdict(make_cell):
     cell = analyse_cell(path)
     assert cell["gates"]["healthy"]["status"] == "fail"
     assert "crashed: SIGSEGV" in cell["gates"]["healthy"]["reasons"][0]
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["verdict"] == "invalid" and c["blocks"] == 3 and c["effect_pct"] is not None
-    assert found(cell, "control")["verdict"] == "invalid"
+    assert comparison_of(cell, "control")["verdict"] == "invalid"
     assert [f["outcome"] for f in cell["failures"]] == ["crashed", "crashed"]
     assert cell["gates"]["engaged"]["status"] == "pass"
     assert exit_code(path.parent) == 1
@@ -271,15 +275,15 @@ def test_swap_growth_and_a_changed_host_fail_health(make_cell):
     assert gate["status"] == "fail" and "different hosts" in gate["reasons"][0]
 
 
-def test_unfinished_cell_is_analysed_said_and_exits_1(make_cell):
+def test_an_unfinished_cell_is_analysed_with_a_caveat_and_exits_1(make_cell):
     path = make_cell(change=lambda r: None if r.block == 3 and r.position > 2 else r)
     cell = analyse_cell(path)
-    assert found(cell)["blocks"] == 3
+    assert comparison_of(cell)["blocks"] == 3
     assert any("3 of 4 blocks" in line for line in caveats(analyse(path)))
     assert exit_code(path.parent) == 1
 
 
-def test_no_run_yet(make_cell):
+def test_a_cell_without_runs_fails_the_healthy_gate(make_cell):
     path = make_cell(change=lambda r: None)
     cell = analyse_cell(path)
     assert cell["rows"] == [] and cell["gates"]["healthy"]["status"] == "fail"
@@ -309,25 +313,28 @@ def test_values_without_a_logarithm_are_inconclusive(make_cell):
         return replace(record, cases=(replace(case, metrics=(metric,)), record.cases[1]))
 
     cell = analyse_cell(make_cell(change=zero))
-    assert found(cell)["verdict"] == "inconclusive" and found(cell)["effect_pct"] is None
-    assert found(cell, row=1)["verdict"] == "faster"
+    assert (
+        comparison_of(cell)["verdict"] == "inconclusive"
+        and comparison_of(cell)["effect_pct"] is None
+    )
+    assert comparison_of(cell, row=1)["verdict"] == "faster"
 
 
-def test_several_arms_each_against_the_baseline(make_cell):
+def test_each_of_several_arms_is_compared_with_the_baseline(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 0.9, "identity": 1.1, "third": 1.0}))
     words = {c["arm"]: c["verdict"] for c in cell["rows"][0]["comparisons"]}
     assert words["seq_map"] == "faster" and words["identity"] == "slower"
     assert all(c["baseline"] == "binary_search" for c in cell["rows"][0]["comparisons"])
-    c = found(cell)
+    c = comparison_of(cell)
     assert c["p_adjusted"] == pytest.approx(3 * c["p"])
 
 
-def test_alpha_of_a_look_is_what_may_be_spent(make_cell):
+def test_a_look_s_interval_uses_its_own_alpha(make_cell):
     looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
-    wide = found(analyse_cell(make_cell("a/x", looks=looks)))
-    narrow = found(analyse_cell(make_cell("a/y")))
+    wide = comparison_of(analyse_cell(make_cell("a/x", looks=looks)))
+    narrow = comparison_of(analyse_cell(make_cell("a/y")))
     assert wide["ci_low_pct"] < narrow["ci_low_pct"]
-    early = found(analyse_cell(make_cell("a/z", blocks=3, looks=looks)))
+    early = comparison_of(analyse_cell(make_cell("a/z", blocks=3, looks=looks)))
     assert early["verdict"] == "estimate_only"
 
 

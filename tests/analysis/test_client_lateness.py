@@ -45,7 +45,7 @@ def run(arm="server", role="arm", client=None, server=None, traffic=None, output
     )  # fmt: skip
 
 
-def test_a_server_that_keeps_all_promises_has_one_weakness_its_text():
+def test_a_faultless_server_without_token_ids_has_one_caveat():
     (line,) = client_lateness.caveats([run()])
     assert "the server returns no token ids" in line and "weaker" in line
     assert list(client_lateness.caveats([run(server={"identity": "token ids"})])) == []
@@ -53,7 +53,7 @@ def test_a_server_that_keeps_all_promises_has_one_weakness_its_text():
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "said"),
+    ("path", "key", "message"),
     [
         ("lag_ms", "p99", "its event loop woke 20.5 ms late"),
         ("late_ms", "p99", "its sends were 20.5 ms late"),
@@ -61,18 +61,18 @@ def test_a_server_that_keeps_all_promises_has_one_weakness_its_text():
         ("floor.chunk_ms", "p99", "it saw a null server's chunks 20.5 ms late"),
     ],
 )
-def test_a_client_that_is_late_is_not_healthy(path, key, said):
+def test_a_client_that_is_late_is_not_healthy(path, key, message):
     client = json.loads(json.dumps(CLIENT))  # its spreads are one
     *folders, last = path.split(".")
-    within = client
+    times = client
     for name in folders:
-        within = within[name]
-    within[last][key] = 20.5
+        times = times[name]
+    times[last][key] = 20.5
     gate = healthy([run(), run(client=client)])
     assert gate.status == "fail" and len(gate.reasons) == 1
-    assert said in gate.reasons[0] and "(engine.server.most_late_ms)" in gate.reasons[0]
+    assert message in gate.reasons[0] and "(engine.server.most_late_ms)" in gate.reasons[0]
     assert gate.cause("any arm") == "the client was late in b00-p00-server"
-    within[last][key] = 19.5
+    times[last][key] = 19.5
     assert healthy([run(client=client)]).status == "pass"
 
 
@@ -90,10 +90,10 @@ def test_counts_that_differ_are_named_with_the_first_request():
     )
 
 
-def test_what_a_reader_must_know_of_a_server():
-    kept = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
+def test_every_peculiarity_of_a_server_is_a_caveat():
+    server = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
     lines = "\n".join(client_lateness.caveats([
-        run(server=kept, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
+        run(server=server, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
     assert "its server ran before this run and stays up (http://127.0.0.1:9)" in lines
@@ -104,22 +104,22 @@ def test_what_a_reader_must_know_of_a_server():
     assert "3 chunks were tool calls" in lines
 
 
-def test_a_kept_server_that_tells_nothing_of_its_cache_is_not_taken_for_a_cold_one():
+def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
     """The trap of a fixed prompt set: its prompts are not salted, and nobody says what it knew."""
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
-    (kept, *_) = client_lateness.caveats([silent])
-    assert kept.endswith("may hold those of the run before (it does not report cached tokens)")
+    (caveat, *_) = client_lateness.caveats([silent])
+    assert caveat.endswith("may hold those of the run before (it does not report cached tokens)")
     assert not any("prefix cache" in line for line in client_lateness.caveats([run()]))
 
 
-def test_what_prompts_share_may_be_found_to_the_token():
+def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request():
     """Two requests, whole blocks of 16: up to a block more of each is shared honestly."""
     assert not any("cache" in x for x in client_lateness.caveats([run(**{"tokens.cached": 48.0})]))
     assert any("cache" in x for x in client_lateness.caveats([run(**{"tokens.cached": 49.0})]))
 
 
-def test_the_control_repeats_nothing_and_other_arms_are_no_servers():
+def test_controls_and_arms_without_a_server_have_no_caveats():
     plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-01-01T00:00:00Z")
     assert list(client_lateness.caveats([run(role="control"), plain])) == []
     assert list(client_lateness.lateness_errors(plain)) == []
@@ -127,8 +127,8 @@ def test_the_control_repeats_nothing_and_other_arms_are_no_servers():
 
 def test_the_tables_have_a_line_for_every_server():
     cell = {"arms": [{"name": "base", "role": "baseline"}, {"name": "server", "role": "arm"}]}
-    asked, client = streams_table(cell, [run()]), client_table(cell, [run()])
-    assert [asked.cells(line) for line in asked.lines] == [
+    streams, client = streams_table(cell, [run()]), client_table(cell, [run()])
+    assert [streams.cells(line) for line in streams.lines] == [
         ["server", "mlx_lm", "text", "40", "40", "40", "38", "2", "1", "length 2", "0"]
     ]
     (line,) = client.lines
@@ -136,18 +136,18 @@ def test_the_tables_have_a_line_for_every_server():
     assert streams_table(cell, []) is None and client_table(cell, []) is None
 
 
-def texts(**said):
+def texts(**texts_by_id):
     return {
         "kind": "text",
-        "digest": text_digest(repr(said)),
+        "digest": text_digest(repr(texts_by_id)),
         "requests": [
             {"id": name, "text": text, "text_digest": text_digest(text), "finish": "length"}
-            for name, text in said.items()
+            for name, text in texts_by_id.items()
         ],
     }
 
 
-def tokens(**said):
+def tokens(**tokens_by_id):
     pieces = {str(i): word for i, word in enumerate(("a", " b", " c", " d"))}
     return {
         "kind": "tokens",
@@ -161,7 +161,7 @@ def tokens(**said):
                 "finish": "length",
                 "text_digest": text_digest("".join(pieces[str(i)] for i in ids)),
             }
-            for name, ids in said.items()
+            for name, ids in tokens_by_id.items()
         ],
     }
 
@@ -183,14 +183,14 @@ def test_texts_whose_digests_differ_are_never_the_same():
     assert text_shares(ours, theirs)["r0"] < 1 and text_difference(ours, theirs) is not None
 
 
-@pytest.mark.parametrize(("said", "status"), [("a d", "pass"), ("a c", "fail")])
-def test_the_gate_of_identity_takes_texts(said, status):
+@pytest.mark.parametrize(("text", "status"), [("a d", "pass"), ("a c", "fail")])
+def test_the_identity_gate_compares_texts(text, status):
     arms = [
         Arm("base", "baseline", {}, {}, identity="tokens"),
         Arm("server", "arm", {}, {}, identity="tokens"),
     ]
     base = replace(run("base", "baseline", outputs=tokens(r0=[0, 3])), notes={})
-    records = [base, run(outputs=texts(r0=said))]
+    records = [base, run(outputs=texts(r0=text))]
     report = compare_outputs(records, ["base", "server"], None)
     gate = identical(report, arms, records, 0.05)
     assert gate.status == status

@@ -37,7 +37,7 @@ def rows(cell):
     return [tuple(table.cells(line)) for line in table.lines]
 
 
-def test_only_what_differs_is_shown_and_the_control_is_left_out():
+def test_only_counters_that_differ_are_shown_and_no_control():
     table = engine_counters_table(CELL)
     assert [column.heading for column in table.columns] == ["counter", "padded", "paged"]
     assert rows(CELL) == [
@@ -49,7 +49,7 @@ def test_only_what_differs_is_shown_and_the_control_is_left_out():
     ]
 
 
-def test_kernel_workloads_and_single_arms_have_no_such_table():
+def test_kernel_workloads_and_single_arms_have_no_counter_table():
     kernel = copy.deepcopy(CELL)
     for arm in kernel["arms"]:
         arm["counters"] = {"kernel.decode": 3.0}
@@ -70,6 +70,6 @@ def test_an_arm_that_failed_in_every_run_shows_the_outcome():
     row |= {"skipped": None, "arms": medians, "comparisons": []}
     cell = {"rows": [row], "failures": failures, "published": None, "design": {"alpha": 0.05}}
     cell["arms"] = [{"name": "base", "role": "baseline"}, {"name": "padded_tight", "role": "arm"}]
-    for cause, said in ((failures, "oom"), ([], "–")):
+    for cause, peak in ((failures, "oom"), ([], "–")):
         table = results_table(cell | {"failures": cause}, [])
-        assert table.cells(table.lines[0])[1:3] == ["250.0", said]
+        assert table.cells(table.lines[0])[1:3] == ["250.0", peak]

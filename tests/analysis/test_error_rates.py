@@ -61,8 +61,8 @@ def pooled_t_p(repeats):
 
 
 def pooled_t_interval(repeats):
-    found = stats.ttest_ind(repeats[1].ravel(), repeats[0].ravel(), equal_var=False)
-    return tuple(found.confidence_interval(0.95))
+    result = stats.ttest_ind(repeats[1].ravel(), repeats[0].ravel(), equal_var=False)
+    return tuple(result.confidence_interval(0.95))
 
 
 def type_one(p, kind, studies, blocks=4, runs=2):
@@ -98,18 +98,18 @@ def test_the_t_test_on_pooled_repeats_breaks_these_promises(kind):
 
 def test_a_planted_effect_of_five_percent_is_found_at_one_percent_noise():
     rng = np.random.default_rng(3)
-    found = [our_p(study(rng, "clean", effect=0.05, sd=0.01)) <= 0.05 for _ in range(300)]
-    assert np.mean(found) >= 0.8
+    detected = [our_p(study(rng, "clean", effect=0.05, sd=0.01)) <= 0.05 for _ in range(300)]
+    assert np.mean(detected) >= 0.8
 
 
 @pytest.mark.parametrize(("kind", "power"), [("drifting", 0.9), ("modal", 0.2), ("heavy", 0.5)])
 def test_power_for_three_percent_under_other_noise(kind, power):
     rng = np.random.default_rng(4)
-    found = [our_p(study(rng, kind, effect=0.03)) <= 0.05 for _ in range(300)]
-    assert np.mean(found) >= power
+    detected = [our_p(study(rng, kind, effect=0.03)) <= 0.05 for _ in range(300)]
+    assert np.mean(detected) >= power
 
 
-def test_power_at_the_smallest_detectable_effect_is_what_was_promised():
+def test_power_at_the_smallest_detectable_effect_is_80_percent():
     rng = np.random.default_rng(5)
     effect = to_log_ratio(single_row_mde_pct(0.01, 4, 2, 0.05))
     values = rng.normal(0, 0.01, (1000, 2, 4, 2)) + np.array([0, effect])[:, None, None]
@@ -121,12 +121,12 @@ def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
     labels = relabellings(4, 2)
 
     def claims(effect, studies=1500):
-        found = 0
+        claimed = 0
         for _ in range(studies):
             base, arm = run_values(study(rng, "clean", effect=effect))
             points = breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels)
-            found += equivalence_test(points, 2.0, 0.05).p <= 0.05
-        return found / studies
+            claimed += equivalence_test(points, 2.0, 0.05).p <= 0.05
+        return claimed / studies
 
     assert claims(to_log_ratio(2.0)) <= 0.04 and claims(to_log_ratio(-2.0)) <= 0.04
     assert claims(0.0) >= 0.9
@@ -141,31 +141,34 @@ def probe_study(rng, effect, sd=0.005, blocks=4, runs=2):
 
 def test_probe_adjustment_stays_valid_and_gains_power():
     def rates(effect):
-        rng, plain, taken = np.random.default_rng(8), 0, 0
+        rng, plain, adjusted = np.random.default_rng(8), 0, 0
         for _ in range(400):
             values, probe = probe_study(rng, effect)
             plain += permutation_test(*values) <= 0.05
-            taken += probe_adjusted(values, probe, 0.05).p <= 0.05
-        return plain / 400, taken / 400
+            adjusted += probe_adjusted(values, probe, 0.05).p <= 0.05
+        return plain / 400, adjusted / 400
 
     assert rates(0.0)[1] <= 0.07
-    plain, taken = rates(0.02)
-    assert taken > plain + 0.2
+    plain, adjusted = rates(0.02)
+    assert adjusted > plain + 0.2
 
 
 @pytest.mark.parametrize("sd", [0.002, 0.01])
 def test_probe_adjusted_effects_are_unbiased_and_covered(sd):
     """Fitted once, at no effect, they were 9 % too small and covered in 91.5 % of studies."""
-    rng, found = np.random.default_rng(11), []
+    rng, results = np.random.default_rng(11), []
     for _ in range(1500):
-        found.append(probe_adjusted(*probe_study(rng, 0.03, sd), 0.05))
-    assert np.mean([one.effect for one in found]) == pytest.approx(0.03, rel=0.02)
-    inside = [one.interval is None or one.interval[0] <= 0.03 <= one.interval[1] for one in found]
+        results.append(probe_adjusted(*probe_study(rng, 0.03, sd), 0.05))
+    assert np.mean([result.effect for result in results]) == pytest.approx(0.03, rel=0.02)
+    inside = [
+        result.interval is None or result.interval[0] <= 0.03 <= result.interval[1]
+        for result in results
+    ]
     assert np.mean(inside) >= 0.94
-    assert np.mean([one.interval is None for one in found]) < 0.01
+    assert np.mean([result.interval is None for result in results]) < 0.01
 
 
-def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():
+def test_looks_spend_at_most_alpha_and_naive_peeking_spends_more():
     looks = parse_looks([{"blocks": b, "alpha": 0.0125} for b in (4, 5, 6, 7)], 0.05)
     rng, claimed, naive = np.random.default_rng(9), 0, 0
     for _ in range(400):
@@ -188,7 +191,7 @@ def fewer_pairs(monkeypatch):
 
 @pytest.mark.usefixtures("fewer_pairs")
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_studies_that_do_not_differ_are_rarely_said_to(kind):
+def test_equal_studies_are_rarely_called_different(kind):
     """The second on a machine 15 % slower, where a t-test on its runs always claims."""
     rng, studies = np.random.default_rng([10, KINDS.index(kind)]), 600
     false, covered, runs = 0, 0, []
@@ -198,8 +201,8 @@ def test_two_studies_that_do_not_differ_are_rarely_said_to(kind):
         before, after = (estimate_effect(*arms, None) for arms in (old, new))
         moved = estimate_effect(new[0], new[1] + 0.03, None)
         false += effect_change(before, after).p <= 0.05
-        found = effect_change(before, moved)
-        low, high = breakpoints(found.null_distribution, found).interval(0.05)
+        change = effect_change(before, moved)
+        low, high = breakpoints(change.null_distribution, change).interval(0.05)
         covered += low <= 0.03 <= high
         runs.append([old[1].ravel(), new[1].ravel()])
     assert false / studies <= 0.07 and covered / studies >= 0.93

@@ -12,13 +12,13 @@ from labkit.records import CaseRecord, Metric
 KEYS = [0, 50, 100]
 
 
-def outputs(picks, asked=None, wished=True, wrong=()):
+def outputs(picks, requested=None, wished=True, wrong=()):
     """Return frames of a decoder whose pixels are their places."""
     return {
         "kind": "frames",
         "digest": str(picks) + str(wrong),
         "wished": wished,
-        "asked": list(asked or picks),
+        "asked": list(requested or picks),
         "picks": list(picks),
         "pixels": [f"x{place}" if i in wrong else f"p{place}" for i, place in enumerate(picks)],
         "decoder": [f"p{place}" for place in picks],
@@ -28,7 +28,7 @@ def outputs(picks, asked=None, wished=True, wrong=()):
 GOOD, KEYFRAMES = outputs([0, 40, 99]), outputs([0, 50, 100], wished=False)
 
 
-def test_right_frames_have_no_difference():
+def test_correct_frames_have_no_difference():
     assert frames_difference(GOOD, outputs([0, 40, 99])) is None
     assert frames_difference(GOOD, KEYFRAMES) is None
     assert frames_difference(None, GOOD) is None
@@ -38,21 +38,24 @@ def test_right_frames_have_no_difference():
 
 
 @pytest.mark.parametrize(
-    ("mine", "said"),
+    ("mine", "message"),
     [
-        (outputs([0, 41, 99], asked=[0, 40, 99]), "pick 1 is frame 41 where frame 40 was asked"),
+        (
+            outputs([0, 41, 99], requested=[0, 40, 99]),
+            "pick 1 is frame 41 where frame 40 was asked",
+        ),
         (outputs([0, 40, 99], wrong=[1]), "pick 1 says frame 40 and has other pixels than the"),
         (outputs([0, 50, 100], wished=False, wrong=[2]), "pick 2 says frame 100 .*1 of 3 picks"),
         (outputs([0, 51, 100], [0, 50, 100], False), "pick 1 is frame 51 where frame 50 was asked"),
-        (outputs([0, 40], asked=[0, 40, 99]), "2 frames where 3 were asked for"),
+        (outputs([0, 40], requested=[0, 40, 99]), "2 frames where 3 were asked for"),
         (outputs([0, 41, 99]), "first at pick 1, frame 41: other pixels"),
         (outputs([0, 40]), "2 frames and 3 frames"),
     ],
 )
-def test_a_wrong_frame_is_named(mine, said):
+def test_a_wrong_frame_is_named(mine, message):
     import re
 
-    assert re.match(said, frames_difference(GOOD, mine))
+    assert re.match(message, frames_difference(GOOD, mine))
 
 
 NOTED = {
@@ -80,14 +83,14 @@ def as_videos(change=None, fails=None):
     def apply(record):
         seek = record.arm == "seq_map"
         (ms, *_), *_ = (case.metrics for case in record.cases)
-        found = KEYFRAMES if seek else GOOD
+        picked = KEYFRAMES if seek else GOOD
         if change is not None and record.arm == change[0]:
-            found = change[1]
+            picked = change[1]
         notes = {"video": NOTED, "evidence": SEEN}
         metric = replace(ms, name="decode_ms", unit="ms")
         job = CaseRecord("all", metrics=(Metric("request_s", "req/s", "higher", False, (3.0,)),))
         cases = [
-            CaseRecord("one", metrics=(metric,), outputs=found, notes=notes),
+            CaseRecord("one", metrics=(metric,), outputs=picked, notes=notes),
             CaseRecord("two", metrics=(metric,), outputs=GOOD, notes=notes),
             job,
         ]
@@ -103,33 +106,33 @@ def gate(path):
 
 
 def test_the_gate_passes_and_fails_for_one_moved_pick(make_cell):
-    more = {"identity": "frames", "control": True}
-    assert gate(make_cell("a/x", change=as_videos(), **more))["status"] == "pass"
+    options = {"identity": "frames", "control": True}
+    assert gate(make_cell("a/x", change=as_videos(), **options))["status"] == "pass"
     moved = outputs([0, 51, 100], [0, 50, 100], False)
-    found = gate(make_cell("a/y", change=as_videos(("seq_map", moved)), **more))
-    assert found["status"] == "fail"
-    assert "case 'one', pick 1 is frame 51 where frame 50 was asked for" in found["reasons"][0]
+    result = gate(make_cell("a/y", change=as_videos(("seq_map", moved)), **options))
+    assert result["status"] == "fail"
+    assert "case 'one', pick 1 is frame 51 where frame 50 was asked for" in result["reasons"][0]
     swapped = outputs([0, 50, 100], None, False, wrong=[1])
-    path = make_cell("a/z", change=as_videos(("seq_map", swapped)), **more)
+    path = make_cell("a/z", change=as_videos(("seq_map", swapped)), **options)
     assert "other pixels than the decoder" in gate(path)["reasons"][0]
     (row, *_) = analyse_cell(path)["rows"]
     words = {c["arm"]: c["verdict"] for c in row["comparisons"]}
     assert words["seq_map"] == "invalid" != words["control"]
-    path = make_cell("a/w", change=as_videos(("control", outputs([0, 41, 99]))), **more)
+    path = make_cell("a/w", change=as_videos(("control", outputs([0, 41, 99]))), **options)
     assert "control does not reproduce its own outputs" in gate(path)["reasons"][0]
 
 
 def test_a_request_that_failed_has_no_frames_and_is_no_difference(make_cell):
-    more = {"identity": "frames"}
+    options = {"identity": "frames"}
     for number, fails in enumerate(("seq_map", "binary_search", "control")):
-        path = make_cell(f"a/{number}", change=as_videos(fails=fails), **more)
+        path = make_cell(f"a/{number}", change=as_videos(fails=fails), **options)
         assert gate(path)["status"] == "pass", fails
     moved = ("seq_map", outputs([0, 51, 100], [0, 50, 100], False))
-    path = make_cell("a/b", change=as_videos(moved, fails="binary_search"), **more)
+    path = make_cell("a/b", change=as_videos(moved, fails="binary_search"), **options)
     assert gate(path)["status"] == "fail"  # though there is nothing to compare with
 
 
-def test_a_report_of_clips(make_cell, tmp_path):
+def test_the_report_of_a_video_study_has_clips_and_published_tables(make_cell, tmp_path):
     published = {
         "source": "a post",
         "machine": "their machine",
@@ -144,7 +147,7 @@ def test_a_report_of_clips(make_cell, tmp_path):
     write_study(path.parent)
     text = (path.parent / "report.md").read_text()
     page = (path.parent / "report.html").read_text()
-    for said in (
+    for expected in (
         "| one | 101 | 3 |",
         "published: binary_search (ms)",
         "| x | 43 to 77 |",
@@ -155,7 +158,7 @@ def test_a_report_of_clips(make_cell, tmp_path):
         "picks that agree in every run",
         "--picks.png",
     ):
-        assert said in text, said
+        assert expected in text, expected
     assert page.count("frames picked of one") == 1 and "frame 50" in page
     pictures = sorted(p.name for p in (path.parent / "plots").glob("*picks*"))
     assert [p.rpartition(".")[2] for p in pictures] == ["png", "svg"]

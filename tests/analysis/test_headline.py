@@ -26,11 +26,11 @@ def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu"
     for i, (name, results) in enumerate(rows):
         better = "higher" if unit == "tok/s" else "lower"
         built.append(MetricRow(name, metrics[i % len(metrics)], unit, better, True))
-        for who, (word, effect, more, *reason) in results.items():
-            interval = more if isinstance(more, tuple) else None
-            found = ArmComparison(who, "search", effect, interval, blocks=4,
-                               mde_pct=None if interval else more)  # fmt: skip
-            judged.append(JudgedComparison(i, built[-1], found, Verdict(word, *reason)))
+        for arm_name, (word, effect, interval_or_mde, *reason) in results.items():
+            interval = interval_or_mde if isinstance(interval_or_mde, tuple) else None
+            comparison = ArmComparison(arm_name, "search", effect, interval, blocks=4,
+                               mde_pct=None if interval else interval_or_mde)  # fmt: skip
+            judged.append(JudgedComparison(i, built[-1], comparison, Verdict(word, *reason)))
     for name in skipped:
         built.append(MetricRow(name, "dispatch_us", unit, "lower", True, "too large"))
     everyone = (arm("search", "baseline", device), *(arm(a, device=device) for a in arms),
@@ -185,16 +185,19 @@ SENTENCES = {
 
 @pytest.mark.parametrize("case", SENTENCES)
 def test_every_mix_of_verdicts_has_its_sentence(case):
-    made, expected = SENTENCES[case]
-    assert headline(made) == expected
+    parts, expected = SENTENCES[case]
+    assert headline(parts) == expected
 
 
-def test_it_speaks_of_what_was_analysed(make_cell):
-    said = headline(
+def test_the_headline_names_the_analysed_and_the_skipped_rows(make_cell):
+    sentence = headline(
         analyse(make_cell(effects={"seq_map": 0.9}, skipped={"prefill, 8 × 512": "big"}))
     )
-    assert said.startswith("On this machine seq_map is ")
-    assert said.endswith("not measured: prefill, 8 × 512.") and "faster than binary_search" in said
+    assert sentence.startswith("On this machine seq_map is ")
+    assert (
+        sentence.endswith("not measured: prefill, 8 × 512.")
+        and "faster than binary_search" in sentence
+    )
     served = headline(analyse(make_cell("b/x", effects={"seq_map": 1.1}, requests=True)))
     assert "faster than binary_search (total_tok_s, " in served
     few = headline(analyse(make_cell("c/x", blocks=2)))

@@ -53,23 +53,23 @@ def across(cell):
 
 
 def only(study):
-    (found,) = AnalysisCache().study(study)
-    return found
+    (analysis,) = AnalysisCache().study(study)
+    return analysis
 
 
 def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell):
     cell = make_cell(blocks=8, runs=1, change=from_block(4, on("def", 1.3)))
     assert only(cell).gates["healthy"].status == "fail"
     assert {one.verdict.word for one in only(cell).judged} == {"invalid"}
-    found = only(across(cell))
-    assert found.gates["healthy"].status == "pass"
-    words = {one.comparison.arm: one.verdict.word for one in found.judged}
+    analysis = only(across(cell))
+    assert analysis.gates["healthy"].status == "pass"
+    words = {one.comparison.arm: one.verdict.word for one in analysis.judged}
     assert words["seq_map"] == "faster"  # by 5 %, on hosts that are 30 % apart
-    for one in found.judged:
+    for one in analysis.judged:
         if one.comparison.arm == "seq_map":
             assert one.comparison.effect_pct == pytest.approx(-5, abs=1.0)
-    (said,) = [line for line in caveats(found) if "2 hosts" in line]
-    assert "4 on abc, 4 on def" in said and re.search(r"seq_map −[45]\.\d% on abc", said)
+    (caveat,) = [line for line in caveats(analysis) if "2 hosts" in line]
+    assert "4 on abc, 4 on def" in caveat and re.search(r"seq_map −[45]\.\d% on abc", caveat)
 
 
 def test_a_slower_host_is_no_disturbance(make_cell):
@@ -77,9 +77,9 @@ def test_a_slower_host_is_no_disturbance(make_cell):
         probe = {"before": {name: 1.5 * us for name, us in record.probe["before"].items()}}
         return replace(on("def")(record), probe=probe)
 
-    found = only(across(make_cell(blocks=8, runs=1, change=from_block(4, slower))))
-    assert disturbed_blocks(found.data.records) == {}
-    assert not any("own speed varied" in line for line in caveats(found))
+    analysis = only(across(make_cell(blocks=8, runs=1, change=from_block(4, slower))))
+    assert disturbed_blocks(analysis.data.records) == {}
+    assert not any("own speed varied" in line for line in caveats(analysis))
 
 
 def test_a_block_of_two_hosts_is_never_compared(make_cell):
@@ -92,9 +92,9 @@ def test_an_arm_that_is_worse_on_one_host_is_shown(make_cell):
     def change(record):
         return on("def", 1.5 if record.arm == "seq_map" else 1.3)(record)
 
-    found = only(across(make_cell(blocks=8, runs=1, change=from_block(4, change))))
-    (said,) = [line for line in caveats(found) if "2 hosts" in line]
-    assert re.search(r"seq_map −[45]\.\d% on abc, \+(9|10)\.?\d*% on def", said)
+    analysis = only(across(make_cell(blocks=8, runs=1, change=from_block(4, change))))
+    (caveat,) = [line for line in caveats(analysis) if "2 hosts" in line]
+    assert re.search(r"seq_map −[45]\.\d% on abc, \+(9|10)\.?\d*% on def", caveat)
 
 
 HOSTS = np.repeat([0.0, 0.3], 5)  # log time by block: five blocks of each of two hosts
@@ -103,7 +103,7 @@ HOSTS = np.repeat([0.0, 0.3], 5)  # log time by block: five blocks of each of tw
 @pytest.mark.parametrize("effect", [0.0, 0.05])
 def test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts(effect):
     """The machine drifts within a host too; who ignores blocks sees nothing but the hosts."""
-    found = blind = 0
+    rejected = blind = 0
     for seed in range(400):
         rng = np.random.default_rng(seed)
         order = schedule(("a", "b"), len(HOSTS), 1, seed)
@@ -111,29 +111,32 @@ def test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts(effect):
         for place, run in enumerate(order):
             log = HOSTS[run.block] + 0.002 * place + rng.normal(0, 0.02)
             logs[run.arm][run.block, 0] = log + effect * (run.arm == "b")
-        found += permutation_test(logs["a"], logs["b"]) <= 0.05
+        rejected += permutation_test(logs["a"], logs["b"]) <= 0.05
         blind += permutation_test(logs["a"].reshape(1, -1), logs["b"].reshape(1, -1)) <= 0.05
-    assert (found <= 0.07 * 400) if effect == 0.0 else (found >= 0.9 * 400)
+    assert (rejected <= 0.07 * 400) if effect == 0.0 else (rejected >= 0.9 * 400)
     assert blind < 0.05 * 400
 
 
-def two_machines(make_cell, **more):
+def two_machines(make_cell, **second_machine):
     for index, change in enumerate((None, on("def", cpu_model="other", cores=8))):
-        made = make_cell(f"study/rate={index}", change=change)
-    return made.parent
+        cell_dir = make_cell(f"study/rate={index}", change=change)
+    return cell_dir.parent
 
 
 def test_cells_of_two_machines_are_shown_apart(make_cell):
     study = two_machines(make_cell)
     write_study(study, plots=False)
-    said = json.loads((study / "study.json").read_text())
-    assert said["machines"] == ["host abc, test, 2 cores, Linux", "host def, other, 8 cores, Linux"]
-    assert [cell["machine"] for cell in said["cells"]] == said["machines"]
+    summary = json.loads((study / "study.json").read_text())
+    assert summary["machines"] == [
+        "host abc, test, 2 cores, Linux",
+        "host def, other, 8 cores, Linux",
+    ]
+    assert [cell["machine"] for cell in summary["cells"]] == summary["machines"]
     report = (study / "report.md").read_text()
-    first, second = (report.index(f"## {name}") for name in said["machines"])
+    first, second = (report.index(f"## {name}") for name in summary["machines"])
     assert first < report.index("| rate=0 |") < second < report.index("| rate=1 |")
     assert all(
-        f"<h2>{name}</h2>" in (study / "report.html").read_text() for name in said["machines"]
+        f"<h2>{name}</h2>" in (study / "report.html").read_text() for name in summary["machines"]
     )
     assert exit_code(study) == 0
 
@@ -143,27 +146,27 @@ def test_cells_of_one_machine_or_of_any_stand_in_one_table(make_cell):
     for cell in study.glob("rate=*"):
         across(cell)
     write_study(study, plots=False)
-    said = json.loads((study / "study.json").read_text())
-    assert said["machines"] == ["any host (design.across_hosts=true)"]
+    summary = json.loads((study / "study.json").read_text())
+    assert summary["machines"] == ["any host (design.across_hosts=true)"]
     assert "## host" not in (study / "report.md").read_text()
 
 
 def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
-    seen = []
+    groups = []
     monkeypatch.setattr(
         "labkit.analysis.rendering.study_overview.load_curves",
-        lambda cells: seen.append([cell.name for cell in cells]) or [],
+        lambda cells: groups.append([cell.name for cell in cells]) or [],
     )
     write_study(two_machines(make_cell), plots=False)
-    assert ["rate=0"] in seen and ["rate=1"] in seen and ["rate=0", "rate=1"] not in seen
+    assert ["rate=0"] in groups and ["rate=1"] in groups and ["rate=0", "rate=1"] not in groups
 
 
-def test_what_confirms_a_cell_on_another_machine_confirms_nothing(make_cell):
+def test_a_companion_cell_of_another_machine_is_not_compared(make_cell):
     turns = make_cell("study/cell", isolation="in_process", runs=1, blocks=8)
     apart = make_cell(f"study/cell{PROCESSES_SUFFIX}", change=on("def"))
     analysis_cache = AnalysisCache()
-    said = caveats(analysis_cache.cell(turns))
-    assert any("ran on another machine: the two are not compared" in line for line in said)
+    lines = caveats(analysis_cache.cell(turns))
+    assert any("ran on another machine: the two are not compared" in line for line in lines)
     for cell in (turns, apart):
         across(cell)
     assert not any("another machine" in line for line in caveats(AnalysisCache().cell(turns)))
@@ -178,13 +181,13 @@ def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
         compare_studies([old], [only(other)], 2.0)
 
 
-def test_a_cell_that_was_stopped_says_by_what(make_cell):
+def test_a_stopped_cell_names_what_stopped_it(make_cell):
     cell = make_cell(change=lambda record: record if record.block < 3 else None)
     assert any("3 of 4 blocks; nobody has worked on it" in line for line in caveats(only(cell)))
     began = CellSession("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
     session_path(cell).write_text(began.to_text())
-    (said,) = [line for line in caveats(only(cell)) if "unfinished" in line]
-    assert "Slurm job 7_0 (process 12 on host abc) began" in said and "its node is lost" in said
+    (caveat,) = [line for line in caveats(only(cell)) if "unfinished" in line]
+    assert "Slurm job 7_0 (process 12 on host abc) began" in caveat and "its node is lost" in caveat
     session_path(cell).write_text(began.end("2026-11-20T20:01:00Z", "SIGTERM").to_text())
-    (said,) = [line for line in caveats(only(cell)) if "unfinished" in line]
-    assert "was stopped at 2026-11-20T20:01:00Z: SIGTERM" in said
+    (caveat,) = [line for line in caveats(only(cell)) if "unfinished" in line]
+    assert "was stopped at 2026-11-20T20:01:00Z: SIGTERM" in caveat

@@ -109,7 +109,7 @@ def test_report_in_a_browser(make_cell, published, tmp_path):
             if browser.evaluate("document.readyState") == "complete":
                 break
             time.sleep(0.05)
-        found = browser.evaluate(PROBE)
+        page_state = browser.evaluate(PROBE)
     finally:
         browser.close()
     methods = [event.get("method") for event in browser.events]
@@ -120,14 +120,18 @@ def test_report_in_a_browser(make_cell, published, tmp_path):
         if event.get("method") == "Network.requestWillBeSent"
     ]
     assert [url.split("/")[-1] for url in fetched if not url.startswith("data:")] == ["report.html"]
-    numbers = [float(text.replace(",", "")) for text in found["up"] if text]
-    assert len(numbers) >= 1 and found["sort"] == "ascending"
-    assert (numbers == sorted(numbers) and found["down"] != found["up"]) or len(numbers) == 1
-    assert len(found["charts"]) >= 8
-    assert all(width > 100 and height > 20 and marks for width, height, marks in found["charts"])
-    words = [word for word, *_ in found["verdicts"]]
+    numbers = [float(text.replace(",", "")) for text in page_state["up"] if text]
+    assert len(numbers) >= 1 and page_state["sort"] == "ascending"
+    assert (numbers == sorted(numbers) and page_state["down"] != page_state["up"]) or len(
+        numbers
+    ) == 1
+    assert len(page_state["charts"]) >= 8
+    assert all(
+        width > 100 and height > 20 and marks for width, height, marks in page_state["charts"]
+    )
+    words = [word for word, *_ in page_state["verdicts"]]
     assert words == ["faster", "faster", "faster", "skipped"]
-    for _, width, right, top, bottom in found["verdicts"]:  # beside the name, no scrolling
+    for _, width, right, top, bottom in page_state["verdicts"]:  # beside the name, no scrolling
         assert width > 20 and right <= 390 and top > 0 and bottom > 0
-    assert found["details"] == "DETAILS" and found["wide"]
-    assert found["records"] and all((study / href).is_file() for href in found["records"])
+    assert page_state["details"] == "DETAILS" and page_state["wide"]
+    assert page_state["records"] and all((study / href).is_file() for href in page_state["records"])

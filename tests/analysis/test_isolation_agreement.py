@@ -37,17 +37,17 @@ def pairs(effect, other, studies):
     rng = np.random.default_rng(5)
     for _ in range(studies):
         turns = simulated(rng, effect, 0.01, 10, 1)
-        (found,) = compare_isolations(turns, simulated(rng, other, 0.05, 4, 2))
-        yield found
+        (agreement,) = compare_isolations(turns, simulated(rng, other, 0.05, 4, 2))
+        yield agreement
 
 
-def test_designs_that_estimate_the_same_are_called_apart_in_few_studies():
-    apart = [not found.agrees for found in pairs(0.1, 0.1, 400)]
+def test_designs_with_equal_effects_seldom_disagree():
+    apart = [not agreement.agrees for agreement in pairs(0.1, 0.1, 400)]
     assert np.mean(apart) <= 0.06
 
 
-def test_designs_that_estimate_different_things_are_told_apart():
-    apart = [not found.agrees for found in pairs(0.1, 0.3, 50)]
+def test_designs_with_different_effects_disagree():
+    apart = [not agreement.agrees for agreement in pairs(0.1, 0.3, 50)]
     assert np.mean(apart) >= 0.9
     first = next(pairs(0.1, 0.3, 1))
     assert first.difference_pct < 0 < first.undetected_pct < abs(first.difference_pct)
@@ -60,27 +60,27 @@ def test_designs_that_estimate_different_things_are_told_apart():
         (1.10, "Separate processes disagree with interleaved runs in 2 of 2 rows, most in"),
     ],
 )
-def test_two_cells_of_a_study_are_held_against_each_other(make_cell, effect, says):
+def test_interleaved_and_separate_cells_of_a_study_are_compared(make_cell, effect, says):
     turns = make_cell("cell", blocks=10, runs=1, effects={"seq_map": 0.9})
     apart = make_cell("cell~", seed=2, effects={"seq_map": effect})
-    found = compare_isolations(analyse(turns), analyse(apart))
-    assert [(a.case, a.arm) for a in found] == [
+    agreements = compare_isolations(analyse(turns), analyse(apart))
+    assert [(a.case, a.arm) for a in agreements] == [
         ("decode, 64 reqs, ctx 128", "seq_map"),
         ("prefill, 8 × 512", "seq_map"),
     ]
-    assert all(abs(a.interleaved_pct + 10) < 1 for a in found)
-    assert agreement_sentence(found).startswith(says)
+    assert all(abs(a.interleaved_pct + 10) < 1 for a in agreements)
+    assert agreement_sentence(agreements).startswith(says)
 
 
-def test_too_few_blocks_agree_with_nothing(make_cell):
+def test_too_few_blocks_neither_agree_nor_disagree(make_cell):
     turns = make_cell("cell", blocks=10, runs=1)
     apart = make_cell("cell~", blocks=1)
-    found = compare_isolations(analyse(turns), analyse(apart))
-    assert [a.agrees for a in found] == [None, None]
-    assert "too few blocks" in agreement_sentence(found)
+    agreements = compare_isolations(analyse(turns), analyse(apart))
+    assert [a.agrees for a in agreements] == [None, None]
+    assert "too few blocks" in agreement_sentence(agreements)
 
 
-def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
+def test_both_cells_reports_have_the_agreement_and_no_isolation_caveat(make_cell):
     from labkit.analysis import write_study
     from labkit.analysis.caveats import caveats
     from labkit.analysis.isolation_agreement import isolation_sentence

@@ -76,24 +76,24 @@ def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
     assert "no shares" in table.notes[1]
 
 
-def test_counters_are_columns_and_those_that_stay_0_are_none(make_cell):
+def test_counters_are_columns_unless_they_stay_0(make_cell):
     analysis = analyse(make_cell())
     table = dispatch_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns] == [
         "batch", "arm", "search iterations", "KV blocks visited"
     ]  # fmt: skip
-    found = {(line["batch"], line["arm"]): line["search iterations"] for line in cells(table)}
-    assert len(found) == 4
-    assert found["prefill, 8 × 512", "binary_search"] == "64"
-    assert found["prefill, 8 × 512", "seq_map"] == "0"
+    iterations = {(line["batch"], line["arm"]): line["search iterations"] for line in cells(table)}
+    assert len(iterations) == 4
+    assert iterations["prefill, 8 × 512", "binary_search"] == "64"
+    assert iterations["prefill, 8 × 512", "seq_map"] == "0"
 
 
 def test_only_what_the_kernel_counts_is_called_counted(make_cell):
     def change(record):
-        more = {"attention.dependent_loads": 64, "attention.bytes": 4096,
+        counters = {"attention.dependent_loads": 64, "attention.bytes": 4096,
                 "attention.surplus_threadgroups": 2, "window.skipped_blocks": 7}  # fmt: skip
         cases = tuple(
-            replace(c, notes={**c.notes, "counters": {**c.notes["counters"], **more}})
+            replace(c, notes={**c.notes, "counters": {**c.notes["counters"], **counters}})
             for c in record.cases
         )
         return replace(record, cases=cases)
@@ -126,17 +126,17 @@ def noting(**notes):
 
     def change(record):
         factor = 2 if record.arm == "seq_map" else 1
-        more = {
+        notes_added = {
             name: [factor * v for v in value] if isinstance(value, list) else factor * value
             for name, value in notes.items()
         }
-        cases = tuple(replace(c, notes={**c.notes, **more}) for c in record.cases)
+        cases = tuple(replace(c, notes={**c.notes, **notes_added}) for c in record.cases)
         return replace(record, cases=cases)
 
     return change
 
 
-def test_what_planning_takes_has_a_column_of_its_own(make_cell):
+def test_planning_time_has_a_column(make_cell):
     analysis = analyse(make_cell("study/new", change=noting(plan_us=40.0)))
     table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:5]] == [
@@ -163,10 +163,14 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
         cases = []
         for case in noted(record).cases:
             alone = Metric("single_us", "us", "lower", False, (400.0, 500.0, 900.0))
-            more = () if "prefill" in case.case else (alone,)
-            links = 8 if more else 1
+            lone_launch = () if "prefill" in case.case else (alone,)
+            links = 8 if lone_launch else 1
             cases.append(
-                replace(case, metrics=case.metrics + more, notes={**case.notes, "launches": links})
+                replace(
+                    case,
+                    metrics=case.metrics + lone_launch,
+                    notes={**case.notes, "launches": links},
+                )
             )
         return replace(record, cases=tuple(cases))
 
@@ -188,7 +192,7 @@ def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
     assert launch_queue_table(analysis.json, analysis.data.records) is None
 
 
-def test_old_records_have_neither(make_cell):
+def test_old_records_have_no_work_table_and_no_roofline(make_cell):
     def change(record):
         return replace(record, cases=tuple(replace(c, notes={}) for c in record.cases))
 
@@ -198,7 +202,7 @@ def test_old_records_have_neither(make_cell):
     assert roofline_points(analysis.json, analysis.data.records) == []
 
 
-def test_the_report_holds_both_and_the_picture(make_cell):
+def test_the_report_has_the_work_table_and_the_roofline(make_cell):
     study = make_cell("study/kernel").parent
     write_study(study, plots=False)
     text = (study / "report.md").read_text()
@@ -207,7 +211,7 @@ def test_the_report_holds_both_and_the_picture(make_cell):
     assert "intensity (FLOP per byte)" in page and "% of the limit</title>" in page
 
 
-def test_axes_of_powers():
+def test_axes_are_labelled_with_powers():
     assert [power_of_ten_text(e) for e in power_of_ten_ticks(-1.0, 1.0)] == [
         "0.1", "0.2", "0.5", "1", "2", "5", "10"
     ]  # fmt: skip
@@ -220,12 +224,12 @@ def test_axes_of_powers():
 
 
 def test_the_roofline_s_axes_leave_room_for_every_point():
-    found = [
+    points = [
         RooflinePoint("a", "x", 10, 103, 1e-8, None),
         RooflinePoint("b", "x", 10, 999, 1e-8, None),
     ]
-    for (low, high), name in zip(_axis_ranges(found), ("intensity", "gflop_s"), strict=True):
-        places = [log10(getattr(p, name)) for p in found]
+    for (low, high), name in zip(_axis_ranges(points), ("intensity", "gflop_s"), strict=True):
+        places = [log10(getattr(p, name)) for p in points]
         assert low + 0.09 <= min(places) and max(places) <= high - 0.09
 
 
@@ -238,11 +242,11 @@ def test_the_roofline_s_axes_leave_room_for_every_point():
         ([], None),
     ],
 )
-def test_the_table_says_what_the_caches_held(make_cell, states, says):
+def test_the_results_table_notes_the_state_of_the_caches(make_cell, states, says):
     def change(record):
-        said = [{"state": state} for state in states] or [{}]
+        state_notes = [{"state": state} for state in states] or [{}]
         cases = [
-            replace(case, notes={**case.notes, **said[i % len(said)]})
+            replace(case, notes={**case.notes, **state_notes[i % len(state_notes)]})
             for i, case in enumerate(record.cases)
         ]
         return replace(record, cases=tuple(cases))
@@ -264,9 +268,9 @@ def many(arms=("a", "b")):
 
 
 def test_no_mark_hides_another_arm_s():
-    found = many()
-    x, _ = _axis_ranges(found)
-    places = _mark_positions(found, x)
+    points = many()
+    x, _ = _axis_ranges(points)
+    places = _mark_positions(points, x)
     assert len(set(places)) == len(places)
     one, other = places[0], places[1]
     assert one[1] == other[1] and other[0] - one[0] > 0.015 * (x[1] - x[0])
@@ -274,13 +278,13 @@ def test_no_mark_hides_another_arm_s():
 
 
 def test_every_case_has_its_number_and_no_two_numbers_cover_each_other():
-    found = many()
-    labels = case_labels(found, *_axis_ranges(found))
+    points = many()
+    labels = case_labels(points, *_axis_ranges(points))
     assert [label.text for label in labels] == ["1", "2", "3", "4", "5", "6"]
     for i, one in enumerate(labels):
         for other in labels[:i]:
             assert abs(one.x - other.x) > 0.01 or abs(one.y - other.y) > 0.03
-    assert cases_line(found).startswith("Cases: 1 case 0; 2 case 1; ")
+    assert cases_line(points).startswith("Cases: 1 case 0; 2 case 1; ")
 
 
 def test_the_page_names_every_mark_of_the_roofline(make_cell):

@@ -101,8 +101,8 @@ def test_the_interval_inverts_the_adjusted_test_and_never_contradicts_it(seed, s
         ):
             moved = values.copy()
             moved[1, ..., i] -= shift
-            again = regions(make_tests(*moved), times)[i]
-            assert (again.p(0.0) > alpha) is inside
+            moved_region = regions(make_tests(*moved), times)[i]
+            assert (moved_region.p(0.0) > alpha) is inside
         assert (region.p(0.0) <= alpha) == (low > 0 or high < 0)
 
 
@@ -158,9 +158,9 @@ def test_arms_share_alpha():
 def test_a_row_that_lacks_a_block_is_tested_on_its_own_blocks():
     values = draw(7, (4, 2), rows=2)
     labels = relabellings(4, 2).restrict_to_blocks([0, 1, 3])
-    kept = np.delete(values, 2, axis=1)[..., :1]
-    (short,) = make_tests(*kept, labels=labels)
-    p = permutation_test(*kept[..., 0])
+    remaining = np.delete(values, 2, axis=1)[..., :1]
+    (short,) = make_tests(*remaining, labels=labels)
+    p = permutation_test(*remaining[..., 0])
     assert short.inverted_test().p(0.0) == pytest.approx(p)
     family = regions([short, make_tests(*values)[1]])
     assert family[0].p(0.0) > p and len(family[0].lows) == 1296
@@ -169,8 +169,8 @@ def test_a_row_that_lacks_a_block_is_tested_on_its_own_blocks():
 def test_rows_on_fewer_blocks_share_each_relabelling_with_the_others():
     labels = relabellings(3, 2)
     units = np.random.default_rng(1).normal(size=12)
-    kept = np.concatenate([units[:4], units[8:]])
-    alone = labels.restrict_to_blocks([0, 2]).mean_differences(kept)
+    remaining = np.concatenate([units[:4], units[8:]])
+    alone = labels.restrict_to_blocks([0, 2]).mean_differences(remaining)
     zeroed = labels.mean_differences(np.where((np.arange(12) // 4) == 1, 0.0, units))
     assert alone == pytest.approx(zeroed * 3 / 2)
 
@@ -189,13 +189,13 @@ def test_equivalence_is_the_shown_interval_within_the_margin():
         low, high = region.interval(0.05)
         bound = 100 * max(np.expm1(high), -np.expm1(low))
         for margin, inside in ((bound * 1.01, True), (bound * 0.99, False)):
-            found = equivalence_test(region, margin, 0.05)
-            assert (found.p <= 0.05) is inside
-            assert found.bound_pct == pytest.approx(bound)
+            equivalence = equivalence_test(region, margin, 0.05)
+            assert (equivalence.p <= 0.05) is inside
+            assert equivalence.bound_pct == pytest.approx(bound)
     assert equivalence_test(region, 1e-6, 0.05).p == 1.0  # the effect itself lies outside
 
 
-def test_alpha_of_a_row_is_what_the_family_leaves_it():
+def test_a_row_s_alpha_follows_from_its_family():
     rng = np.random.default_rng(9)
     independent = make_tests(*rng.normal(0, 1, (2, 8, 1, 10)))
     copies = make_tests(*np.repeat(rng.normal(0, 1, (2, 8, 1, 1)), 10, axis=-1))
@@ -206,22 +206,22 @@ def test_alpha_of_a_row_is_what_the_family_leaves_it():
     assert per_row_alphas(independent, 0.001) == [0.0] * 10  # 2 / 256 is all that there is
 
 
-def test_the_joint_p_is_what_its_definition_says():
+def test_the_joint_p_over_cells_matches_its_definition():
     """Every cell's largest size under every joint draw, all of them kept."""
     cells = [make_tests(*draw(seed, (4, 2), rows=3, effect=2.0)) for seed in range(4)]
     rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
-    drawn = [rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS) for tests in cells]
-    for each in drawn:
+    draws = [rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS) for tests in cells]
+    for each in draws:
         each[0] = 0
     sizes = {
-        (i, j): test.residual_statistics[drawn[i]]
+        (i, j): test.residual_statistics[draws[i]]
         for i, tests in enumerate(cells)
         for j, test in enumerate(tests)
     }
     for (i, j), p in zip(sizes, [p for ps in joint_p_values(cells) for p in ps], strict=True):
         test = cells[i][j]
-        others = np.max([found for place, found in sizes.items() if place != (i, j)], axis=0)
-        against = test.reached[drawn[i]] | (others >= test.observed_statistic * (1.0 - 1e-12))
+        others = np.max([size for place, size in sizes.items() if place != (i, j)], axis=0)
+        against = test.reached[draws[i]] | (others >= test.observed_statistic * (1.0 - 1e-12))
         assert p == float(np.mean(against))
 
 
@@ -232,6 +232,6 @@ def test_cells_are_one_family_of_joint_relabellings():
     assert alone == pytest.approx([region.p(0.0) for region in regions(tests)], abs=0.01)
     both = joint_p_values([tests, make_tests(*draw(6, (4, 2), rows=5))])
     assert [len(cell) for cell in both] == [3, 5]
-    assert all(more >= less - 0.005 for more, less in zip(both[0], alone, strict=True))
+    assert all(joint >= single - 0.005 for joint, single in zip(both[0], alone, strict=True))
     assert both[0][1] > alone[1] + 0.02
     assert both[0][0] < 0.02

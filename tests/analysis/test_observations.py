@@ -45,7 +45,7 @@ def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
     assert median_over_rounds(np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
 
 
-def test_what_a_place_adds_to_every_arm_is_taken_out():
+def test_an_effect_of_position_common_to_all_arms_is_removed():
     rng = np.random.default_rng(3)
     places = rng.permuted(np.broadcast_to(np.arange(3), (8, 40, 3)), axis=2).transpose(0, 2, 1)
     values = rng.normal(0, 0.01, (8, 1, 40)) + rng.normal(0, 0.005, (8, 3, 40))
@@ -67,7 +67,7 @@ def test_what_a_place_adds_to_every_arm_is_taken_out():
     assert estimates(swapped, theirs) == pytest.approx(-estimates(with_places, places))
 
 
-def test_places_that_are_not_of_every_round_are_left_alone():
+def test_positions_missing_from_a_round_are_not_corrected():
     values = np.random.default_rng(4).normal(0, 1, (3, 2, 6))
     row = turns(values, np.zeros((3, 2, 5), int))
     assert (log_values(row, "arm", [0]) == log_values(turns(values), "arm", [0])).all()
@@ -95,7 +95,7 @@ def rounds_of(change):
     return apply
 
 
-def test_what_each_arm_measured_does_not_change(make_cell):
+def test_medians_of_arms_are_not_corrected_by_position(make_cell):
     path = make_cell(blocks=8, runs=1, repeats=9, noise=0.01)
     apart = analyse_cell(path)["rows"][0]
     together = analyse_cell(in_process(path))["rows"][0]
@@ -115,8 +115,8 @@ def test_the_median_is_over_the_rounds_ratios_not_of_each_arm(make_cell):
     options = {"blocks": 8, "runs": 1, "noise": 0.0, "effects": {"seq_map": 1.03}}
     path = make_cell(change=rounds_of(change), **options)
     assert analyse_cell(path)["rows"][0]["comparisons"][0]["effect_pct"] == pytest.approx(150)
-    found = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
-    assert found["effect_pct"] == pytest.approx(3.0)
+    comparison = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
+    assert comparison["effect_pct"] == pytest.approx(3.0)
 
 
 def test_arms_without_the_baseline_s_rounds_are_refused_by_name(make_cell):
@@ -136,8 +136,8 @@ def test_a_round_without_a_logarithm_is_inconclusive(make_cell):
 
     path = make_cell(change=rounds_of(zero), blocks=6, runs=1)
     assert analyse_cell(path)["rows"][0]["comparisons"][0]["effect_pct"] is not None
-    found = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
-    assert (found["verdict"], found["effect_pct"]) == ("inconclusive", None)
+    comparison = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
+    assert (comparison["verdict"], comparison["effect_pct"]) == ("inconclusive", None)
 
 
 def stormy_processes(rng, kind, processes=8, rounds=12):
@@ -148,22 +148,22 @@ def stormy_processes(rng, kind, processes=8, rounds=12):
     """
     size = (processes, rounds, 2)  # the last: first or second turn of the round
     first = rng.integers(2, size=(processes, rounds))  # the arm whose turn is first
-    left = rng.normal(0, 0.05, (processes, 1, 1)) + rng.normal(0, 0.02, (processes, rounds, 1))
-    left = left + rng.normal(0, 0.005, size)
+    values = rng.normal(0, 0.05, (processes, 1, 1)) + rng.normal(0, 0.02, (processes, rounds, 1))
+    values = values + rng.normal(0, 0.005, size)
     if kind == "drift":
         moment = np.arange(np.prod(size)).reshape(size)
-        left += 0.3 * moment / moment.size + 0.05 * (moment % (2 * rounds)) / (2 * rounds)
+        values += 0.3 * moment / moment.size + 0.05 * (moment % (2 * rounds)) / (2 * rounds)
     if kind == "modes":
-        left += 0.1 * (rng.random((processes, 1, 1)) < 0.25)
+        values += 0.1 * (rng.random((processes, 1, 1)) < 0.25)
     if kind == "tails":
-        left += (rng.random(size) < 0.05) * rng.exponential(0.5, size)
+        values += (rng.random(size) < 0.05) * rng.exponential(0.5, size)
     if kind == "cold caches":  # the first turn finds those of the round before
-        left[..., 0] += 0.2
+        values[..., 0] += 0.2
     if kind == "carry-over":  # the second turn finds the caches of the other arm
-        left[..., 1] += 0.03
-        again = first[:, 1:] == np.where(first[:, :-1] == 0, 1, 0)  # follows itself: warm
-        left[:, 1:, 0] -= 0.03 * again
-    by_arm = np.where(first[..., None] == 0, left, left[..., ::-1]).transpose(0, 2, 1)
+        values[..., 1] += 0.03
+        repeats_itself = first[:, 1:] == np.where(first[:, :-1] == 0, 1, 0)  # follows itself: warm
+        values[:, 1:, 0] -= 0.03 * repeats_itself
+    by_arm = np.where(first[..., None] == 0, values, values[..., ::-1]).transpose(0, 2, 1)
     if kind == "arm by process":  # where an arm's code and memory lie
         by_arm = by_arm + rng.normal(0, 0.01, (processes, 2, 1))
     if kind == "load order":  # what was loaded first has the better memory
@@ -181,19 +181,19 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recorded", [False, True], ids=["no places", "places"])
-def test_two_thousand_studies_in_turns_of_nothing_seldom_find_something(kind, recorded):
+def test_interleaved_arms_without_an_effect_seldom_differ(kind, recorded):
     rng = np.random.default_rng([1, KINDS.index(kind)])
-    blocks, found = range(8), 0
+    blocks, rejected = range(8), 0
     for _ in range(STUDIES):
         values, places = stormy_processes(rng, kind)
         row = turns(values, places if recorded else None)
-        found += (
+        rejected += (
             permutation_test(*(log_values(row, arm, blocks) for arm in ("base", "arm"))) <= 0.05
         )
-    assert found / STUDIES <= 0.06
+    assert rejected / STUDIES <= 0.06
 
 
-def test_rounds_are_not_the_unit():
+def test_rounds_are_not_independent_samples():
     """Tested as if they were, where an arm lies in each process is taken for an effect."""
     rng = np.random.default_rng(2)
     wrong = 0

@@ -42,9 +42,9 @@ def test_equal_outputs_pass_and_none_is_unclaimed(make_cell):
 def test_one_wrong_token_fails_and_names_case_token_and_head(make_cell, make_array):
     path = make_cell(change=change_outputs("seq_map", 1, wrong_row(make_array)))
     cell = analyse_cell(path)
-    found = cell["gates"]["identical"]
-    assert found["status"] == "fail"
-    reason = found["reasons"][0]
+    result = cell["gates"]["identical"]
+    assert result["status"] == "fail"
+    reason = result["reasons"][0]
     assert "seq_map differs from binary_search" in reason
     assert "case 'prefill, 8 × 512', first at token 37, head 5" in reason
     assert "(1 of 64 token rows, 1 of 16 heads)" in reason
@@ -61,7 +61,7 @@ def test_ulp_distances_are_counted_across_zero():
     assert ulp_distance(a, b).tolist() == [1, 0, 0, 1, 2, 1 << 23]
 
 
-def kept_values(cell, change):
+def store_values(cell, change):
     """Give every record real outputs, keep the values, and change those of ``seq_map``."""
     one = np.random.default_rng(0).standard_normal((6, 4, 8)).astype(np.float32)
     arrays = {False: one, True: change(one.copy())}
@@ -78,14 +78,14 @@ def kept_values(cell, change):
     return apply
 
 
-def test_kept_values_give_the_ulp_distance_and_where_it_is_largest(make_cell, tmp_path):
+def test_stored_values_give_the_first_and_the_largest_ulp_distance(make_cell, tmp_path):
     def change(x):
         x[2, 3, 1] = np.nextafter(x[2, 3, 1], np.float32(np.inf))
         x.view(np.int32)[4, 0, 7] += 9
         return x
 
     cell = tmp_path / "a/x"
-    path = make_cell("a/x", change=kept_values(cell, change))
+    path = make_cell("a/x", change=store_values(cell, change))
     reason = gate(path)["reasons"][0]
     assert "first at token 2, head 3: 1 ULP apart, at most 9 ULP at token 4, head 0 [" in reason
     assert "(2 of 6 token rows, 2 of 4 heads)" in reason
@@ -107,7 +107,7 @@ def test_an_arm_that_does_not_repeat_itself_fails_bitwise(make_cell, make_array)
     assert "binary_search does not repeat itself" in gate(path)["reasons"][0]
 
 
-def test_shape_and_missing_outputs(make_cell, make_array):
+def test_other_shapes_and_missing_outputs_fail_the_gate(make_cell, make_array):
     path = make_cell("a/x", change=change_outputs("seq_map", 0, make_array(ROWS[:32], HEADS)))
     assert "float32 [64, 16, 8] and float32 [32, 16, 8]" in gate(path)["reasons"][0]
     path = make_cell("a/y", change=change_outputs("seq_map", 0, None))
@@ -118,7 +118,7 @@ def tokens(changed=0):
     return {f"r{i:03d}": [i, i + 1, 50 if i < changed else i + 2, 7] for i in range(8)}
 
 
-def test_requests_name_request_position_tokens_and_margin(make_cell, make_tokens):
+def test_a_difference_names_request_position_tokens_and_margin(make_cell, make_tokens):
     for claim in ("tokens", "bitwise"):
         path = make_cell(
             f"a/{claim}",
@@ -127,15 +127,15 @@ def test_requests_name_request_position_tokens_and_margin(make_cell, make_tokens
             change=change_outputs("seq_map", 0, make_tokens(tokens(1), 0.25)),
         )
         (reason, *_) = gate(path)["reasons"]
-        said = "request r000 at position 2: 2 against 50, logit margin 0.5 (1 of 8 requests)"
-        assert said in reason
+        difference = "request r000 at position 2: 2 against 50, logit margin 0.5 (1 of 8 requests)"
+        assert difference in reason
     agreement = {a.arm: a for a in analyse(path).identity.agreement}
     assert (agreement["seq_map"].agree, agreement["seq_map"].total) == (7, 8)
     assert agreement["seq_map"].prefix == (7 + 0.5) / 8
     assert agreement["control"].agree == 8
 
 
-def test_tokens_are_shown_with_their_text_where_the_record_has_it(make_cell, make_tokens):
+def test_tokens_are_shown_with_their_recorded_text(make_cell, make_tokens):
     def spelled(record):
         changed = tokens(record.arm == "seq_map")
         outputs = {**make_tokens(changed), "pieces": {"2": " the", "50": ' "a\n'}}
@@ -164,11 +164,11 @@ def test_noise_floor_compares_with_the_control(make_cell, make_tokens):
 
     options = {"requests": True, "identity": "noise_floor"}
     assert gate(make_cell("a/x", change=noisy(3, 2), **options))["status"] == "pass"
-    found = gate(make_cell("a/y", change=noisy(8, 0), **options))
-    assert found["status"] == "fail"
+    result = gate(make_cell("a/y", change=noisy(8, 0), **options))
+    assert result["status"] == "fail"
     assert (
         "8 of 8 outputs differ from the baseline's, 0 of 8 of the control's"
-        in (found["reasons"][0])
+        in (result["reasons"][0])
     )
-    found = gate(make_cell("a/z", control=False, **options))
-    assert found["status"] == "fail" and "needs the A/A control" in found["reasons"][0]
+    result = gate(make_cell("a/z", control=False, **options))
+    assert result["status"] == "fail" and "needs the A/A control" in result["reasons"][0]

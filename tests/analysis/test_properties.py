@@ -38,10 +38,10 @@ def answers(cell, rename=None):
 def assert_same(one, other, rename=None):
     a, b = answers(one, rename), answers(other)
     assert a.keys() == b.keys() and a
-    for key, found in a.items():
+    for key, comparison in a.items():
         for name in NUMBERS:
-            assert found[name] == pytest.approx(b[key][name], rel=1e-6, abs=1e-9), (key, name)
-        assert {n: found[n] for n in EXACT} == {n: b[key][n] for n in EXACT}, key
+            assert comparison[name] == pytest.approx(b[key][name], rel=1e-6, abs=1e-9), (key, name)
+        assert {n: comparison[n] for n in EXACT} == {n: b[key][n] for n in EXACT}, key
 
 
 @FEW
@@ -61,12 +61,12 @@ def test_a_factor_on_one_arm_moves_its_effect_by_just_that(fresh, seed, factor):
     options = {"seed": seed, "noise": 0.01}
     one = answers(analyse_cell(fresh(effects={"seq_map": 1.0}, **options)))
     other = answers(analyse_cell(fresh(effects={"seq_map": factor}, **options)))
-    for key, found in one.items():
+    for key, comparison in one.items():
         moved = factor if key[2] == "seq_map" else 1.0
         for name in ("effect_pct", "ci_low_pct", "ci_high_pct"):
-            expected = (1 + found[name] / 100) * moved
+            expected = (1 + comparison[name] / 100) * moved
             assert 1 + other[key][name] / 100 == pytest.approx(expected)
-        assert other[key]["mde_pct"] == pytest.approx(found["mde_pct"])
+        assert other[key]["mde_pct"] == pytest.approx(comparison["mde_pct"])
 
 
 @FEW
@@ -140,7 +140,7 @@ def test_swapping_the_runs_of_an_arm_within_a_block_changes_no_number(fresh, see
 
 @FEW
 @given(seed=SEEDS)
-def test_swapping_baseline_and_arm_turns_the_answer_around(fresh, seed):
+def test_swapping_baseline_and_arm_inverts_the_effect(fresh, seed):
 
     path = fresh(seed=seed, control=False, noise=0.01, effects={"seq_map": 0.97})
     one = answers(analyse_cell(path))
@@ -148,23 +148,23 @@ def test_swapping_baseline_and_arm_turns_the_answer_around(fresh, seed):
         file = path / "arms" / f"{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "role": role}))
     other = answers(analyse_cell(path))
-    for (case, metric, _), found in one.items():
+    for (case, metric, _), comparison in one.items():
         back = other[case, metric, "binary_search"]
-        assert back["p"] == pytest.approx(found["p"])
+        assert back["p"] == pytest.approx(comparison["p"])
         for name, mirror in (("effect_pct", "effect_pct"), ("ci_low_pct", "ci_high_pct")):
-            assert 1 + back[name] / 100 == pytest.approx(1 / (1 + found[mirror] / 100))
+            assert 1 + back[name] / 100 == pytest.approx(1 / (1 + comparison[mirror] / 100))
 
 
 @FEW
 @given(seed=SEEDS, extra=st.integers(1, 20))
-def test_more_repeats_of_the_same_value_are_no_more_evidence(fresh, seed, extra):
+def test_repeating_a_value_adds_no_evidence(fresh, seed, extra):
     one = analyse_cell(fresh(seed=seed, noise=0.01, repeats=1))
 
-    def again(record):
+    def repeated(record):
         cases = tuple(
             replace(c, metrics=tuple(replace(m, repeats=m.repeats * extra) for m in c.metrics))
             for c in record.cases
         )
         return replace(record, cases=cases)
 
-    assert_same(one, analyse_cell(fresh(seed=seed, noise=0.01, repeats=1, change=again)))
+    assert_same(one, analyse_cell(fresh(seed=seed, noise=0.01, repeats=1, change=repeated)))

@@ -125,34 +125,34 @@ def in_order(text, *parts):
 
 def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsysbinary):
     study = make_cell("study/cell", blocks=2).parent
-    said = headline(analyse(study / "cell"))
+    answer = headline(analyse(study / "cell"))
     weak = "estimate only: 2 blocks of 2 cannot support"
-    assert said.startswith("Not decided: ")
+    assert answer.startswith("Not decided: ")
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert lines[0] == f"**{said}**" and lines[1].startswith("| batch |")
+    assert lines[0] == f"**{answer}**" and lines[1].startswith("| batch |")
     in_order(text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row")
     page = printed(capsysbinary, study, "html")
-    in_order(page, f'<p class="answer">{said}</p>', "<table", weak, "alpha 0.05")
+    in_order(page, f'<p class="answer">{answer}</p>', "<table", weak, "alpha 0.05")
     out = io.StringIO()
     print_cell(study / "cell", Console(width=200, file=out))
-    in_order(" ".join(out.getvalue().split()), said, "verdict", f"! {weak}", "report: ")
+    in_order(" ".join(out.getvalue().split()), answer, "verdict", f"! {weak}", "report: ")
 
 
 def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
-    said = [headline(analyse(study / name)) for name in ("chat", "kernel")]
+    answers = [headline(analyse(study / name)) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
     assert text.splitlines()[2] == "| cell | answer | gates |"
-    assert all(f"| {one} |" in text for one in said)
+    assert all(f"| {answer} |" in text for answer in answers)
     page = printed(capsysbinary, study, "html")
-    in_order(page, f"<td>{said[0]}</td>", f"<td>{said[1]}</td>", "<section")
+    in_order(page, f"<td>{answers[0]}</td>", f"<td>{answers[1]}</td>", "<section")
 
 
 def test_the_long_sentences_are_in_the_details_of_their_row(study, capsysbinary):
     page = printed(capsysbinary, study, "html")
     details = re.findall(r"<details id=.*?</details>", page, re.S)
-    said = "seq_map is 4.8 % faster (adjusted 95 % CI"
-    assert page.count(said) == sum(one.count(said) for one in details) > 0
+    sentence = "seq_map is 4.8 % faster (adjusted 95 % CI"
+    assert page.count(sentence) == sum(one.count(sentence) for one in details) > 0
     assert all("<li>control" in one for one in details)
 
 
@@ -195,11 +195,11 @@ def test_the_control_s_smallest_p_stands_beside_its_largest_effect(make_cell, ca
 
     text = printed(capsysbinary, make_cell("study/cell", change=leak).parent, "md")
     (line,) = [line for line in text.splitlines() if line.startswith("A/A control: ")]
-    found = re.match(
+    match = re.match(
         r"A/A control: at most \+(\d\.\d)% from the baseline \(decode, 64 reqs, ctx 128\); "
         r"smallest p (\S+) unadjusted, (\S+) adjusted \(decode, 64 reqs, ctx 128\); widest", line
     )  # fmt: skip
-    assert found and 2 < float(found[1]) < 4 and float(found[2]) < 0.02
+    assert match and 2 < float(match[1]) < 4 and float(match[2]) < 0.02
     assert "1 of 2 rows with p below 0.02 unadjusted: decode, 64 reqs, ctx 128 (+" in line
     quiet = printed(capsysbinary, make_cell("quiet/cell").parent, "md")
     assert "below p" not in quiet and "A/A control: at most" in quiet
@@ -250,12 +250,12 @@ def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, monkeypa
 
     def with_all(record):
         case = record.cases[0]
-        more = [
+        rates = [
             Metric(name, "unit", "lower", False, (9.0,))
             for name in METRICS
             if name not in {metric.name for metric in case.metrics}
         ]
-        return replace(record, cases=(replace(case, metrics=(*case.metrics, *more)),))
+        return replace(record, cases=(replace(case, metrics=(*case.metrics, *rates)),))
 
     for clients in (1, 2, 4):
         cell = make_cell(f"sweep/{clients}", requests=True, clients=clients, change=with_all)
@@ -273,8 +273,8 @@ def test_the_serving_experiment_has_the_article_s_p_values():
 
     app.register()
     with app.initialized():
-        asked = compose_cell([], ["experiment=seq_map_concurrency_64"]).experiment
-    rows = asked.ablation.published["rows"]
+        experiment = compose_cell([], ["experiment=seq_map_concurrency_64"]).experiment
+    rows = experiment.ablation.published["rows"]
     assert [(row["delta_pct"], row["p"]) for row in rows] == [
         ({"seq_map": 0.9}, {"seq_map": 0.26}),
         ({"seq_map": -0.7}, {"seq_map": 0.45}),
@@ -301,9 +301,9 @@ def test_csv_has_every_number_unrounded(study, capsysbinary):
     lines = list(csv.DictReader(io.StringIO(printed(capsysbinary, study, "csv"))))
     cell = analyse_cell(study / "kernel")
     line = next(x for x in lines if x["cell"] == "kernel" and x["arm"] == "seq_map")
-    found = cell["rows"][0]["comparisons"][0]
+    comparison = cell["rows"][0]["comparisons"][0]
     keys = ("effect_pct", "ci_low_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct", "p")
-    assert [float(line[key]) for key in keys] == [found[key] for key in keys]
+    assert [float(line[key]) for key in keys] == [comparison[key] for key in keys]
     assert any(x["skipped"] == "too large" for x in lines)
 
 
@@ -327,8 +327,8 @@ def test_memory_over_time_is_shown_under_the_phases(study, capsysbinary):
     text = printed(capsysbinary, study, "md")
     assert "(plots/chat--memory--seq_map.png)" in text and "each request's phases" in text
     page = printed(capsysbinary, study, "html")
-    for said in ("KV reserved", "MLX active", "memory (MiB)", "seconds from the first submission"):
-        assert said in page
+    for label in ("KV reserved", "MLX active", "memory (MiB)", "seconds from the first submission"):
+        assert label in page
     assert "MLX cache" not in page  # it stayed 0
     for phase in ("waiting", "prefill", "decode"):
         assert page.count(f'<rect class="bar {phase}" x=') == 2 * 8  # 8 requests, 2 arms
@@ -352,13 +352,13 @@ def test_an_engine_that_does_not_report_admissions_has_two_phases(make_cell):
     assert request.finished_s > request.first_token_s > request.submitted_s
 
 
-def test_html_fetches_nothing(study, capsysbinary):
+def test_the_html_report_loads_nothing_from_elsewhere(study, capsysbinary):
     page = printed(capsysbinary, study, "html")
     assert not re.search(r"(src|href)=\"(https?:)?//", page) and "@import" not in page
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
 
 
-def test_names_cannot_break_the_page(make_cell, capsysbinary):
+def test_names_are_escaped_in_html(make_cell, capsysbinary):
     study = make_cell("study/cell", cases=("<script>alert(1)</script> & | case",)).parent
     page = printed(capsysbinary, study, "html")
     assert "<script>alert" not in page
@@ -376,14 +376,14 @@ def test_benchstat_lines_are_one_per_run(study, capsysbinary):
 
 
 @pytest.mark.skipif(not shutil.which("benchstat"), reason="no benchstat on this machine")
-def test_the_real_benchstat_reads_it(study, capsysbinary, tmp_path):
+def test_benchstat_reads_its_export(study, capsysbinary, tmp_path):
     (tmp_path / "b.txt").write_text(printed(capsysbinary, study, "benchstat"))
     command = ["benchstat", "-col", "/arm", str(tmp_path / "b.txt")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "dispatch_us" in done.stdout and "n=8" in done.stdout and not done.stderr.strip()
 
 
-def test_pyperf_is_read_back_by_the_real_one(study, capsysbinary, tmp_path):
+def test_pyperf_loads_its_export(study, capsysbinary, tmp_path):
     pyperf = pytest.importorskip("pyperf", reason="pyperf is not installed")
     path = tmp_path / "p.json"
     path.write_text(printed(capsysbinary, study, "pyperf"))
@@ -397,7 +397,7 @@ def test_pyperf_is_read_back_by_the_real_one(study, capsysbinary, tmp_path):
     assert "no change" in subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def test_vllm_has_the_fields_and_definitions(study, capsysbinary):
+def test_the_vllm_export_has_its_fields_and_definitions(study, capsysbinary):
     runs = json.loads(printed(capsysbinary, study / "chat", "vllm"))
     assert len(runs) == 24 and list(runs[0]) == VLLM_FIELDS.split()
     run = runs[0]
@@ -409,7 +409,7 @@ def test_vllm_has_the_fields_and_definitions(study, capsysbinary):
     assert run["mean_tpot_ms"] == pytest.approx(tpot)
 
 
-def test_github_has_its_fields(study, capsysbinary):
+def test_the_github_export_has_its_fields(study, capsysbinary):
     entries = json.loads(printed(capsysbinary, study / "kernel", "github"))
     assert {e["name"] for e in entries} == {
         f"decode, 64 reqs, ctx 128 [{arm}]" for arm in ("binary_search", "seq_map", "control")
@@ -458,12 +458,12 @@ def test_a_cell_without_cell_json_is_rebuilt_and_claims_nothing(make_cell, capsy
     (path / "cell.json").unlink()
     for _ in range(2):  # the second time it is there again, and still knows no more
         assert main([str(path.parent)]) == 0
-        found = json.loads((path / "cell.json").read_text())
-        row = found["rows"][0]
+        cell = json.loads((path / "cell.json").read_text())
+        row = cell["rows"][0]
         assert row["arms"] == whole["arms"]
         assert row["comparisons"][0]["effect_pct"] == whole["comparisons"][0]["effect_pct"]
-        assert {c["verdict"] for r in found["rows"] for c in r["comparisons"]} == {"estimate_only"}
-        design = found["design"]
+        assert {c["verdict"] for r in cell["rows"] for c in r["comparisons"]} == {"estimate_only"}
+        design = cell["design"]
         assert (design["blocks"], design["runs_per_block"], design["control"]) == (4, 2, True)
     assert "cell.json was lost" in (path.parent / "report.md").read_text()
 
@@ -478,11 +478,13 @@ def test_a_broken_study_writes_nothing(study, capsys):
 
 def test_study_json_lists_cells_and_adjusts_over_all(study):
     write_study(study, plots=False)
-    found = json.loads((study / "study.json").read_text())
-    assert [c["cell"] for c in found["cells"]] == ["chat", "kernel"]
-    assert found["exit_code"] == 0 and {c["status"] for c in found["cells"]} == {0}
-    assert found["cells"][1]["gates"] == dict.fromkeys(("healthy", "engaged", "identical"), "pass")
-    family = {(x["cell"], x["metric"], x["arm"]): x["p_adjusted"] for x in found["family"]}
+    summary = json.loads((study / "study.json").read_text())
+    assert [c["cell"] for c in summary["cells"]] == ["chat", "kernel"]
+    assert summary["exit_code"] == 0 and {c["status"] for c in summary["cells"]} == {0}
+    assert summary["cells"][1]["gates"] == dict.fromkeys(
+        ("healthy", "engaged", "identical"), "pass"
+    )
+    family = {(x["cell"], x["metric"], x["arm"]): x["p_adjusted"] for x in summary["family"]}
     single = analyse_cell(study / "kernel")["rows"][0]["comparisons"][0]["p"]
     assert family["kernel", "dispatch_us", "seq_map"] >= single
 

@@ -61,13 +61,13 @@ def test_unserved_requests_and_waits_at_the_client_are_caveats():
     ]
 
 
-def cell(load, served, latency, by="rate", **more):
+def cell(load, served, latency, by="rate", **config):
     workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
     if by == "rate":
         workload["arrivals"]["rate"] = load
     else:
         workload["concurrency"] = load
-    arms = [Arm("base", "baseline", {}, {"workload": workload, **more})]
+    arms = [Arm("base", "baseline", {}, {"workload": workload, **config})]
     values = {"request_s": served, "e2e_p50_ms": latency}
     rows = [
         {"case": "all", "metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}}
@@ -86,15 +86,15 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
     table = latency_throughput_table([curve])
     lines = markdown_table(table).split("\n")[2:]
     assert ["knee" in line for line in lines] == [False, True, False]
-    drawn = latency_throughput_chart([curve])
-    assert drawn.count("<circle") == 3 and "base: knee" in drawn
+    chart = latency_throughput_chart([curve])
+    assert chart.count("<circle") == 3 and "base: knee" in chart
     (axes,) = latency_throughput_figure([curve]).axes
     (line,) = axes.lines
     assert list(zip(*line.get_data(), strict=True)) == [(1.0, 500.0), (3.8, 700.0), (4.2, 2000.0)]
     unit = {"rate": "requests/s", "clients": "clients"}[by]
     assert axes.get_xlabel().endswith(f"at the marks: {unit}")
-    said = [text.get_text() for text in axes.texts]
-    assert said == ["1", "4, knee", "8"]
+    labels = [text.get_text() for text in axes.texts]
+    assert labels == ["1", "4, knee", "8"]
 
 
 def test_no_knee_is_marked_where_power_still_grows():

@@ -51,14 +51,14 @@ def verdict(analysis, arm=ARM):
     return one
 
 
-def test_work_of_an_arm_s_own_is_not_the_machine_s(make_cell):
+def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
     """A sixth of its time, in every process: without it the arms look equal."""
-    found = studied(make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0))
-    assert verdict(found).verdict.word == "slower"
-    assert verdict(found).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
-    (line,) = [line for line in caveats(found) if "stalls" in line]
+    analysis = studied(make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0))
+    assert verdict(analysis).verdict.word == "slower"
+    assert verdict(analysis).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
+    (line,) = [line for line in caveats(analysis) if "stalls" in line]
     assert "were left in the times: seq_map differs" in line and "16.7 % of seq_map's" in line
-    without = next(s for s in sensitivity_results(found) if s.arm == ARM)
+    without = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
     assert without.how.startswith("without stalls")
     assert without.effect_pct == pytest.approx(0, abs=0.5)
 
@@ -69,50 +69,50 @@ def at_random(arm, block):
     return float(0.1 * rng.random()), 3
 
 
-def test_the_machine_s_stalls_stay_out(make_cell):
-    found = studied(make_cell, at_random, effect=0.9)
-    assert verdict(found).verdict.word == "slower"
-    assert verdict(found).comparison.effect_pct == pytest.approx(-10, abs=0.3)
-    assert not any("stalls" in line for line in caveats(found))
-    whole = next(s for s in sensitivity_results(found) if s.arm == ARM)
+def test_the_machine_s_stalls_are_removed(make_cell):
+    analysis = studied(make_cell, at_random, effect=0.9)
+    assert verdict(analysis).verdict.word == "slower"
+    assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.3)
+    assert not any("stalls" in line for line in caveats(analysis))
+    whole = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
     assert whole.how.startswith("with stalls (")
     assert whole.ci_pct[1] - whole.ci_pct[0] > 4
 
 
-def test_what_was_taken_out_bounds_what_is_called_equivalent(make_cell):
+def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
     """So much may be an arm's own; metrics that no stall changes are called as ever."""
-    found = studied(make_cell, at_random)
-    one = verdict(found)
+    analysis = studied(make_cell, at_random)
+    one = verdict(analysis)
     assert one.comparison.equivalence.p < 0.05
     assert one.verdict.word == "inconclusive" and "may be the arm's own work" in one.verdict.reason
     small = studied(make_cell, lambda arm, block: (at_random(arm, block)[0] / 20, 1), name="small")
     assert verdict(small).verdict.word in ("equivalent", "trivial")
     memory = [
-        j for j in found.judged if j.row.metric == "peak_kv_bytes" and j.comparison.arm == ARM
+        j for j in analysis.judged if j.row.metric == "peak_kv_bytes" and j.comparison.arm == ARM
     ]
     assert memory and all("stalls" not in (j.verdict.reason or "") for j in memory)
 
 
-def test_where_it_is_unclear_there_is_no_word(make_cell):
+def test_unclear_stalls_give_no_verdict(make_cell):
     """p = .02: two of ten processes lost less than the baseline."""
 
     def lost(arm, block):
         return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
 
-    found = studied(make_cell, lost, effect=0.9, blocks=7)
-    assert verdict(found).comparison.p_adjusted <= 0.05
-    assert verdict(found).verdict.word == "inconclusive"
-    assert "so they may be its own work" in verdict(found).verdict.reason
-    assert any("seq_map gets no verdict" in line for line in caveats(found))
+    analysis = studied(make_cell, lost, effect=0.9, blocks=7)
+    assert verdict(analysis).comparison.p_adjusted <= 0.05
+    assert verdict(analysis).verdict.word == "inconclusive"
+    assert "so they may be its own work" in verdict(analysis).verdict.reason
+    assert any("seq_map gets no verdict" in line for line in caveats(analysis))
 
 
-def test_few_processes_cannot_tell(make_cell):
-    found = studied(make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5)
-    assert verdict(found).comparison.effect_pct == pytest.approx(-10, abs=0.5)
-    assert any("so few processes" in line for line in caveats(found))
+def test_stalls_of_few_processes_are_not_removed(make_cell):
+    analysis = studied(make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5)
+    assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.5)
+    assert any("so few processes" in line for line in caveats(analysis))
 
 
-def test_two_studies_are_compared_with_stalls_or_without_both(make_cell):
+def test_two_studies_are_compared_both_with_stalls_or_both_without(make_cell):
     """Its own work is all that the new version's arm got slower by."""
 
     def own(arm, block):
@@ -120,44 +120,46 @@ def test_two_studies_are_compared_with_stalls_or_without_both(make_cell):
 
     old = studied(make_cell, at_random, name="old/ablation=seq_map")
     new = studied(make_cell, own, name="new/ablation=seq_map")
-    found = compare_studies([old], [new], 2.0)
-    assert any("stalls" in line for line in found.caveats)
-    (change,) = (c for c in found.changes if c.row.primary and c.arm == ARM)
+    comparison = compare_studies([old], [new], 2.0)
+    assert any("stalls" in line for line in comparison.caveats)
+    (change,) = (c for c in comparison.changes if c.row.primary and c.arm == ARM)
     assert change.comparison.effect_pct == pytest.approx(-16.7, abs=3)
-    again = studied(make_cell, at_random, effect=0.9, name="again/ablation=seq_map")
-    found = compare_studies([old], [again], 2.0)
-    assert not any("stalls" in line for line in found.caveats)
-    (change,) = (c for c in found.changes if c.row.primary and c.arm == ARM)
+    same_stalls = studied(make_cell, at_random, effect=0.9, name="again/ablation=seq_map")
+    comparison = compare_studies([old], [same_stalls], 2.0)
+    assert not any("stalls" in line for line in comparison.caveats)
+    (change,) = (c for c in comparison.changes if c.row.primary and c.arm == ARM)
     assert change.comparison.effect_pct == pytest.approx(-10, abs=0.3)
 
 
-def test_nothing_lost_nothing_said(make_cell):
-    found = studied(make_cell, lambda arm, block: (0.0, 0))
-    assert found.stalls is None and found.alternative_rows == ()
-    assert not any("stalls" in second.how for second in sensitivity_results(found))
+def test_arms_without_stalls_have_no_caveat_about_them(make_cell):
+    analysis = studied(make_cell, lambda arm, block: (0.0, 0))
+    assert analysis.stalls is None and analysis.alternative_rows == ()
+    assert not any("stalls" in second.how for second in sensitivity_results(analysis))
 
 
-def test_processes_of_their_own_have_no_stalls(make_cell):
+def test_separate_processes_have_no_stall_attribution(make_cell):
     cell = make_cell(blocks=4, runs=2, requests=True, change=lambda r: replace(
         r, notes={**r.notes, "stalls": {"steps": 3, "seconds": 1.0, "of_s": 5.0}}))  # fmt: skip
     assert analyse(cell).stalls is None
 
 
-def test_ranks_are_of_share_and_of_steps():
+def test_the_signed_rank_test_ranks_shares_and_steps():
     """Exact: of 2^8 signs, those whose ranks sum as far from 0; ties share their ranks."""
-    none, more = np.zeros((8, 2)), np.zeros((8, 2))
-    more[:, 0] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 90.0]
-    assert signed_rank_p(none, more) == signed_rank_p(none, more[:, ::-1]) == 2 / 2**8
-    more[7, 0] = -0.1  # ranks 1.5 for both of 0.1: the sum is 36 - 2 * 1.5
-    assert signed_rank_p(none, more) == 6 / 2**8
+    unstalled, stalled = np.zeros((8, 2)), np.zeros((8, 2))
+    stalled[:, 0] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 90.0]
+    assert (
+        signed_rank_p(unstalled, stalled) == signed_rank_p(unstalled, stalled[:, ::-1]) == 2 / 2**8
+    )
+    stalled[7, 0] = -0.1  # ranks 1.5 for both of 0.1: the sum is 36 - 2 * 1.5
+    assert signed_rank_p(unstalled, stalled) == 6 / 2**8
 
 
-def test_the_bound_is_that_of_the_signed_rank_test():
+def test_the_bound_matches_the_signed_rank_test():
     """n = 10, two-sided 0.2: the critical value of the tables is 14."""
     slower = np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12])
     averages = np.sort([(x + y) / 2 for i, x in enumerate(slower) for y in slower[i:]])
-    found = own_work_bound_pct(np.zeros(10), 1 - np.exp(-slower))
-    assert found == pytest.approx(100 * np.expm1(averages[-15]))
+    bound = own_work_bound_pct(np.zeros(10), 1 - np.exp(-slower))
+    assert bound == pytest.approx(100 * np.expm1(averages[-15]))
     assert own_work_bound_pct(1 - np.exp(-slower), np.zeros(10)) == pytest.approx(
         -100 * np.expm1(-averages[-15])
     )
@@ -190,7 +192,7 @@ def decide(speeds, slower, steps):
 
 @pytest.mark.parametrize("processes", [8, 10])
 @pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
-def test_copies_are_taken_for_others_in_six_of_a_hundred_at_most(kind, processes):
+def test_equal_stalls_are_attributed_to_an_arm_in_at_most_6_percent(kind, processes):
     rng = np.random.default_rng([processes, len(kind)])
     wrong = 0
     for _ in range(2_000):
@@ -200,7 +202,7 @@ def test_copies_are_taken_for_others_in_six_of_a_hundred_at_most(kind, processes
 
 
 @pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
-def test_own_work_of_three_percent_passes_for_nothing_seldom(kind):
+def test_own_work_of_three_percent_is_seldom_missed(kind):
     rng = np.random.default_rng(len(kind))
     passed = 0
     for _ in range(300):
@@ -211,7 +213,7 @@ def test_own_work_of_three_percent_passes_for_nothing_seldom(kind):
     assert passed / 300 <= 0.03
 
 
-def test_old_records_without_the_times_as_measured_are_taken_as_they_are(make_cell):
+def test_old_records_without_measured_times_are_analysed_unchanged(make_cell):
     def change(record):
         return replace(record, notes={**record.notes, "stalls": {"steps": 3, "seconds": 1.0}})
 

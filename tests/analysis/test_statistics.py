@@ -173,7 +173,7 @@ def test_adding_a_block_constant_scaling_and_swapping_change_what_they_should(se
 def test_equivalence_is_twice_the_larger_of_two_shifted_one_sided_tests():
     baseline, arm = rng(1).normal(0, 0.004, (4, 2)), rng(2).normal(0.003, 0.004, (4, 2))
     labels = relabellings(4, 2)
-    found = equivalence_test(
+    equivalence = equivalence_test(
         breakpoints(labels.mean_differences(pool_by_block(baseline, arm)), labels), 2.0, 0.05
     )
 
@@ -182,8 +182,8 @@ def test_equivalence_is_twice_the_larger_of_two_shifted_one_sided_tests():
         return np.mean(t >= t[0] - 1e-13)
 
     expected = 2 * max(share(to_log_ratio(-2.0), 1), share(to_log_ratio(2.0), -1))
-    assert found.p == pytest.approx(expected) and found.p < 0.05
-    assert 0 < found.bound_pct < 2.0
+    assert equivalence.p == pytest.approx(expected) and equivalence.p < 0.05
+    assert 0 < equivalence.bound_pct < 2.0
     far = equivalence_test(
         breakpoints(labels.mean_differences(pool_by_block(baseline, arm + 0.05)), labels), 2.0, 0.05
     )
@@ -235,7 +235,7 @@ def test_a_minute_holds_whole_blocks():
     assert one_minute_mde_pct(0.01, 61.0, 2) is None
 
 
-def test_blocks_needed_is_the_first_that_sees_it():
+def test_blocks_needed_is_the_smallest_number_that_detects_the_effect():
     need = blocks_needed(0.01, 2, 0.05, -1.0)
     assert single_row_mde_pct(0.01, need, 2, 0.05) <= to_percent(-to_log_ratio(-1.0))
     assert single_row_mde_pct(0.01, need - 1, 2, 0.05) > to_percent(-to_log_ratio(-1.0))
@@ -268,15 +268,17 @@ def rest(values, probe):
     return values - (dv * dp).sum() / (dp * dp).sum() * dp
 
 
-def test_the_probe_s_part_is_taken_out_and_no_label_enters():
+def test_the_probe_adjustment_does_not_use_the_arms_labels():
     values, probe = probed(1)
-    found = probe_adjusted(values, probe, 0.05)
-    assert found.effect == pytest.approx(0.01, abs=0.001)
-    assert permutation_test(*values) > 0.05 > 0.01 > found.p
-    assert found.p == pytest.approx(permutation_test(*rest(values, probe)))
+    adjusted = probe_adjusted(values, probe, 0.05)
+    assert adjusted.effect == pytest.approx(0.01, abs=0.001)
+    assert permutation_test(*values) > 0.05 > 0.01 > adjusted.p
+    assert adjusted.p == pytest.approx(permutation_test(*rest(values, probe)))
     swapped = probe_adjusted(values[::-1], probe[::-1], 0.05)
-    assert swapped.effect == pytest.approx(-found.effect) and swapped.p == pytest.approx(found.p)
-    assert swapped.interval == pytest.approx((-found.interval[1], -found.interval[0]))
+    assert swapped.effect == pytest.approx(-adjusted.effect) and swapped.p == pytest.approx(
+        adjusted.p
+    )
+    assert swapped.interval == pytest.approx((-adjusted.interval[1], -adjusted.interval[0]))
     assert probe_adjusted(values, np.ones_like(probe), 0.05) is None
 
 
@@ -296,7 +298,7 @@ def test_the_probe_is_fitted_anew_at_every_shift(blocks, runs, seed):
         assert (permutation_test(*rest(moved, probe)) > 0.05) is inside
 
 
-def test_noise_correlation_looks_at_no_arm_and_sees_no_block():
+def test_noise_correlation_ignores_arms_and_blocks():
     noise, block = rng(1).normal(0, 0.02, (3, 6, 2)), np.arange(6)[None, :, None]
     assert noise_correlation(noise + 9 * block, noise + block) == pytest.approx(1.0)
     other = rng(2).normal(0, 0.02, (3, 6, 2))
@@ -319,7 +321,7 @@ def test_fisher_is_the_articles_p_of_one():
     assert fisher_p(0, 8, 8, 8) == pytest.approx(2 / 12_870)
 
 
-def test_modes_are_found_counted_and_tested():
+def test_two_modes_are_counted_and_tested():
     base = rng(1).normal(0, 0.004, 8)
     arm = rng(2).normal(-0.05, 0.004, 8)
     base[:2] += 0.06
@@ -332,13 +334,13 @@ def test_modes_are_found_counted_and_tested():
     assert find_modes(clean, "base") is None
 
 
-@pytest.mark.parametrize(("arms", "found"), [(3, False), (4, True)])
-def test_modes_are_looked_for_among_eight_runs_at_least(arms, found):
+@pytest.mark.parametrize(("arms", "expected"), [(3, False), (4, True)])
+def test_modes_need_at_least_eight_runs(arms, expected):
     values = {f"arm {i}": np.array([0.001 * i, 0.3 - 0.002 * i]) for i in range(arms)}
-    assert (find_modes(values, "arm 0") is not None) == found
+    assert (find_modes(values, "arm 0") is not None) == expected
 
 
-def test_looks_spend_alpha():
+def test_each_look_has_its_alpha_and_their_sum_is_bounded():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
     assert [alpha_at(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]
     assert alpha_at((), 3, 0.05) == 0.05

@@ -56,53 +56,53 @@ def by_hand(old, new, runs):
 
     def labellings(blocks):
         size = 2 * runs
-        one = [c for c in product((0, 1), repeat=size) if sum(c) == runs]
-        return [np.array(c) for c in product(one, repeat=blocks)]
+        block_labels = [c for c in product((0, 1), repeat=size) if sum(c) == runs]
+        return [np.array(c) for c in product(block_labels, repeat=blocks)]
 
     def difference(values, labels):
         arm = labels.astype(bool)
         return values[arm].mean() - values[~arm].mean()
 
-    given = [np.array([[0] * runs + [1] * runs] * len(v)) for v in (old, new)]
-    effects = [difference(v, g) for v, g in zip((old, new), given, strict=True)]
-    spread = [
+    observed_labels = [np.array([[0] * runs + [1] * runs] * len(v)) for v in (old, new)]
+    effects = [difference(v, g) for v, g in zip((old, new), observed_labels, strict=True)]
+    variances = [
         ((v - v.mean(axis=1, keepdims=True) - e * (g - 0.5)) ** 2).sum() / (v.size * 0.5)
-        for v, g, e in zip((old, new), given, effects, strict=True)
+        for v, g, e in zip((old, new), observed_labels, effects, strict=True)
     ]
     assert old.shape == new.shape
-    weight = spread[0] / sum(spread)
+    weight = variances[0] / sum(variances)
     common = (1 - weight) * effects[0] + weight * effects[1]
-    left = [v - common * g for v, g in zip((old, new), given, strict=True)]
-    seen = effects[1] - effects[0]
-    found = [
-        difference(left[1], b) - difference(left[0], a)
+    residuals = [v - common * g for v, g in zip((old, new), observed_labels, strict=True)]
+    observed = effects[1] - effects[0]
+    differences = [
+        difference(residuals[1], b) - difference(residuals[0], a)
         for a in labellings(len(old)) for b in labellings(len(new))
     ]  # fmt: skip
-    upper, lower = (np.mean(s * np.array(found) >= s * seen - 1e-12) for s in (1, -1))
+    upper, lower = (np.mean(s * np.array(differences) >= s * observed - 1e-12) for s in (1, -1))
     return min(1.0, 2 * min(upper, lower))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_joint_p_is_that_of_its_definition(seed):
+def test_the_joint_p_matches_its_definition(seed):
     rng = np.random.default_rng(seed)
     old, new = rng.normal(0, 1, (2, 2, 4))
     new[:, 2:] += 2.0
     effects = [estimate_effect(v[:, :2], v[:, 2:], None) for v in (old, new)]
-    found = effect_change(*effects)
-    assert found.exact and found.count == 36 * 36
-    assert found.p == pytest.approx(by_hand(old, new, 2), abs=1e-12)
+    change = effect_change(*effects)
+    assert change.exact and change.count == 36 * 36
+    assert change.p == pytest.approx(by_hand(old, new, 2), abs=1e-12)
 
 
 def studies(rng, sds, changed=0.0, follows=0.0, blocks=4):
     """Simulate two studies' effects, 5 % and 5 % + ``changed``, one machine 15 % slower."""
-    found = []
+    effects = []
     for sd, shift, speed in zip(sds, (0.0, changed), (0.0, 0.15), strict=True):
         probe = rng.normal(0, 0.05, (2, blocks, 2))
         values = follows * probe + rng.normal(0, sd, (2, blocks, 2)) + speed
         values += rng.normal(0, 0.1, (1, blocks, 1))
         values[1] += 0.05 + shift
-        found.append(estimate_effect(values[0], values[1], (probe[0] + speed, probe[1] + speed)))
-    return effect_change(*found)
+        effects.append(estimate_effect(values[0], values[1], (probe[0] + speed, probe[1] + speed)))
+    return effect_change(*effects)
 
 
 @pytest.mark.parametrize(
@@ -114,23 +114,23 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
     rng = np.random.default_rng(11)
     false, covered = 0, 0
     for _ in range(400):
-        found = studies(rng, sds, changed, follows)
-        limits = breakpoints(found.null_distribution, found).interval(0.05)
+        change = studies(rng, sds, changed, follows)
+        limits = breakpoints(change.null_distribution, change).interval(0.05)
         covered += limits is None or limits[0] <= changed <= limits[1]
-        false += changed == 0 and found.p <= 0.05
+        false += changed == 0 and change.p <= 0.05
     assert covered / 400 >= 0.92
     assert false / 400 <= 0.08
 
 
-def test_power_at_the_smallest_change_said():
+def test_power_at_the_smallest_detectable_change():
     rng = np.random.default_rng(12)
-    said = [studies(rng, (0.05, 0.03)).mde_pct(0.05) for _ in range(30)]
-    changed = np.log1p(np.median(said) / 100)
-    seen = sum(studies(rng, (0.05, 0.03), changed).p <= 0.05 for _ in range(300))
-    assert 0.68 <= seen / 300 <= 0.92
+    detectable = [studies(rng, (0.05, 0.03)).mde_pct(0.05) for _ in range(30)]
+    changed = np.log1p(np.median(detectable) / 100)
+    detected = sum(studies(rng, (0.05, 0.03), changed).p <= 0.05 for _ in range(300))
+    assert 0.68 <= detected / 300 <= 0.92
 
 
-def test_the_probe_s_noise_is_taken_out():
+def test_noise_that_follows_the_probe_is_removed():
     """Half of the runs' noise follows the probe: the interval narrows, and covers."""
     rng = np.random.default_rng(13)
     with_probe, without = [], []
@@ -140,13 +140,13 @@ def test_the_probe_s_noise_is_taken_out():
         for known, widths in ((True, with_probe), (False, without)):
             both = [estimate_effect(v[0], v[1], (p[0], p[1]) if known else None)
                     for v, p in zip(values, probe, strict=True)]  # fmt: skip
-            found = effect_change(*both)
-            low, high = breakpoints(found.null_distribution, found).interval(0.05)
+            change = effect_change(*both)
+            low, high = breakpoints(change.null_distribution, change).interval(0.05)
             widths.append(high - low)
     assert np.median(with_probe) < 0.4 * np.median(without)
 
 
-def test_one_probe_for_all_arms_of_a_process_takes_nothing_out():
+def test_one_probe_for_all_arms_of_a_process_removes_nothing():
     rng = np.random.default_rng(14)
     values, probe = rng.normal(0, 1, (2, 10, 1)), rng.normal(0, 1, (10, 1))
     same, none = (estimate_effect(*values, known) for known in ((probe, probe), None))
@@ -165,30 +165,30 @@ def test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change(
     old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.05)).parent
     new = make_cell(f"new{seed}/cell", cases=cases, seed=2,
                     change=noisy(100 + seed, 0.05, speed, probe)).parent  # fmt: skip
-    found = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
-    for one in found.changes:
-        assert one.verdict.word in ("inconclusive", "not_comparable")
-        assert one.new / one.old == pytest.approx(speed, rel=0.12)
-        if one.arm == "binary_search":
-            assert (one.verdict.word, one.comparison) == ("not_comparable", None)
+    comparison = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
+    for change in comparison.changes:
+        assert change.verdict.word in ("inconclusive", "not_comparable")
+        assert change.new / change.old == pytest.approx(speed, rel=0.12)
+        if change.arm == "binary_search":
+            assert (change.verdict.word, change.comparison) == ("not_comparable", None)
         else:
-            assert one.comparison.p_adjusted > 0.05 and abs(one.comparison.effect_pct) < 15
-    tried = [c.comparison.p_adjusted for c in found.changes if c.comparison is not None]
-    assert len(tried) == 8 and np.median(tried) > 0.3  # nor does it come close
+            assert change.comparison.p_adjusted > 0.05 and abs(change.comparison.effect_pct) < 15
+    adjusted_ps = [c.comparison.p_adjusted for c in comparison.changes if c.comparison is not None]
+    assert len(adjusted_ps) == 8 and np.median(adjusted_ps) > 0.3  # nor does it come close
 
 
 def test_an_arm_that_changed_is_named_on_a_machine_of_another_speed(make_cell):
     old = make_cell("old/cell", change=noisy(1, 0.01)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.3}, change=noisy(2, 0.01, 1.15)).parent
-    found = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
-    words = {(c.row.case, c.arm): c.verdict.word for c in found.changes}
+    comparison = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
+    words = {(c.row.case, c.arm): c.verdict.word for c in comparison.changes}
     assert {word for (_, arm), word in words.items() if arm == "seq_map"} == {"slower"}
     assert {word for (_, arm), word in words.items() if arm != "seq_map"} == {"not_comparable"}
-    low, high = found.changes[1].comparison.ci_pct
+    low, high = comparison.changes[1].comparison.ci_pct
     assert low < 100 * (1.3 / 0.95 - 1) < high
 
 
-def test_less_than_the_machine_moved_is_not_claimed(make_cell, capsys):
+def test_a_change_below_that_of_the_machine_is_not_claimed(make_cell, capsys):
     """An arm may lean on the part of the machine that slowed, and the baseline on another."""
     old = make_cell("old/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.005)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005, 1.15)).parent
@@ -198,8 +198,8 @@ def test_less_than_the_machine_moved_is_not_claimed(make_cell, capsys):
     assert "Not decided in 2 rows: the smallest detectable change is" in out
     flat = make_cell("flat/cell", effects={"seq_map": 1.0}, change=noisy(3, 0.002, 1.15)).parent
     still = make_cell("still/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.002)).parent
-    found = compare_studies(*(AnalysisCache().study(s) for s in (still, flat)), 2.0)
-    assert {c.verdict.word for c in found.changes if c.comparison} == {"inconclusive"}
+    comparison = compare_studies(*(AnalysisCache().study(s) for s in (still, flat)), 2.0)
+    assert {c.verdict.word for c in comparison.changes if c.comparison} == {"inconclusive"}
     same = make_cell("same/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005)).parent
     assert main([str(old), str(same), "--fail-on", "slower"]) == 1
 
@@ -207,25 +207,25 @@ def test_less_than_the_machine_moved_is_not_claimed(make_cell, capsys):
 def test_many_rows_are_adjusted_by_holm(make_cell):
     """One of eight rows with p below .05 by chance is no claim; the words say so."""
     cases = tuple("abcdefgh")
-    found = []
+    changes_compared = []
     for seed in range(40):
         old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.03)).parent
         new = make_cell(f"new{seed}/cell", cases=cases, change=noisy(500 + seed, 0.03)).parent
         changes = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0).changes
-        found = [c for c in changes if c.comparison is not None]
-        if sum(c.comparison.p <= 0.05 for c in found) and len(found) == 8:
+        changes_compared = [c for c in changes if c.comparison is not None]
+        if sum(c.comparison.p <= 0.05 for c in changes_compared) and len(changes_compared) == 8:
             break
-    raw = sorted(c.comparison.p for c in found)
+    raw = sorted(c.comparison.p for c in changes_compared)
     expected = np.minimum(1, np.maximum.accumulate(np.array(raw) * np.arange(8, 0, -1)))
-    adjusted = sorted(c.comparison.p_adjusted for c in found)
+    adjusted = sorted(c.comparison.p_adjusted for c in changes_compared)
     assert adjusted == pytest.approx(list(expected)) and raw[0] <= 0.05 < adjusted[0]
-    assert {c.verdict.word for c in found} == {"inconclusive"}
-    for c in found:  # the interval is at the level of the p that is shown
+    assert {c.verdict.word for c in changes_compared} == {"inconclusive"}
+    for c in changes_compared:  # the interval is at the level of the p that is shown
         low, high = c.comparison.ci_pct
         assert low < 0 < high
 
 
-def test_nothing_beside_the_baseline_is_shown_and_can_t_pass_in_ci(make_cell, capsys):
+def test_studies_with_a_baseline_alone_are_shown_but_cannot_pass_in_ci(make_cell, capsys):
     old, new = (make_cell(f"{n}/cell", effects={}).parent for n in ("old", "new"))
     assert main([str(old), str(new)]) == 0
     out = capsys.readouterr().out
@@ -234,7 +234,7 @@ def test_nothing_beside_the_baseline_is_shown_and_can_t_pass_in_ci(make_cell, ca
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_control_s_own_change_is_said(make_cell, capsys):
+def test_the_control_s_own_change_is_printed(make_cell, capsys):
     old, new = (make_cell(f"{n}/cell", change=noisy(i, 0.01)).parent
                 for i, n in enumerate(("old", "new")))  # fmt: skip
     main([str(old), str(new)])
@@ -260,7 +260,7 @@ def test_verdict_and_exit_code(make_cell, capsys, scale, flags, code, word):
     assert word in capsys.readouterr().out
 
 
-def refused(capsys, old, new):
+def refusal(capsys, old, new):
     assert main([str(old), str(new)]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
@@ -270,9 +270,9 @@ def refused(capsys, old, new):
 def test_other_machines_are_refused_but_not_other_hosts(make_cell, capsys):
     old = make_cell("old/cell", change=machine(memory_bytes=8 << 30)).parent
     other = make_cell("other/cell", change=machine(cpu_model="another")).parent
-    assert "cpu_model is test and another" in refused(capsys, old, other)
+    assert "cpu_model is test and another" in refusal(capsys, old, other)
     less = make_cell("less/cell", change=machine(memory_bytes=4 << 30)).parent
-    assert "memory_bytes" in refused(capsys, old, less)
+    assert "memory_bytes" in refusal(capsys, old, less)
     host = machine(host="h2", memory_bytes=(8 << 30) - (1 << 20))
     assert main([str(old), str(make_cell("host/cell", change=host).parent)]) == 0
 
@@ -282,13 +282,13 @@ def test_other_configs_and_arms_are_refused(make_cell, capsys):
     new = make_cell("new/cell").parent
     path = new / "cell" / "arms" / "seq_map.json"
     path.write_text(path.read_text().replace('"device": "cpu"', '"device": "metal"'))
-    message = refused(capsys, old, new)
+    message = refusal(capsys, old, new)
     assert "arm seq_map: engine.attention.device was cpu, now metal" in message
     arms = make_cell("arms/cell", effects={"identity": 1.0}).parent
-    assert "other arms: identity, seq_map" in refused(capsys, old, arms)
+    assert "other arms: identity, seq_map" in refusal(capsys, old, arms)
 
 
-def test_what_only_one_study_measured_is_said_and_nothing_shared_is_refused(make_cell, capsys):
+def test_unshared_rows_are_listed_and_studies_without_shared_rows_refused(make_cell, capsys):
     """An empty table that exits with 0 would pass in CI for good."""
     old = make_cell("old/cell", cases=("a", "b")).parent
     new = make_cell("new/cell", cases=("b", "c")).parent
@@ -296,16 +296,16 @@ def test_what_only_one_study_measured_is_said_and_nothing_shared_is_refused(make
     out = capsys.readouterr().out
     assert "a: only in old" in out and "c: only in new" in out
     other = make_cell("other/cell", cases=("c",)).parent
-    assert "no row in common" in refused(capsys, old, other)
+    assert "no row in common" in refusal(capsys, old, other)
     skipping = make_cell("skipping/cell", cases=("a",), skipped={"a": "too large"}).parent
-    assert "no row in common" in refused(capsys, make_cell("a/cell", cases=("a",)).parent, skipping)
+    assert "no row in common" in refusal(capsys, make_cell("a/cell", cases=("a",)).parent, skipping)
 
 
-def test_what_cannot_be_read_is_one_line(make_cell, capsys, tmp_path):
+def test_a_study_that_cannot_be_read_is_one_line(make_cell, capsys, tmp_path):
     old = make_cell("old/cell").parent
-    assert "no such directory" in refused(capsys, old, tmp_path / "nowhere")
+    assert "no such directory" in refusal(capsys, old, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "no cell in it" in refused(capsys, old, tmp_path / "empty")
+    assert "no cell in it" in refusal(capsys, old, tmp_path / "empty")
     with pytest.raises(SystemExit) as stop:
         main([str(old), str(old), "--margin", "fast"])
     assert stop.value.code == 2
@@ -328,7 +328,7 @@ def test_few_runs_are_estimate_only_and_failed_gates_invalid(make_cell, capsys):
     assert main([str(good), str(broken), "--fail-on", "invalid"]) == 1
 
 
-def test_what_loads_slowly_is_not_loaded_to_compare(make_cell):
+def test_comparing_does_not_import_slow_modules(make_cell):
     """Each of these would take longer to import than the comparison takes."""
     old, new = (make_cell(f"{name}/cell").parent for name in ("old", "new"))
     code = (
@@ -341,24 +341,24 @@ def test_what_loads_slowly_is_not_loaded_to_compare(make_cell):
     assert done.stdout.splitlines()[-1] == ""
 
 
-def test_a_grown_study_claims_nothing_here_either(make_cell):
+def test_a_study_that_grew_after_its_results_were_shown_claims_no_change(make_cell):
     old = make_cell("old/cell").parent
     new = make_cell("new/cell", effects={"seq_map": 1.5}).parent
     cell = new / "cell" / "cell.json"
     facts = json.loads(cell.read_text())
     facts["design"]["shown"] = [3]
     cell.write_text(json.dumps(facts))
-    found = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
-    (word,) = {c.verdict.word for c in found.changes if c.arm == "seq_map"}
+    comparison = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
+    (word,) = {c.verdict.word for c in comparison.changes if c.arm == "seq_map"}
     assert word == "estimate_only"
-    reason = next(c.verdict.reason for c in found.changes if c.arm == "seq_map")
+    reason = next(c.verdict.reason for c in comparison.changes if c.arm == "seq_map")
     assert reason.startswith("new: exploratory: blocks were added")
 
 
 def test_equivalence_is_adjusted_for_the_family(make_cell):
     """As many times the p as there are rows: equivalence errs no more often for more rows."""
     cases = tuple("abcdefgh")
-    found = {}
+    comparisons = {}
     for many in (True, False):
         old, new = (
             make_cell(f"{name}{many}/cell", cases=cases if many else cases[:1], effects={"x": 1.0},
@@ -366,7 +366,11 @@ def test_equivalence_is_adjusted_for_the_family(make_cell):
             for i, name in enumerate(("old", "new"))
         )  # fmt: skip
         changes = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 3.0).changes
-        found[many] = next(c.comparison for c in changes if c.row.case == "a" and c.arm == "x")
-    assert found[True].p == pytest.approx(found[False].p)
-    assert found[True].equivalence.p == pytest.approx(min(1.0, 8 * found[False].equivalence.p))
-    assert 0 < found[True].equivalence.p < 1
+        comparisons[many] = next(
+            c.comparison for c in changes if c.row.case == "a" and c.arm == "x"
+        )
+    assert comparisons[True].p == pytest.approx(comparisons[False].p)
+    assert comparisons[True].equivalence.p == pytest.approx(
+        min(1.0, 8 * comparisons[False].equivalence.p)
+    )
+    assert 0 < comparisons[True].equivalence.p < 1

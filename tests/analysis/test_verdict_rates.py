@@ -88,18 +88,20 @@ def as_rows(values):
     ]  # fmt: skip
 
 
-def levels_of(design, done, asked, shown):
+def levels_of(design, done, planned, shown):
     looks = parse_looks([to_plain(look) for look in design.looks], design.alpha)
-    why = withheld_reason(done, asked, looks, shown)
+    why = withheld_reason(done, planned, looks, shown)
     alpha = alpha_at(looks, done, design.alpha) if why is None else 0.0
     return DecisionCriteria(design.runs_per_block, alpha, design.margin_pct, why)
 
 
-def answers(design, values, asked=None, shown=(), arms=1):
+def answers(design, values, planned=None, shown=(), arms=1):
     """Compare and judge the blocks that there are."""
-    criteria = levels_of(design, values.shape[1], asked or values.shape[1], shown)
-    found = compare_arm(as_rows(values), "arm", "base", criteria, arms)
-    return found, [judge(one, "lower", criteria, [], None).word for one in found]
+    criteria = levels_of(design, values.shape[1], planned or values.shape[1], shown)
+    comparisons = compare_arm(as_rows(values), "arm", "base", criteria, arms)
+    return comparisons, [
+        judge(comparison, "lower", criteria, [], None).word for comparison in comparisons
+    ]
 
 
 DECIDED = {"faster", "slower", "equivalent", "trivial"}
@@ -108,9 +110,9 @@ DECIDED = {"faster", "slower", "equivalent", "trivial"}
 def finished(design, values):
     """The final answers: at the first look at which all is decided, else at the last."""
     for look in design.looks:
-        found, words = answers(design, values[:, : look.blocks])
+        comparisons, words = answers(design, values[:, : look.blocks])
         if DECIDED.issuperset(words) or look.blocks == design.blocks:
-            return found, words
+            return comparisons, words
     return answers(design, values)
 
 
@@ -122,8 +124,8 @@ def simulate(design, rows, studies, effects=0.0, kind="clean", seed=1):
         yield finished(design, values)
 
 
-def rate(found):
-    return float(np.mean(list(found)))
+def rate(events):
+    return float(np.mean(list(events)))
 
 
 def at_most(share, studies, promised=0.05):
@@ -133,15 +135,15 @@ def at_most(share, studies, promised=0.05):
 
 def false_words(design, rows, studies, kind):
     """Share of A/A studies that say faster, slower or trivial of any row."""
-    found = simulate(design, rows, studies, kind=kind)
-    return rate(bool({"faster", "slower", "trivial"} & set(words)) for _, words in found)
+    results = simulate(design, rows, studies, kind=kind)
+    return rate(bool({"faster", "slower", "trivial"} & set(words)) for _, words in results)
 
 
 def false_equivalent(design, rows, studies):
     """Share of studies with all effects at the margin that call any row equal."""
     narrow = replace(design, margin_pct=MARGIN * 2)
-    found = simulate(narrow, rows, studies, effects=to_log_ratio(MARGIN * 2) * 1.0001, seed=2)
-    return rate(bool({"equivalent", "trivial"} & set(words)) for _, words in found)
+    results = simulate(narrow, rows, studies, effects=to_log_ratio(MARGIN * 2) * 1.0001, seed=2)
+    return rate(bool({"equivalent", "trivial"} & set(words)) for _, words in results)
 
 
 def coverage(design, rows, studies, kind):
@@ -150,10 +152,10 @@ def coverage(design, rows, studies, kind):
     true = 100 * np.expm1(effects)
     return rate(
         all(
-            one.ci_pct is not None and one.ci_pct[0] <= effect <= one.ci_pct[1]
-            for one, effect in zip(found, true, strict=True)
+            comparison.ci_pct is not None and comparison.ci_pct[0] <= effect <= comparison.ci_pct[1]
+            for comparison, effect in zip(comparisons, true, strict=True)
         )
-        for found, _ in simulate(design, rows, studies, effects, kind, seed=3)
+        for comparisons, _ in simulate(design, rows, studies, effects, kind, seed=3)
     )
 
 
@@ -171,7 +173,7 @@ def power(design, rows, studies):
     return rate(words[0] == "slower" for _, words in simulate(wide, rows, studies, moved, seed=5))
 
 
-def grown(studies, ask=lambda done, shown: shown):
+def grown_claim_rate(studies, ask=lambda done, shown: shown):
     """Share of A/A studies of 4, then 5, then 6 blocks that claim anything on the way."""
     rng, design, claims = np.random.default_rng(6), Design(blocks=6, margin_pct=0.01), 0
     for _ in range(studies):
@@ -197,72 +199,72 @@ def figure(what, name, rows, share, kind=""):
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", DESIGNS)
-def test_what_every_design_promises(name, rows):
+def test_error_rates_and_power_of_every_design(name, rows):
     design = DESIGNS[name]
     wrong = figure("false word", name, rows, false_words(design, rows, STUDIES, "clean"))
     equal = figure("false equivalent", name, rows, false_equivalent(design, rows, STUDIES))
-    held = figure("coverage", name, rows, coverage(design, rows, STUDIES, "clean"))
-    seen = figure("power", name, rows, power(design, rows, STUDIES))
-    assert at_most(wrong, STUDIES) and at_most(equal, STUDIES) and at_most(1 - held, STUDIES)
-    assert 0.75 <= seen <= 0.90
+    covered = figure("coverage", name, rows, coverage(design, rows, STUDIES, "clean"))
+    detected = figure("power", name, rows, power(design, rows, STUDIES))
+    assert at_most(wrong, STUDIES) and at_most(equal, STUDIES) and at_most(1 - covered, STUDIES)
+    assert 0.75 <= detected <= 0.90
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("name", ["standard", "turns"])
-def test_what_is_promised_under_other_noise(name, kind):
+def test_error_rates_under_other_noise(name, kind):
     design, rows = DESIGNS[name], 3
     wrong = figure("false word", name, rows, false_words(design, rows, STUDIES, kind), kind)
-    held = figure("coverage", name, rows, coverage(design, rows, STUDIES, kind), kind)
-    assert at_most(wrong, STUDIES) and at_most(1 - held, STUDIES)
+    covered = figure("coverage", name, rows, coverage(design, rows, STUDIES, kind), kind)
+    assert at_most(wrong, STUDIES) and at_most(1 - covered, STUDIES)
 
 
 @pytest.mark.slow
-def test_growing_many_studies():
-    assert at_most(figure("grown 4, 5, 6", "standard", 1, grown(STUDIES)), STUDIES)
-    unnoticed = grown(STUDIES, ask=lambda done, shown: [done])
+def test_error_rate_of_growing_studies():
+    assert at_most(figure("grown 4, 5, 6", "standard", 1, grown_claim_rate(STUDIES)), STUDIES)
+    unnoticed = grown_claim_rate(STUDIES, ask=lambda done, shown: [done])
     figure("grown, unnoticed", "standard", 1, unnoticed)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", ["standard", "turns"])
-def test_what_does_not_differ_is_seldom_said_to(name, rows):
+def test_equal_arms_are_seldom_called_different(name, rows):
     assert at_most(false_words(DESIGNS[name], rows, QUICK, "clean"), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", ["standard", "turns"])
-def test_what_differs_by_the_margin_is_seldom_called_equal(name, rows):
+def test_arms_that_differ_by_the_margin_are_seldom_called_equivalent(name, rows):
     assert at_most(false_equivalent(DESIGNS[name], rows, QUICK), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", ["standard", "turns"])
-def test_all_intervals_as_shown_hold_the_truth_together(name, rows):
+def test_all_shown_intervals_cover_the_truth_jointly(name, rows):
     assert at_most(1 - coverage(DESIGNS[name], rows, QUICK, "clean"), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", ["standard", "turns"])
-def test_the_smallest_effect_stated_is_found_as_often_as_stated(name, rows):
+def test_the_smallest_detectable_effect_is_detected_as_often_as_stated(name, rows):
     assert 0.68 <= power(DESIGNS[name], rows, 2 * QUICK) <= 0.95
 
 
-def test_a_study_that_grows_after_it_was_shown_claims_no_more_than_one_that_does_not():
+def test_a_study_that_grows_after_it_was_shown_keeps_its_error_rate():
     studies = 600
-    assert at_most(grown(studies), studies)
-    unnoticed = grown(studies, ask=lambda done, shown: [done])
+    assert at_most(grown_claim_rate(studies), studies)
+    unnoticed = grown_claim_rate(studies, ask=lambda done, shown: [done])
     assert not at_most(unnoticed, studies)  # 9.5 % where nobody writes down what was shown
 
 
 def test_arms_of_a_cell_share_alpha():
     """Five arms that do not differ: the family is rows times arms."""
     rng, studies = np.random.default_rng(7), 300
-    design, said = DESIGNS["standard"], {1: 0, 5: 0}
+    design, claims = DESIGNS["standard"], {1: 0, 5: 0}
     for _ in range(studies):
         base = processes(rng, "clean", design, 2)[0]
         arms = [np.stack([base, processes(rng, "clean", design, 2)[1]]) for _ in range(5)]
-        for times in said:
+        for times in claims:
             words = {w for arm in arms for w in answers(design, arm, arms=times)[1]}
-            said[times] += bool({"faster", "slower", "trivial"} & words)
-    assert at_most(said[5] / studies, studies) and not at_most(said[1] / studies, studies)
+            claims[times] += bool({"faster", "slower", "trivial"} & words)
+    assert at_most(claims[5] / studies, studies) and not at_most(claims[1] / studies, studies)

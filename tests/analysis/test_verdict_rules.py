@@ -22,11 +22,11 @@ from labkit.analysis.verdict import judge
 LEVELS = DecisionCriteria(2, 0.05, 2.0)
 
 
-def found(cell, arm="seq_map", row=0):
+def comparison_of(cell, arm="seq_map", row=0):
     return next(c for c in cell["rows"][row]["comparisons"] if c["arm"] == arm)
 
 
-def test_the_word_follows_the_adjusted_p():
+def test_the_verdict_follows_the_adjusted_p():
     one = ArmComparison(
         "b", "a", -5.0, (-9.0, 1.0), 0.01, 0.2, 2 / 1296, 6.0, 4, 4, 0.03,
         Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
@@ -47,8 +47,8 @@ def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
     assert judge(wide, "lower", LEVELS, [], None).word == "inconclusive"
 
 
-def test_the_bound_that_is_said_is_the_interval_that_is_shown(make_cell):
-    c = found(analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004)))
+def test_the_stated_bound_is_that_of_the_shown_interval(make_cell):
+    c = comparison_of(analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004)))
     bound = max(-c["ci_low_pct"], c["ci_high_pct"])
     assert c["reason"] == f"any difference is within ±{bound:.2g} %"
 
@@ -56,7 +56,7 @@ def test_the_bound_that_is_said_is_the_interval_that_is_shown(make_cell):
 def test_rows_have_noise_of_their_own_and_an_adjusted_p_above_the_raw(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 0.99}, noise=0.01))
     for i in range(2):
-        c = found(cell, row=i)
+        c = comparison_of(cell, row=i)
         assert c["p_adjusted"] > 1.2 * c["p"]
         assert c["ci_low_pct"] < c["ci_raw_low_pct"] < c["ci_raw_high_pct"] < c["ci_high_pct"]
         assert c["level"] == 0.95 and 0.02 < c["alpha_row"] < 0.06
@@ -68,9 +68,9 @@ def test_other_metrics_are_a_family_of_their_own(make_cell):
     cell = analyse_cell(make_cell(**options))
     primary = [row["primary"] for row in cell["rows"]]
     assert primary == [True, False, False, False]
-    own = found(cell)
+    own = comparison_of(cell)
     assert own["p_adjusted"] == own["p"] and own["ci_low_pct"] == own["ci_raw_low_pct"]
-    others = [found(cell, row=i) for i in (1, 2)]
+    others = [comparison_of(cell, row=i) for i in (1, 2)]
     assert all(c["p_adjusted"] > c["p"] for c in others)
 
 
@@ -90,27 +90,27 @@ def test_the_study_s_family_counts_its_arms(make_cell):
     assert min(expected) < 1.0
 
 
-def test_arms_leave_each_row_less_and_see_less(make_cell):
-    one = found(analyse_cell(make_cell("a/one", effects={"seq_map": 1.0})))
+def test_more_arms_lower_each_row_s_alpha_and_power(make_cell):
+    one = comparison_of(analyse_cell(make_cell("a/one", effects={"seq_map": 1.0})))
     effects = {"seq_map": 1.0, "third": 1.0, "fourth": 1.0}
-    three = found(analyse_cell(make_cell("a/three", effects=effects)))
+    three = comparison_of(analyse_cell(make_cell("a/three", effects=effects)))
     assert 0.15 < three["alpha_row"] / one["alpha_row"] < 0.5
     assert three["mde_pct"] == pytest.approx(mde_pct(three["sd"], 4, 2, three["alpha_row"]))
     assert three["p_floor"] == pytest.approx(3 * one["p_floor"])
 
 
-def test_at_a_look_the_interval_s_level_is_the_look_s(make_cell):
+def test_an_interval_at_a_look_has_the_look_s_level(make_cell):
     looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
     path = make_cell(looks=looks, effects={"seq_map": 0.9})
-    assert found(analyse_cell(path))["level"] == 0.99
+    assert comparison_of(analyse_cell(path))["level"] == 0.99
     write_study(path.parent, plots=False)
     report = (path.parent / "report.md").read_text()
     assert "99 % CI" in report
 
 
-def test_blocks_that_were_not_asked_for_yet_claim_nothing(make_cell):
+def test_a_study_with_blocks_still_to_run_claims_nothing(make_cell):
     path = make_cell(change=lambda r: None if r.block == 3 else r)
-    c = found(analyse_cell(path))
+    c = comparison_of(analyse_cell(path))
     assert c["verdict"] == "estimate_only" and "3 of 4 blocks are done" in c["reason"]
     assert c["p"] is not None and c["p_adjusted"] is None and c["ci_low_pct"] is None
     assert analyse_cell(path)["design"]["shown"] == []
@@ -124,7 +124,7 @@ def test_an_exploratory_study_says_so_before_its_numbers(make_cell):
     file.write_text(json.dumps(facts))
     reason = "exploratory: blocks were added after results were shown (4 -> 6)"
     assert reason in caveats(analyse(path))
-    c = found(analyse_cell(path))
+    c = comparison_of(analyse_cell(path))
     assert (c["verdict"], c["reason"]) == ("estimate_only", reason)
     assert study_family([analyse(path)]) == []
 
@@ -161,7 +161,7 @@ def disturbed(make_cell, change):
 
 
 @pytest.mark.parametrize(("percent", "out"), [(4, False), (6, True)])
-def test_a_block_is_out_where_five_percent_were_stolen(make_cell, percent, out):
+def test_a_block_with_over_five_percent_steal_is_disturbed(make_cell, percent, out):
     def stolen(record):
         ticks = {"user": 100 - percent, "steal": percent if record.block == 1 else 0}
         return replace(
@@ -174,7 +174,7 @@ def test_a_block_is_out_where_five_percent_were_stolen(make_cell, percent, out):
 
 
 @pytest.mark.parametrize(("factor", "out"), [(1.09, False), (1.11, True)])
-def test_a_block_is_out_where_the_probe_took_a_tenth_longer(make_cell, factor, out):
+def test_a_block_with_a_probe_over_a_tenth_slower_is_disturbed(make_cell, factor, out):
     def slow(record):
         us = 100.0 * (factor if (record.block, record.position) == (2, 0) else 1.0)
         return replace(record, probe={"before": {"matmul_us": us}})
