@@ -1,4 +1,4 @@
-"""Articles: what is committed agrees with its records, and nothing is shown that has none."""
+"""Articles: committed ones agree with their records, and every number has a record."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Numbers of articles: every published row meets a case and a metric that its study has."""
+"""Published numbers: each row matches a case and a metric of its study."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def composer(composer):
 
 
 def cases(whole):
-    """Map every case that a cell's records will have to the metrics that may be published of it."""
+    """Return the metrics that may be published, by case of the cell's records."""
     workload = whole.workload
     if workload.times_kernels:
         return {case.name: {"dispatch_us", "single_us", *HOST} for case in workload.cases}
@@ -52,7 +52,7 @@ def cases(whole):
 
 
 def conditions(whole):
-    """Return the overrides under which rows hold, each set once; none where a row always does."""
+    """Return the distinct sets of overrides (``when``) of the published rows."""
     rows = (whole.ablation.published or {}).get("rows", [])
     overrides = [
         tuple(f"{k}={hydra_quote(v)}" for k, v in row.get("when", {}).items()) for row in rows
@@ -61,7 +61,7 @@ def conditions(whole):
 
 
 def check(command, composer):
-    """Check the rows of a command's cells; return how many there are at this scale."""
+    """Check the published rows of a command's cells and return how many this scale has."""
     whole, row_count = composer.compose(with_scale_overrides(command, composer)), 0
     own = {f"scale={whole.scale.value}", *command}
     for when in conditions(whole):

@@ -1,4 +1,4 @@
-"""The committed records derive what is committed beside them, and README's files exist."""
+"""Committed reports are derived from committed records; links of the README lead to files."""
 
 import re
 from pathlib import Path

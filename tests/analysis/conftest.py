@@ -72,7 +72,7 @@ def token_outputs(requests: dict[str, list[int]], margin: float = 0.5) -> dict[s
 
 @dataclass
 class CellMaker:
-    """Says what a cell is, then writes it: ``values[arm]`` is the factor on the metric.
+    """Description of a cell to write; ``values[arm]`` is the factor on the metric.
 
     A run's cases have ``noise`` (log scale) in common, and half as much of their own.
     """
@@ -251,7 +251,7 @@ class CellMaker:
 
 @pytest.fixture
 def make_cell(tmp_path):
-    """Give a function that writes a cell and returns its folder."""
+    """Return a function that writes a cell and returns its folder."""
 
     def make(name: str = "study/ablation=seq_map", **options: Any) -> Path:
         return CellMaker(dir=tmp_path / name, **options).write()
@@ -261,17 +261,17 @@ def make_cell(tmp_path):
 
 @pytest.fixture
 def make_array():
-    """Give the function that fingerprints an array by its row and head checksums."""
+    """Return the function that makes an array's outputs: row and head checksums."""
     return array_outputs
 
 
 @pytest.fixture
 def make_tokens():
-    """Give the function that makes the outputs of requests."""
+    """Return the function that makes the outputs of requests."""
     return token_outputs
 
 
 @pytest.fixture
 def published():
-    """Give the article's published numbers of one case."""
+    """Return an article's published numbers of one case."""
     return PUBLISHED

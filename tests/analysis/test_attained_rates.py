@@ -1,4 +1,4 @@
-"""What arms could reach at best and did, and the disagreements that controls find."""
+"""Attained rates beside attainable ones, and disagreements between counters and workloads."""
 
 from labkit.analysis.attained_rates import attained_rates
 from labkit.analysis.rendering.attained_rates_table import attained_rates_table

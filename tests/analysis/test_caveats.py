@@ -1,4 +1,4 @@
-"""What weakens a result is said, and the second analyses are made on fixed grounds."""
+"""Caveats, disturbed blocks and sensitivity analyses."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def observed(**samples):
 
 
 def memory_waited(share):
-    """Give a record's parts as if some process had waited for memory for a share of the run."""
+    """Return a change of records: processes waited for memory for a share of the run."""
 
     def change(record):
         end = {"memory": {"total_us": 7 + share * 1e7}}
@@ -98,7 +98,7 @@ def test_a_control_that_differs_is_a_caveat(make_cell):
 
 
 def slow_at(place, factors):
-    """Make the runs at one place of every block slower, each case by a factor of its own."""
+    """Return a change that slows the runs at one position of each block by a factor per case."""
 
     def apply(record):
         if record.position != place:
@@ -160,7 +160,7 @@ def test_a_noisy_control_withholds_verdicts_and_is_a_caveat(make_cell):
 
 
 def with_probe(slow_block=None, follow=True):
-    """Make a slow process slow in the probe too."""
+    """Return a change that slows some processes by 5 %, and their probes too if ``follow``."""
 
     def apply(record):
         slow = 1.05 if (record.block + record.position) % 3 == 0 else 1.0
@@ -263,7 +263,7 @@ def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(8, 1, True), (2, 2, True), (1, 1, False)])
 def test_a_correlation_needs_enough_degrees_of_freedom(make_cell, blocks, runs, known):
-    """Each block takes a degree of freedom."""
+    """Each block costs a degree of freedom."""
     path = make_cell(change=with_probe(), blocks=blocks, runs=runs, effects={"seq_map": 1.0})
     correlations = probe_correlations(analyse(path))
     assert bool(correlations) is known

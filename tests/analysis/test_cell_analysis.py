@@ -1,4 +1,4 @@
-"""Whole cells from records: the contract of cell.json, the gates and the words."""
+"""Whole cells from records: the fields of cell.json, the gates and the verdicts."""
 
 import json
 from dataclasses import replace

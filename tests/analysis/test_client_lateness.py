@@ -1,4 +1,4 @@
-"""Arms that are servers: the client's lateness, counts that differ, and texts that stand in."""
+"""Servers as arms: lateness of the client, counts that differ, and outputs compared as text."""
 
 import json
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_every_peculiarity_of_a_server_is_a_caveat():
 
 
 def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
-    """The trap of a fixed prompt set: its prompts are not salted, and nobody says what it knew."""
+    """Every run sends the same prompts, so a server that stays up may have them cached."""
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
     (caveat, *_) = client_lateness.caveats([silent])
@@ -114,7 +114,7 @@ def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
 
 
 def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request():
-    """Two requests, whole blocks of 16: up to a block more of each is shared honestly."""
+    """A server may share single tokens: up to a block of 16 more for each of two requests."""
     assert not any("cache" in x for x in client_lateness.caveats([run(**{"tokens.cached": 48.0})]))
     assert any("cache" in x for x in client_lateness.caveats([run(**{"tokens.cached": 49.0})]))
 

@@ -1,4 +1,4 @@
-"""Simulated error rates with fixed seeds: what is promised holds under real noise.
+"""Simulated error rates with fixed seeds: the promised rates hold under realistic noise.
 
 Noise is on the log scale, per process, with iterations inside: clean, drifting, with fast
 and slow processes, with heavy tails. The last test shows that the usual method, a t-test
@@ -155,7 +155,7 @@ def test_probe_adjustment_stays_valid_and_gains_power():
 
 @pytest.mark.parametrize("sd", [0.002, 0.01])
 def test_probe_adjusted_effects_are_unbiased_and_covered(sd):
-    """Fitted once, at no effect, they were 9 % too small and covered in 91.5 % of studies."""
+    """With the probe fitted only at no effect, estimates were 9 % low and coverage 91.5 %."""
     rng, results = np.random.default_rng(11), []
     for _ in range(1500):
         results.append(probe_adjusted(*probe_study(rng, 0.03, sd), 0.05))
@@ -182,7 +182,7 @@ def test_looks_spend_at_most_alpha_and_naive_peeking_spends_more():
 
 @pytest.fixture
 def fewer_pairs(monkeypatch):
-    """Draw 4,000 joint relabellings: the p's are as valid."""
+    """Draw 4,000 joint relabellings, which keeps the p-values valid."""
     monkeypatch.setattr(difference_in_differences, "N_RESAMPLES", 4_000)
     difference_in_differences._pairs.cache_clear()
     yield
@@ -192,7 +192,7 @@ def fewer_pairs(monkeypatch):
 @pytest.mark.usefixtures("fewer_pairs")
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_studies_are_rarely_called_different(kind):
-    """The second on a machine 15 % slower, where a t-test on its runs always claims."""
+    """The second study's machine is 15 % slower, for which a t-test always claims a change."""
     rng, studies = np.random.default_rng([10, KINDS.index(kind)]), 600
     false, covered, runs = 0, 0, []
     for _ in range(studies):

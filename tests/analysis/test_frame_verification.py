@@ -1,4 +1,4 @@
-"""The identity gate of picked frames: the decoder's pixels at the place that an arm says."""
+"""The identity gate of picked frames: their pixels are the decoder's at that position."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ KEYS = [0, 50, 100]
 
 
 def outputs(picks, requested=None, wished=True, wrong=()):
-    """Return frames of a decoder whose pixels are their places."""
+    """Return outputs of picked frames; those at ``wrong`` have other pixels than the decoder's."""
     return {
         "kind": "frames",
         "digest": str(picks) + str(wrong),
@@ -78,7 +78,7 @@ SEEN = {"colour change": {"visible": 1, "planted": 2}}
 
 
 def as_videos(change=None, fails=None):
-    """Give a change that makes every record one of two clips and a job; clip one may fail."""
+    """Return a change that makes a record that of two clips and a job; clip one may fail."""
 
     def apply(record):
         seek = record.arm == "seq_map"

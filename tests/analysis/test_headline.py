@@ -1,4 +1,4 @@
-"""The first sentence: right for every mix of verdicts, and the same in every form."""
+"""The headline for every mix of verdicts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def arm(name, role="arm", device="cpu"):
 
 
 def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu", skipped=()):
-    """Make an analysis of rows ``(name, {arm: (word, effect, interval or sight)})``."""
+    """Return an analysis of rows ``(name, {arm: (verdict, effect, interval or MDE)})``."""
     built, judged = [], []
     for i, (name, results) in enumerate(rows):
         better = "higher" if unit == "tok/s" else "lower"

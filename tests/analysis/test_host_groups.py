@@ -1,4 +1,4 @@
-"""Runs of several hosts: what is compared with what, and what is not."""
+"""Runs of several hosts: only those of one host, or of one kind, are compared."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from labkit.records import PROCESSES_SUFFIX, CellSession, session_path
 
 
 def on(host, factor=1.0, **facts):
-    """A change of records: they are of another host, which is slower by a factor."""
+    """Return a change that moves records to another host, slower by a factor."""
 
     def change(record):
         cases = tuple(
@@ -102,7 +102,7 @@ HOSTS = np.repeat([0.0, 0.3], 5)  # log time by block: five blocks of each of tw
 
 @pytest.mark.parametrize("effect", [0.0, 0.05])
 def test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts(effect):
-    """The machine drifts within a host too; who ignores blocks sees nothing but the hosts."""
+    """The machine drifts within a host too; without blocks, the hosts hide every effect."""
     rejected = blind = 0
     for seed in range(400):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Do turns and separate processes say the same?"""
+"""Agreement of interleaved arms with separate processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.analysis.observations import MetricRow, RunValue
 
 
 def simulated(rng, effect, noise, blocks, runs):
-    """One row of a study: baseline and arm, which is larger by ``effect`` (log scale)."""
+    """Simulate one row: a baseline, and an arm that is larger by ``effect`` (log scale)."""
     row = MetricRow("one", "dispatch_us", "us", "lower", True)
     for arm, shift in (("base", 0.0), ("arm", effect)):
         row.arms[arm] = [

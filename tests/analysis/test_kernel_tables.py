@@ -1,4 +1,4 @@
-"""What kernel workloads show besides times: counters that hold anywhere, and the roofline."""
+"""Tables of kernel workloads besides times: counters per dispatch, and the roofline."""
 
 import math
 from dataclasses import replace
@@ -122,7 +122,7 @@ def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
 
 
 def noting(**notes):
-    """Return a change of records: more notes, those of ``seq_map`` twice as large."""
+    """Return a change that adds notes to records, twice as large for ``seq_map``."""
 
     def change(record):
         factor = 2 if record.arm == "seq_map" else 1
@@ -258,7 +258,7 @@ def test_the_results_table_notes_the_state_of_the_caches(make_cell, states, says
 
 
 def many(arms=("a", "b")):
-    """Points of cases that lie close together, each arm's on top of the other's."""
+    """Return points of cases that lie close together, with the arms' points on each other."""
     work = [(f"case {i}", 10**6, 2 * 10**6 + 10**4 * i) for i in range(6)]
     return [
         RooflinePoint(case, arm, size, flops, 1e-3, LIMITS)

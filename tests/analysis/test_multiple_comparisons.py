@@ -1,7 +1,7 @@
-"""Families of rows: known answers for the adjusted p and the interval that goes with it.
+"""Families of rows: known answers for adjusted p-values and intervals.
 
-Rows have noise of their own here: with one noise for all, adjusted equals raw and nothing
-that follows could fail.
+Each row has its own noise: if all rows shared theirs, adjusted p-values would equal raw ones and
+no test could fail.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ SEEDS = st.integers(0, 10_000)
 
 
 def make_tests(baseline, arm, labels=None):
-    """The tests of a family, from float64 [blocks, runs, rows]."""
+    """Return the tests of a family, from float64 [blocks, runs, rows]."""
     blocks, runs, rows = baseline.shape
     labels = relabellings(blocks, runs) if labels is None else labels
     units = pool_by_block(baseline, arm)
@@ -207,7 +207,7 @@ def test_a_row_s_alpha_follows_from_its_family():
 
 
 def test_the_joint_p_over_cells_matches_its_definition():
-    """Every cell's largest size under every joint draw, all of them kept."""
+    """Computes every cell's largest statistic under every joint draw, all in memory."""
     cells = [make_tests(*draw(seed, (4, 2), rows=3, effect=2.0)) for seed in range(4)]
     rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
     draws = [rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS) for tests in cells]

@@ -1,4 +1,4 @@
-"""Arms that take turns in one process are compared round by round, and only they."""
+"""Interleaved arms are compared round by round; arms in separate processes are not."""
 
 import json
 from dataclasses import replace
@@ -15,9 +15,9 @@ STUDIES = 2_000
 
 
 def turns(values, places=None):
-    """A row of turns from log values, float64 [processes, arms, rounds]; the baseline first.
+    """Return a row of interleaved arms from log values, float64 [processes, arms, rounds].
 
-    ``places``: int of the same shape, if they were recorded.
+    The baseline is the first arm. ``places`` are positions, int of the same shape, if recorded.
     """
     known = np.zeros((*values.shape[:2], 0), int) if places is None else places
     times = np.exp(values)
@@ -82,7 +82,7 @@ def in_process(path, isolation="in_process"):
 
 
 def rounds_of(change):
-    """Make an arm's repeats anew: ``change(record, repeats)``."""
+    """Return a change of records whose repeats are ``change(record, repeats)``."""
 
     def apply(record):
         cases = tuple(
@@ -106,7 +106,7 @@ def test_medians_of_arms_are_not_corrected_by_position(make_cell):
 
 
 def test_the_median_is_over_the_rounds_ratios_not_of_each_arm(make_cell):
-    """The arm is 3 % slower but for one stall, which its median would show in full."""
+    """The arm is 3 % slower apart from one stall, which its median would show in full."""
 
     def change(record, repeats):
         stalled = 5.0 / 1.03 if record.arm == "seq_map" else 2.0
@@ -141,10 +141,10 @@ def test_a_round_without_a_logarithm_is_inconclusive(make_cell):
 
 
 def stormy_processes(rng, kind, processes=8, rounds=12):
-    """A study of two arms that do not differ, float64 [processes, 2, rounds]: log times.
+    """Simulate log times of two equal arms, float64 [processes, 2, rounds], and their positions.
 
-    All have noise of the process, of the moment and of the turn; the arms take their turns
-    in a fresh random order every round: their places, int of the same shape, are returned too.
+    Noise is per process, per moment and per position. Each round has a new random order; the
+    positions are int of the same shape.
     """
     size = (processes, rounds, 2)  # the last: first or second turn of the round
     first = rng.integers(2, size=(processes, rounds))  # the arm whose turn is first
@@ -194,7 +194,7 @@ def test_interleaved_arms_without_an_effect_seldom_differ(kind, recorded):
 
 
 def test_rounds_are_not_independent_samples():
-    """Tested as if they were, where an arm lies in each process is taken for an effect."""
+    """If rounds were independent samples, an offset of an arm per process would be an effect."""
     rng = np.random.default_rng(2)
     wrong = 0
     for _ in range(200):

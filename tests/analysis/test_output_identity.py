@@ -1,4 +1,4 @@
-"""The identity gate: it fails for one wrong token, and says where."""
+"""The identity gate fails for one wrong token and names its position."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ ROWS, HEADS = list(range(64)), list(range(16))
 
 
 def change_outputs(arm, index, outputs, block=None):
-    """Give a change of one case's outputs, for the runs of an arm (in one block)."""
+    """Return a change of one case's outputs in the runs of an arm (in one block)."""
 
     def apply(record):
         if record.arm != arm or (block is not None and record.block != block):
@@ -62,7 +62,7 @@ def test_ulp_distances_are_counted_across_zero():
 
 
 def store_values(cell, change):
-    """Give every record real outputs, keep the values, and change those of ``seq_map``."""
+    """Give every record real outputs, store their values, and change those of ``seq_map``."""
     one = np.random.default_rng(0).standard_normal((6, 4, 8)).astype(np.float32)
     arrays = {False: one, True: change(one.copy())}
     for array in arrays.values():

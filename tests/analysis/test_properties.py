@@ -1,4 +1,4 @@
-"""What must not change the answer, and what may change it only as it should."""
+"""Transformations of records that must not change results, or only in a known way."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ numbered = itertools.count()
 
 @pytest.fixture
 def fresh(make_cell):
-    """Write a cell in a folder of its own each time (hypothesis reuses the fixture)."""
+    """Write each cell in a new folder, because hypothesis reuses the fixture."""
     return lambda **options: make_cell(f"s{next(numbered)}/cell", **options)
 
 

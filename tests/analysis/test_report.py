@@ -1,4 +1,4 @@
-"""``labkit.report``: rebuilt byte for byte, every format, errors in one line."""
+"""``labkit.report``: reports rebuilt byte for byte, every export format, one-line errors."""
 
 import csv
 import hashlib
@@ -118,7 +118,7 @@ def test_every_arm_s_own_median_is_in_the_details(make_cell, capsysbinary):
 
 
 def in_order(text, *parts):
-    """Assert that the parts stand in a text, one after the other."""
+    """Assert that a text contains the parts in this order."""
     places = [text.find(part) for part in parts]
     assert -1 not in places and places == sorted(places), (places, parts)
 
@@ -223,7 +223,7 @@ def test_published_p_is_shown_as_published(make_cell, capsysbinary):
 
 
 def test_our_numbers_are_below_the_published_ones(make_cell, capsysbinary):
-    """In their units; of outputs, how far those of an arm and of the control agree."""
+    """In their published units; for outputs, agreement of the arm and of the control."""
     rows = [
         {"case": "all", "metric": "peak_kv_bytes", "unit": "GB", "arms": {"binary_search": 1.5}},
         {"case": "all", "metric": "agreeing_prefix", "unit": "share",
@@ -267,7 +267,7 @@ def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, monkeypa
 
 
 def test_the_serving_experiment_has_the_article_s_p_values():
-    """Nine rounds per arm, end to end: the article's own p, which nothing recomputes."""
+    """The article's own p-values, of nine rounds per arm, are shown and not recomputed."""
     from labkit import app
     from labkit.experiment.cell_composer import compose_cell
 
@@ -452,7 +452,7 @@ def test_pyperf_without_times_is_refused(make_cell, capsys):
 
 
 def test_a_cell_without_cell_json_is_rebuilt_and_claims_nothing(make_cell, capsys):
-    """What was declared is lost with it; the numbers are not."""
+    """The declared design is lost with cell.json; the numbers are not."""
     path = make_cell("study/cell")
     whole = analyse_cell(path)["rows"][0]
     (path / "cell.json").unlink()

@@ -1,4 +1,4 @@
-"""What a report says of requests: their fates, how they were sent, and a study under load."""
+"""Tables of requests: outcomes, arrivals, and latency against throughput."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Stalls that were taken out of arms in turns: whose they were, and what may be said then."""
+"""Stalls of interleaved arms: attribution to the machine or an arm, and the verdicts then."""
 
 import json
 from dataclasses import replace
@@ -19,9 +19,10 @@ ARM = "seq_map"
 
 
 def studied(make_cell, lost, effect=1.0, blocks=BLOCKS, **options):
-    """Analyse turns; ``lost(arm, block)``: the share of its time that went, and the steps.
+    """Analyse interleaved arms with stalls.
 
-    The metrics are those without it; ``effect`` is the arm's speed, of the baseline's.
+    ``lost(arm, block)`` returns the stalled share of its time and the number of stalled steps.
+    Metrics are without stalls; ``effect`` is the arm's speed over the baseline's.
     """
 
     def change(record):
@@ -52,7 +53,7 @@ def verdict(analysis, arm=ARM):
 
 
 def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
-    """A sixth of its time, in every process: without it the arms look equal."""
+    """An arm stalls for a sixth of its time in every process; without stalls, arms look equal."""
     analysis = studied(make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0))
     assert verdict(analysis).verdict.word == "slower"
     assert verdict(analysis).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
@@ -64,7 +65,7 @@ def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
 
 
 def at_random(arm, block):
-    """A machine that stalls in anybody's turn."""
+    """Return stalls of a machine that hits any arm at random."""
     rng = np.random.default_rng([7, block, len(arm)])
     return float(0.1 * rng.random()), 3
 
@@ -80,7 +81,7 @@ def test_the_machine_s_stalls_are_removed(make_cell):
 
 
 def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
-    """So much may be an arm's own; metrics that no stall changes are called as ever."""
+    """Removed stalls may be an arm's own work; metrics without stalls keep their verdict."""
     analysis = studied(make_cell, at_random)
     one = verdict(analysis)
     assert one.comparison.equivalence.p < 0.05
@@ -94,7 +95,7 @@ def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
 
 
 def test_unclear_stalls_give_no_verdict(make_cell):
-    """p = .02: two of ten processes lost less than the baseline."""
+    """Two of ten processes lost less than the baseline: p = 0.02."""
 
     def lost(arm, block):
         return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
@@ -113,7 +114,7 @@ def test_stalls_of_few_processes_are_not_removed(make_cell):
 
 
 def test_two_studies_are_compared_both_with_stalls_or_both_without(make_cell):
-    """Its own work is all that the new version's arm got slower by."""
+    """The arm of the new study is slower only by its own work."""
 
     def own(arm, block):
         return (1 / 6, 20) if arm == ARM else (0.0, 0)
@@ -144,7 +145,7 @@ def test_separate_processes_have_no_stall_attribution(make_cell):
 
 
 def test_the_signed_rank_test_ranks_shares_and_steps():
-    """Exact: of 2^8 signs, those whose ranks sum as far from 0; ties share their ranks."""
+    """The p is exact: the share of 2^8 sign patterns with as extreme a rank sum."""
     unstalled, stalled = np.zeros((8, 2)), np.zeros((8, 2))
     stalled[:, 0] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 90.0]
     assert (
@@ -155,7 +156,7 @@ def test_the_signed_rank_test_ranks_shares_and_steps():
 
 
 def test_the_bound_matches_the_signed_rank_test():
-    """n = 10, two-sided 0.2: the critical value of the tables is 14."""
+    """For n = 10 and two-sided 0.2, the tabulated critical value is 14."""
     slower = np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12])
     averages = np.sort([(x + y) / 2 for i, x in enumerate(slower) for y in slower[i:]])
     bound = own_work_bound_pct(np.zeros(10), 1 - np.exp(-slower))

@@ -1,4 +1,4 @@
-"""Known answers of every statistic, from scipy, the literature or a count by hand."""
+"""Known answers of every statistic, from scipy, the literature or counting by hand."""
 
 import doctest
 from itertools import combinations, product
@@ -256,14 +256,14 @@ def test_holm():
 
 
 def probed(seed, blocks=10, runs=1, effect=0.01):
-    """Values that follow the probe, both float64 [2, blocks, runs]."""
+    """Return values that follow the probe, and the probe, both float64 [2, blocks, runs]."""
     probe = rng(seed).normal(0, 0.02, (2, blocks, runs))
     values = 0.8 * probe + rng(seed + 1).normal(0, 0.001, probe.shape)
     return values + np.array([0.0, effect])[:, None, None], probe
 
 
 def rest(values, probe):
-    """What a regression through block means leaves of the values, fitted here and now."""
+    """Return the residuals of a regression on the probe within blocks."""
     dv, dp = (x - x.mean(axis=(0, 2), keepdims=True) for x in (values, probe))
     return values - (dv * dp).sum() / (dp * dp).sum() * dp
 

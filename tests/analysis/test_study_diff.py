@@ -1,4 +1,4 @@
-"""Two studies: what changed, what is refused, and when CI should fail."""
+"""Comparisons of two studies: changes, refusals and exit codes."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def machine(**fields):
 
 
 def scaled(record, factors):
-    """Multiply every case's metrics by a factor of its own; ``factors``: case -> factor."""
+    """Multiply each case's metrics by ``factors[case]``."""
     cases = tuple(
         replace(c, metrics=tuple(replace(m, repeats=tuple(x * factors[c.case] for x in m.repeats))
                                  for m in c.metrics))
@@ -39,7 +39,7 @@ def scaled(record, factors):
 
 
 def noisy(seed, sd, speed=1.0, probe=None):
-    """Give every case of every run noise of its own, on a machine ``speed`` times slower."""
+    """Return a change that adds noise per run and case, on a machine ``speed`` times slower."""
 
     def apply(record):
         rng = np.random.default_rng([seed, record.block, record.position])
@@ -110,7 +110,7 @@ def studies(rng, sds, changed=0.0, follows=0.0, blocks=4):
     [((0.05, 0.05), 0.0, 0.0), ((0.08, 0.01), 0.03, 0.0), ((0.03, 0.03), -0.1, 1.0)],
 )
 def test_simulated_error_rate_and_coverage(sds, changed, follows):
-    """400 studies each; two binomial standard errors of 0.05 are 0.022."""
+    """Simulates 400 studies; two binomial standard errors of 0.05 are 0.022."""
     rng = np.random.default_rng(11)
     false, covered = 0, 0
     for _ in range(400):
@@ -131,7 +131,7 @@ def test_power_at_the_smallest_detectable_change():
 
 
 def test_noise_that_follows_the_probe_is_removed():
-    """Half of the runs' noise follows the probe: the interval narrows, and covers."""
+    """Most of the runs' noise follows the probe, so its use narrows the interval."""
     rng = np.random.default_rng(13)
     with_probe, without = [], []
     for _ in range(20):
@@ -160,7 +160,7 @@ def test_one_probe_for_all_arms_of_a_process_removes_nothing():
 def test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change(
     make_cell, seed, speed, probe
 ):
-    """Once "-15.7 %, p = .037"; also where the probe did not see what slowed the machine."""
+    """Once "-15.7 %, p = .037" was claimed; also if the probe missed the machine's change."""
     cases = tuple("abcdefgh")
     old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.05)).parent
     new = make_cell(f"new{seed}/cell", cases=cases, seed=2,
@@ -189,7 +189,7 @@ def test_an_arm_that_changed_is_named_on_a_machine_of_another_speed(make_cell):
 
 
 def test_a_change_below_that_of_the_machine_is_not_claimed(make_cell, capsys):
-    """An arm may lean on the part of the machine that slowed, and the baseline on another."""
+    """An arm may depend on the part of the machine that slowed, and the baseline not."""
     old = make_cell("old/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.005)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005, 1.15)).parent
     assert main([str(old), str(new), "--fail-on", "slower"]) == 0
@@ -205,7 +205,7 @@ def test_a_change_below_that_of_the_machine_is_not_claimed(make_cell, capsys):
 
 
 def test_many_rows_are_adjusted_by_holm(make_cell):
-    """One of eight rows with p below .05 by chance is no claim; the words say so."""
+    """One of eight rows with p below 0.05 by chance is not claimed."""
     cases = tuple("abcdefgh")
     changes_compared = []
     for seed in range(40):
@@ -289,7 +289,7 @@ def test_other_configs_and_arms_are_refused(make_cell, capsys):
 
 
 def test_unshared_rows_are_listed_and_studies_without_shared_rows_refused(make_cell, capsys):
-    """An empty table that exits with 0 would pass in CI for good."""
+    """An empty table with exit code 0 would always pass in CI."""
     old = make_cell("old/cell", cases=("a", "b")).parent
     new = make_cell("new/cell", cases=("b", "c")).parent
     assert main([str(old), str(new)]) == 0
@@ -329,7 +329,7 @@ def test_few_runs_are_estimate_only_and_failed_gates_invalid(make_cell, capsys):
 
 
 def test_comparing_does_not_import_slow_modules(make_cell):
-    """Each of these would take longer to import than the comparison takes."""
+    """Each of these modules takes longer to import than the comparison runs."""
     old, new = (make_cell(f"{name}/cell").parent for name in ("old", "new"))
     code = (
         "import sys; from labkit.compare import main; main(sys.argv[1:]); "
@@ -356,7 +356,7 @@ def test_a_study_that_grew_after_its_results_were_shown_claims_no_change(make_ce
 
 
 def test_equivalence_is_adjusted_for_the_family(make_cell):
-    """As many times the p as there are rows: equivalence errs no more often for more rows."""
+    """The p of equivalence is multiplied by the number of rows."""
     cases = tuple("abcdefgh")
     comparisons = {}
     for many in (True, False):

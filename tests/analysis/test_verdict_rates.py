@@ -1,4 +1,4 @@
-"""How often a whole study is wrong: its words, its intervals and its promises, simulated.
+"""Simulated error rates of whole studies: verdicts, intervals and detectable effects.
 
 Every design that ships is simulated with 1, 3 and 10 rows that have noise in common and
 noise of their own, looks and added blocks included, through the comparison and the verdict
@@ -31,7 +31,7 @@ KINDS = ("clean", "drift", "modes", "tails")
 
 
 def shipped(name, isolation=Isolation.process):
-    """A design of ``conf/design`` as it is run."""
+    """Return a design of ``conf/design``."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     looks = [PlannedLook(**look) for look in plain.pop("looks", [])]
     return normalized_design(Design(**plain, looks=looks, isolation=isolation))
@@ -43,7 +43,7 @@ DESIGNS = {name: shipped(name) for name in ("standard", "strict", "sequential")}
 
 @pytest.fixture(autouse=True, scope="module")
 def fewer_relabellings():
-    """Draw 4,000 relabellings where they are not enumerated: the p's are as valid."""
+    """Draw 4,000 relabellings if they are not enumerated, which keeps the p-values valid."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_test, "N_RESAMPLES", 4_000)
         patch.setattr(permutation_test, "MAX_ENUMERATED", 5_000)
@@ -53,7 +53,7 @@ def fewer_relabellings():
 
 
 def in_time(rng, kind, size, rows):
-    """Log noise of processes one after another, float64 [size, rows], sd about ``SD``."""
+    """Return log noise of consecutive processes, float64 [size, rows], sd about ``SD``."""
     half = SD / math.sqrt(2)
     left = rng.normal(0, half, (size, 1)) + rng.normal(0, half, (size, rows))
     if kind == "drift":
@@ -66,7 +66,7 @@ def in_time(rng, kind, size, rows):
 
 
 def processes(rng, kind, design, rows):
-    """Noise of fresh processes in random order, float64 [2, blocks, runs, rows]."""
+    """Return noise of new processes in random order, float64 [2, blocks, runs, rows]."""
     blocks, runs = design.blocks, design.runs_per_block
     table = in_time(rng, kind, blocks * 2 * runs, rows).reshape(blocks, 2 * runs, rows)
     order = rng.permuted(np.tile(np.arange(2 * runs), (blocks, 1)), axis=1)
@@ -75,7 +75,7 @@ def processes(rng, kind, design, rows):
 
 
 def as_rows(values):
-    """Rows of a cell from log values, float64 [2, blocks, runs, rows]."""
+    """Return rows of a cell from log values, float64 [2, blocks, runs, rows]."""
     return [
         MetricRow(f"case {i}", "us", "us", "lower", True, arms={
             arm: [
@@ -96,7 +96,7 @@ def levels_of(design, done, planned, shown):
 
 
 def answers(design, values, planned=None, shown=(), arms=1):
-    """Compare and judge the blocks that there are."""
+    """Return the comparisons and verdicts on the blocks of ``values``."""
     criteria = levels_of(design, values.shape[1], planned or values.shape[1], shown)
     comparisons = compare_arm(as_rows(values), "arm", "base", criteria, arms)
     return comparisons, [
@@ -108,7 +108,7 @@ DECIDED = {"faster", "slower", "equivalent", "trivial"}
 
 
 def finished(design, values):
-    """The final answers: at the first look at which all is decided, else at the last."""
+    """Return the answers at the first look that decides all rows, else at the last."""
     for look in design.looks:
         comparisons, words = answers(design, values[:, : look.blocks])
         if DECIDED.issuperset(words) or look.blocks == design.blocks:
@@ -129,25 +129,25 @@ def rate(events):
 
 
 def at_most(share, studies, promised=0.05):
-    """A share is not above what was promised, beyond chance (3 standard deviations)."""
+    """Return whether a share exceeds the promised one by no more than 3 standard deviations."""
     return share <= promised + 3 * math.sqrt(promised * (1 - promised) / studies)
 
 
 def false_words(design, rows, studies, kind):
-    """Share of A/A studies that say faster, slower or trivial of any row."""
+    """Return the share of A/A studies that call any row faster, slower or trivial."""
     results = simulate(design, rows, studies, kind=kind)
     return rate(bool({"faster", "slower", "trivial"} & set(words)) for _, words in results)
 
 
 def false_equivalent(design, rows, studies):
-    """Share of studies with all effects at the margin that call any row equal."""
+    """Return the share of studies with effects at the margin that call any row equivalent."""
     narrow = replace(design, margin_pct=MARGIN * 2)
     results = simulate(narrow, rows, studies, effects=to_log_ratio(MARGIN * 2) * 1.0001, seed=2)
     return rate(bool({"equivalent", "trivial"} & set(words)) for _, words in results)
 
 
 def coverage(design, rows, studies, kind):
-    """Share of studies in which every interval as shown holds its true effect."""
+    """Return the share of studies in which every shown interval contains the true effect."""
     effects = np.linspace(-0.03, 0.05, rows) if rows > 1 else np.array([0.03])
     true = 100 * np.expm1(effects)
     return rate(
@@ -160,7 +160,7 @@ def coverage(design, rows, studies, kind):
 
 
 def power(design, rows, studies):
-    """Share of studies that find the smallest effect stated (the other rows differ by none)."""
+    """Return the share of studies that detect an effect of the stated size in one row."""
     last = [look.blocks for look in design.looks] or [design.blocks]
     rng = np.random.default_rng([4, rows])
     stated = [
@@ -174,7 +174,7 @@ def power(design, rows, studies):
 
 
 def grown_claim_rate(studies, ask=lambda done, shown: shown):
-    """Share of A/A studies of 4, then 5, then 6 blocks that claim anything on the way."""
+    """Return the share of A/A studies that claim anything at 4, 5 or 6 blocks."""
     rng, design, claims = np.random.default_rng(6), Design(blocks=6, margin_pct=0.01), 0
     for _ in range(studies):
         values, shown, claimed = processes(rng, "clean", design, 1), [], False
@@ -258,7 +258,7 @@ def test_a_study_that_grows_after_it_was_shown_keeps_its_error_rate():
 
 
 def test_arms_of_a_cell_share_alpha():
-    """Five arms that do not differ: the family is rows times arms."""
+    """The family of five equal arms is rows times arms."""
     rng, studies = np.random.default_rng(7), 300
     design, claims = DESIGNS["standard"], {1: 0, 5: 0}
     for _ in range(studies):

@@ -1,4 +1,4 @@
-"""The families and the limits that decide what is said, each with both sides of its edge."""
+"""Families of rows and limits of verdicts, each tested on both sides of its limit."""
 
 import json
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_rows_have_noise_of_their_own_and_an_adjusted_p_above_the_raw(make_cell)
 
 
 def test_other_metrics_are_a_family_of_their_own(make_cell):
-    """A study of one primary row pays nothing for what else it measured."""
+    """The p of one primary row is not adjusted for rows that are not primary."""
     options = {"requests": True, "effects": {"seq_map": 1.005}, "noise": 0.01}
     cell = analyse_cell(make_cell(**options))
     primary = [row["primary"] for row in cell["rows"]]
@@ -136,7 +136,7 @@ def test_the_probe_is_the_mean_of_logarithms(make_cell):
 
 
 def test_the_noise_floor_is_tested_on_one_side():
-    """Five misses of ten against one: p = 0.07 above, 0.14 on either side."""
+    """Five misses of ten against one: p = 0.07 on one side, 0.14 on two."""
     arm, control = (
         OutputAgreement(name, agree, 10, 1.0) for name, agree in (("arm", 5), ("control", 9))
     )
