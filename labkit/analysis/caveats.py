@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import client_lateness
-from labkit.analysis.attained_rates import attained_rates
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import (
     clock_mhz,
@@ -20,6 +19,7 @@ from labkit.analysis.disturbed_runs import (
     steal_share,
     throttled,
 )
+from labkit.analysis.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.analysis.host_groups import hosts_sentence, on_same_machine
 from labkit.analysis.isolation_agreement import isolation_agreements
 from labkit.analysis.number_format import count_text, p_text
@@ -125,7 +125,7 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
 def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
     """Yield counts that must be wrong: beyond what is attainable, or above 0 in a control."""
     names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
-    for one in attained_rates(names, analysis.data.records):
+    for one in hit_and_acceptance_rates(names, analysis.data.records):
         yield from one.impossible_counts()
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis import gates, output_identity, stall_attribution
+from labkit.analysis import gates, output_identity, stall_exclusion
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
 from labkit.analysis.first_divergence import StoredValues
 from labkit.analysis.number_format import round_significant
@@ -209,7 +209,7 @@ class CellAnalysis:
     rows: tuple[MetricRow, ...]
     gates: Mapping[str, gates.Gate]
     identity: output_identity.IdentityReport
-    stalls: stall_attribution.StallAttribution | None = None
+    stalls: stall_exclusion.StallAttribution | None = None
     alternative_rows: tuple[MetricRow, ...] = ()
     companion: Callable[[], CellAnalysis | None] = lambda: None
 
@@ -343,15 +343,15 @@ def analyse(
 
 def _rows(
     data: CellData,
-) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], stall_attribution.StallAttribution | None]:
+) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], stall_exclusion.StallAttribution | None]:
     """Return the verdicts' rows, those with the other treatment of stalls, and the stalls."""
     interleaved = data.design.get("isolation") == "in_process"
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline))
-    stalls = stall_attribution.attribute_stalls(data.records, data.arms) if interleaved else None
+    stalls = stall_exclusion.attribute_stalls(data.records, data.arms) if interleaved else None
     if stalls is None:
         return rows, (), None
-    with_stalls = tuple(build_rows(stall_attribution.as_measured(data.records), paired_baseline))
+    with_stalls = tuple(build_rows(stall_exclusion.as_measured(data.records), paired_baseline))
     return (
         (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import config
 from labkit.cli_errors import OneLineParser, error_line
 from labkit.doctor import detectable_effect, terminal_screen
-from labkit.doctor.budget_table import budget_ceilings
+from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
 from labkit.experiment import StudyError, doctor_noise

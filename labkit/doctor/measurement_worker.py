@@ -70,7 +70,7 @@ def mlx() -> dict[str, Any]:
         library, reason = openblas_for_mlx.activate("stock", core_count()), str(error)
     import mlx.core as mx
 
-    from labkit.experiment import known_answer_test
+    from labkit.experiment import mlx_canary
 
     metal = bool(mx.metal.is_available())
     a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))
@@ -88,7 +88,7 @@ def mlx() -> dict[str, Any]:
         stream = mx.ones(STREAM_BYTES // 4)
         mx.eval(stream)
         result["gpu_gb_s"] = STREAM_BYTES / _median_s(lambda: mx.eval(mx.sum(stream))) / 1e9
-    known_answer_test.check()
+    mlx_canary.check()
     return result
 
 

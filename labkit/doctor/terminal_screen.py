@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.doctor.budget_table import BudgetCeiling
+from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_profile import GIB, MemoryProfile

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from labkit import config
 from labkit.engine import (
     compute_dtype,
+    environment_checks,
+    instantiate,
     kv_layout,
     load_self_test,
-    plugins,
-    preflight_checks,
     speculation,
 )
 from labkit.engine.budget.budget_decision import BudgetDecision
@@ -71,7 +71,7 @@ def create(
     EngineError
         The model cannot be served with these options; one line with the reason.
     """
-    preflight_checks.check_preconditions(options)
+    environment_checks.check_preconditions(options)
     if config.is_class_path(options.name):
         return _create_plugin(options, Path(model_dir))
     if options.name == "mlx_lm":
@@ -101,7 +101,7 @@ def create_rank(
     EngineError
         As ``create``.
     """
-    preflight_checks.check_preconditions(options)
+    environment_checks.check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 
 
@@ -203,7 +203,7 @@ def _assemble(
 
 def _create_plugin(options: config.Engine, model_dir: Path) -> InferenceEngine:
     try:
-        engine: InferenceEngine = plugins.create_plugin(
+        engine: InferenceEngine = instantiate.create_plugin(
             "engine.name", options.name, ENGINE_METHODS, options, model_dir
         )
     except ValueError as error:

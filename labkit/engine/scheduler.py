@@ -1,6 +1,6 @@
 """The scheduler: which tokens a step computes, and the one state machine of requests.
 
-A step with the default options, of which ``schedule_policy`` has the alternatives:
+A step with the default options, of which ``scheduling_policies`` has the alternatives:
 
     budget = max_num_batched_tokens
     for request in running, decodes:          # order=decode_first: one token each
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit import config
-from labkit.engine import schedule_policy
+from labkit.engine import scheduling_policies
 from labkit.engine.engine_protocol import Counters, EngineError, FinishReason, TokenEvent
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request, RequestState, RequestStatus
@@ -49,7 +49,7 @@ class Scheduler:
     Parameters
     ----------
     options
-        ``engine.scheduler``; each option picks a function of ``schedule_policy``.
+        ``engine.scheduler``; each option picks a function of ``scheduling_policies``.
     cache
         Reserves and releases the KV memory of requests.
     eos_token_ids
@@ -63,15 +63,15 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._queue_key = schedule_policy.QUEUE_KEYS[options.queue]
+        self._queue_key = scheduling_policies.QUEUE_KEYS[options.queue]
         self._waiting = WaitingQueue(self._queue_key)
         self._running: dict[str, RequestState] = {}  # in the order of admission
-        self._phase_order = schedule_policy.PHASE_ORDERS[options.order, options.composition]
+        self._phase_order = scheduling_policies.PHASE_ORDERS[options.order, options.composition]
         self._split = options.composition is config.Composition.split
         self._last_phase: Phase | None = None
-        self._may_admit = schedule_policy.ADMISSIONS[options.admission]
-        self._chunk_cap = schedule_policy.CHUNK_CAPS[options.chunk_policy]
-        self._reservation = schedule_policy.RESERVATIONS[options.reservation]
+        self._may_admit = scheduling_policies.ADMISSIONS[options.admission]
+        self._chunk_cap = scheduling_policies.CHUNK_CAPS[options.chunk_policy]
+        self._reservation = scheduling_policies.RESERVATIONS[options.reservation]
         watermark = options.watermark
         self._watermark = config.DEFAULT_WATERMARK if watermark is None else watermark
         self._num_arrivals = 0
@@ -184,7 +184,7 @@ class Scheduler:
         """Schedule prompts: of running requests, then of those that can be admitted."""
         options, start = self._options, step.num_tokens
         left = max(0, step.token_budget - start)
-        limit = start + schedule_policy.prefill_budget(
+        limit = start + scheduling_policies.prefill_budget(
             left, options.prefill_cap, options.prefill_floor
         )
         chunk_cap = self._chunk_cap(options.chunk, len(step.pending[Phase.decode]))

@@ -15,11 +15,11 @@ from labkit.analysis.statistics.power import (
     one_minute_mde_pct,
 )
 from labkit.config import Device, Isolation
-from labkit.experiment import doctor_noise, study_history
+from labkit.experiment import doctor_noise, noise_history
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.study_history import StudyHistory
+from labkit.experiment.noise_history import StudyHistory
 
 ISOLATION_PHRASES = {
     Isolation.in_process: "interleaved",
@@ -79,7 +79,7 @@ class _KnownNoise:
 
 def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
     for path, manifest in history.studies(composed):
-        if (noise := study_history.cell_noise(manifest)) is not None:
+        if (noise := noise_history.cell_noise(manifest)) is not None:
             return _KnownNoise(noise.sd, noise.alpha_share, str(path))
     pilot = _pilot_noise(composed)
     if pilot is not None:
@@ -122,7 +122,7 @@ def _one_minute_effect(
 ) -> tuple[str, str] | None:
     """Return the smallest effect that a minute detects, and the source of the noise; or None."""
     for path, manifest in history.studies(composed, isolation):
-        noise, block_s = study_history.cell_noise(manifest), study_history.median_block_s(path)
+        noise, block_s = noise_history.cell_noise(manifest), noise_history.median_block_s(path)
         if noise is not None and block_s is not None:
             runs = int(manifest["design"]["runs_per_block"])
             return _effect_text(one_minute_mde_pct(noise.sd, block_s, runs)), str(path)
@@ -140,7 +140,7 @@ def _effect_text(effect_pct: float | None) -> str:
 def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the seconds that a run costs beyond its measurement."""
     for path, _ in history.studies(composed):
-        seconds = study_history.median_start_up_s(path)
+        seconds = noise_history.median_start_up_s(path)
         if seconds is not None:
             return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"
     return "start-up per run: not measured yet"

@@ -14,7 +14,7 @@ from labkit.experiment import power_forecast
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
-from labkit.experiment.study_history import StudyHistory
+from labkit.experiment.noise_history import StudyHistory
 from labkit.machine import memory_profile
 from labkit.workload.measurement import Estimate
 

@@ -2,7 +2,7 @@
 
 ``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
 holds block, position and arm. Several pairs are one block, whose arms are interleaved
-(:mod:`labkit.experiment.worker_process`). ``--keep CELL`` stores array outputs in that cell's
+(:mod:`labkit.experiment.arm_runner`). ``--keep CELL`` stores array outputs in that cell's
 folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...`` loads and warms up arms
 without measuring, so that nothing is compiled during a measured run.
 
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
 from labkit.experiment import differing_outputs, run_stages
+from labkit.experiment.arm_runner import WorkerProcess
 from labkit.experiment.run_draft import StageTimer
-from labkit.experiment.worker_process import WorkerProcess
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.exception_text import one_line
 from labkit.records import (

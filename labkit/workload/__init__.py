@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
-from labkit.engine.plugins import create_plugin
+from labkit.engine.instantiate import create_plugin
 from labkit.workload.interleaving import (
     InterleavedArms,
     TurnContext,
@@ -24,7 +24,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernel_workload",
     "requests": "request_workload",
-    "headroom": "memory_claims",
+    "headroom": "headroom_workload",
     "video": "video",
 }
 

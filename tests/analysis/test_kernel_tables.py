@@ -8,7 +8,6 @@ import pytest
 
 from labkit.analysis import write_study
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.rendering.cell_tables import host_times_table
 from labkit.analysis.rendering.counter_tables import (
     dispatch_table,
     launch_queue_table,
@@ -25,6 +24,7 @@ from labkit.analysis.rendering.roofline import (
     cases_line,
     roofline_points,
 )
+from labkit.analysis.rendering.supplementary_tables import host_times_table
 from labkit.analysis.rendering.svg_elements import power_of_ten_text, power_of_ten_ticks
 from labkit.records import Metric
 

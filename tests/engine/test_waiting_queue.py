@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from labkit.config import Queue
 from labkit.engine.request import Request, RequestState
-from labkit.engine.schedule_policy import QUEUE_KEYS
+from labkit.engine.scheduling_policies import QUEUE_KEYS
 from labkit.engine.waiting_queue import WaitingQueue
 
 # What happens: a request comes, the first is admitted, one is aborted, one is sent back.

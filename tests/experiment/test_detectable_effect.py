@@ -6,9 +6,9 @@ import pytest
 
 from labkit.analysis.statistics.power import blocks_needed, mde_pct
 from labkit.config import Case, Design, Engine, Isolation, PlannedLook
-from labkit.experiment import doctor_noise, power_forecast, study_history
+from labkit.experiment import doctor_noise, noise_history, power_forecast
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.study_history import StudyHistory
+from labkit.experiment.noise_history import StudyHistory
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
@@ -103,13 +103,13 @@ def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path)
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(3, 1, False), (4, 1, True), (2, 2, True)])
 def test_noise_of_too_few_blocks_is_unknown(blocks, runs, known):
-    assert (study_history.cell_noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
+    assert (noise_history.cell_noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
 
 
 def test_a_study_without_results_has_no_noise():
     assert (
-        study_history.cell_noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
+        noise_history.cell_noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
     )
-    assert study_history.cell_noise(cell_json(sd=None)) is None
-    unreached = study_history.cell_noise(cell_json(alpha_row=0.0))
+    assert noise_history.cell_noise(cell_json(sd=None)) is None
+    unreached = noise_history.cell_noise(cell_json(alpha_row=0.0))
     assert (unreached.sd, unreached.alpha_share) == (0.01, None)

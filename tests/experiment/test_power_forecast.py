@@ -9,10 +9,10 @@ import pytest
 from labkit import config
 from labkit.analysis.statistics.power import mde_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, power_forecast, study_history
+from labkit.experiment import doctor_noise, noise_history, power_forecast
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.study_history import CellNoise, StudyHistory
+from labkit.experiment.noise_history import CellNoise, StudyHistory
 from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
@@ -66,8 +66,8 @@ def studied(monkeypatch):
             path: None if sd is None else CellNoise(sd, None) for path, (_, sd) in known.items()
         }
         monkeypatch.setattr(StudyHistory, "studies", studies)
-        monkeypatch.setattr(study_history, "cell_noise", lambda data: noise[data["path"]])
-        monkeypatch.setattr(study_history, "median_block_s", lambda path: known[str(path)][0])
+        monkeypatch.setattr(noise_history, "cell_noise", lambda data: noise[data["path"]])
+        monkeypatch.setattr(noise_history, "median_block_s", lambda path: known[str(path)][0])
 
     return plant
 

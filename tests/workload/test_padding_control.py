@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from labkit import workload
-from labkit.analysis.attained_rates import attained_rates
+from labkit.analysis.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.config import LengthKind
 from labkit.records import Record
 from labkit.workload.request_lengths import rectangle_notes
@@ -52,7 +52,7 @@ def test_requests_that_are_alike_leave_nothing_to_pad(composed):
         role = "baseline" if name == "uneven" else "arm"
         shown = {"counters": found.counters, "notes": found.notes}
         records.append(Record(name, role, 0, 0, 0, "ok", "now", **shown))
-    shares = {one.arm: one for one in attained_rates(list(cell.experiments), records)}
+    shares = {one.arm: one for one in hit_and_acceptance_rates(list(cell.experiments), records)}
     assert not [line for one in shares.values() for line in one.impossible_counts()]
     for arm in ("alike", "alike_static"):
         assert shares[arm].equal_lengths and shares[arm].padded == shares[arm].rectangle == 0

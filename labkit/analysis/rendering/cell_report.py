@@ -16,9 +16,9 @@ from labkit.analysis.isolation_agreement import isolation_sentence
 from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering import svg_elements, video_tables
 from labkit.analysis.rendering.arm_styles import arm_classes
-from labkit.analysis.rendering.cell_tables import gates_text
 from labkit.analysis.rendering.report_parts import ArmLegend
 from labkit.analysis.rendering.results_table import ResultLine, results_table
+from labkit.analysis.rendering.supplementary_tables import gates_text
 from labkit.analysis.rendering.tables import Table
 from labkit.analysis.sensitivity_analysis import (
     MIN_CORRELATION,

@@ -10,21 +10,15 @@ from collections.abc import Iterator
 
 from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering import html_charts
-from labkit.analysis.rendering.attained_rates_table import attained_rates_section
 from labkit.analysis.rendering.cell_report import CellReport
-from labkit.analysis.rendering.cell_tables import (
-    failures_section,
-    host_times_section,
-    medians_section,
-    outputs_section,
-    sensitivity_table,
-)
 from labkit.analysis.rendering.counter_tables import (
     dispatch_section,
     engine_counters_section,
     launch_queue_section,
     roofline_section,
 )
+from labkit.analysis.rendering.hit_and_acceptance_table import hit_and_acceptance_section
+from labkit.analysis.rendering.http_stream_tables import http_section
 from labkit.analysis.rendering.kv_utilization import kv_utilization_section
 from labkit.analysis.rendering.matplotlib_figures import case_names, case_stem, run_positions
 from labkit.analysis.rendering.memory_timeline_chart import memory_timeline_section
@@ -41,7 +35,13 @@ from labkit.analysis.rendering.report_parts import (
     table_parts,
 )
 from labkit.analysis.rendering.request_outcome_tables import request_outcomes_section
-from labkit.analysis.rendering.server_tables import http_section
+from labkit.analysis.rendering.supplementary_tables import (
+    failures_section,
+    host_times_section,
+    medians_section,
+    outputs_section,
+    sensitivity_table,
+)
 from labkit.analysis.rendering.video_tables import (
     clip_work_section,
     decode_times_section,
@@ -153,7 +153,7 @@ def _runs(report: CellReport) -> Parts:
 WORK_SECTIONS = (
     dispatch_section,
     engine_counters_section,
-    attained_rates_section,
+    hit_and_acceptance_section,
     kv_utilization_section,
     request_outcomes_section,
     http_section,

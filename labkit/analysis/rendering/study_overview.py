@@ -9,12 +9,12 @@ from typing import Any
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.host_groups import host_groups
 from labkit.analysis.latency_throughput import LoadCurve, load_curves
-from labkit.analysis.rendering.cell_tables import cells_table
 from labkit.analysis.rendering.request_outcome_tables import (
     LATENCY_THROUGHPUT_STEM,
     latency_throughput_chart,
     latency_throughput_table,
 )
+from labkit.analysis.rendering.supplementary_tables import cells_table
 from labkit.analysis.rendering.tables import Table
 
 

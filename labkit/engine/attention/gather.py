@@ -14,7 +14,7 @@ import mlx.core as mx
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend import MlxBackend, MlxPrepared
+from labkit.engine.attention.mlx_backend_base import MlxBackend, MlxPrepared
 
 
 class GatherBackend(MlxBackend):

@@ -18,7 +18,7 @@ from labkit.engine.attention.kernel_dispatch import Dispatch
 from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.launch_log import Launch, report_launches
 from labkit.engine.attention.launch_report import Reports
-from labkit.engine.attention.mlx_backend import MlxBackend, MlxPrepared
+from labkit.engine.attention.mlx_backend_base import MlxBackend, MlxPrepared
 from labkit.kernel_abi import RESOLVER_IDS
 from labkit.metal.executor import executor_for
 from labkit.metal.kernel_call import Executor, KernelCall

@@ -28,8 +28,8 @@ from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.planted_events import shares
 
 if TYPE_CHECKING:
-    from labkit.workload.video.clip_questions import VideoQuiz
     from labkit.workload.video.frame_decoding import DecodedFrames
+    from labkit.workload.video.video_qa import VideoQuiz
 
 DecodeFunction = Callable[..., "DecodedFrames"]
 

@@ -18,7 +18,7 @@ pytest.importorskip("cv2")
 
 import clip_files as files
 
-from labkit.analysis.frame_verification import frames_difference
+from labkit.analysis.frame_identity import frames_difference
 from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
 from labkit.workload.interleaving import NoMachineKernels, TurnContext, single_arm_context
@@ -394,12 +394,12 @@ def fake_experiment(workload: Workload):
 )
 def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, said):
     from labkit.config import ConfigError
-    from labkit.workload.video import clip_questions
+    from labkit.workload.video import video_qa
 
     path = tmp_path / "q.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=said):
-        clip_questions.read(str(path), ["61-7.mp4"])
+        video_qa.read(str(path), ["61-7.mp4"])
 
 
 def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):

@@ -1,7 +1,7 @@
 """Attained rates beside attainable ones, and disagreements between counters and workloads."""
 
-from labkit.analysis.attained_rates import attained_rates
-from labkit.analysis.rendering.attained_rates_table import attained_rates_table
+from labkit.analysis.hit_and_acceptance_rates import hit_and_acceptance_rates
+from labkit.analysis.rendering.hit_and_acceptance_table import hit_and_acceptance_table
 from labkit.records import Record
 
 CELL = {"arms": [{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}]}
@@ -19,7 +19,11 @@ def hits(tokens, **counters_added):
 
 
 def disagreements(*records):
-    return [line for one in attained_rates(["a", "b"], records) for line in one.impossible_counts()]
+    return [
+        line
+        for one in hit_and_acceptance_rates(["a", "b"], records)
+        for line in one.impossible_counts()
+    ]
 
 
 def test_attained_rates_stand_beside_attainable_ones():
@@ -27,7 +31,7 @@ def test_attained_rates_stand_beside_attainable_ones():
         run("a", hits(400, **{"tokens.padded": 25.0, "tokens.computed": 75.0})),
         run("b", {"spec.drafted": 200.0, "spec.accepted": 30.0}),
     ]
-    table = attained_rates_table(CELL, records)
+    table = hit_and_acceptance_table(CELL, records)
     assert [c.heading for c in table.columns] == [
         "arm", "prefix hits allowed", "reached", "drafts accepted", "rows of padding",
     ]  # fmt: skip
@@ -62,7 +66,7 @@ def test_impossible_hits_and_accepted_random_drafts_are_disagreements():
 
 def test_old_records_and_arms_without_attainable_rates_have_no_table():
     old = Record("a", "baseline", 0, 0, 0, "ok", "now", counters=hits(4))
-    assert attained_rates_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
+    assert hit_and_acceptance_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
 
 
 def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **counters_added):
@@ -72,7 +76,7 @@ def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **counte
 
 
 def test_padding_is_compared_with_that_of_a_rectangle():
-    table = attained_rates_table(CELL, [padding(10, 90)])
+    table = hit_and_acceptance_table(CELL, [padding(10, 90)])
     heads = ["arm", "padding of one rectangle", "rows of padding"]
     assert [c.heading for c in table.columns] == heads
     assert [table.cells(line) for line in table.lines] == [["a", "20.0%", "10.0%"]]
@@ -83,7 +87,7 @@ def test_padding_of_equal_requests_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
         "a: 1.0% of its rows are padding, but all requests have one length"
     ]
-    alike = attained_rates_table(CELL, [padding(0, tokens=100)])
+    alike = hit_and_acceptance_table(CELL, [padding(0, tokens=100)])
     assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]
     # Rows wait for the prompts of others, and a fixed shape pads by its own rule.
     assert disagreements(padding(1, 99, tokens=100, prompts=2.0)) == []

@@ -15,7 +15,7 @@ with the baseline's in the same process by the exact signed-rank test over proce
   stalls and the baseline's also lies inside the margin (80 % interval of the same test), because
   that much could be its own work.
 
-Simulated (``tests/analysis/test_stall_attribution.py``): p <= .05 in at most 6 % of A/A studies;
+Simulated (``tests/analysis/test_stall_exclusion.py``): p <= .05 in at most 6 % of A/A studies;
 an arm's own work of 3 % or more of its time that looks like stalls goes unnoticed in at most
 3 % of studies.
 """

@@ -1,6 +1,6 @@
 """Host time of launching Metal attention, measured with a kernel that does nothing.
 
-    python benchmarks/host.py [--rounds 30]
+    python benchmarks/metal_launch_overhead.py [--rounds 30]
 
 Planning runs once per step: checks, maps, arrays on the device, the choice of a kernel. A layer's
 write and launch are nodes of MLX's graph, built once per layer; nothing is evaluated. The stamps

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
-from labkit.experiment import known_answer_test, run_stages
+from labkit.experiment import mlx_canary, run_stages
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.machine import fingerprint
@@ -135,7 +135,7 @@ class WorkerProcess:
 
     def _test_known_answers(self) -> None:
         with self.shared.stage("canary"):
-            self.shared.note(canary="ok" if known_answer_test.check() else "no mlx")
+            self.shared.note(canary="ok" if mlx_canary.check() else "no mlx")
 
     def _measure_peak_rates(self) -> None:
         experiment = self.runs[0].experiment

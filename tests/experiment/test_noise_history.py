@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import analysis, config
-from labkit.experiment import study_history
+from labkit.experiment import noise_history
 from labkit.experiment.cell_runner import run_cell
-from labkit.experiment.study_history import StudyHistory
+from labkit.experiment.noise_history import StudyHistory
 from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
 
@@ -39,7 +39,7 @@ def test_start_up_is_a_run_s_time_beyond_its_measurement(done, tmp_path):
     (found,) = StudyHistory(tmp_path / "outputs" / "two").studies(asked())
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
-    assert study_history.median_start_up_s(found[0]) == median(spent)
+    assert noise_history.median_start_up_s(found[0]) == median(spent)
     assert min(spent) > 0
     assert max(spent) < max(r.seconds["process"] for r in read_runs(done.dir))
 
@@ -59,8 +59,8 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
 
 def test_a_cell_is_read_once(done, tmp_path, monkeypatch):
     reads = []
-    read = study_history.read_cell
-    monkeypatch.setattr(study_history, "read_cell", lambda path: reads.append(path) or read(path))
+    read = noise_history.read_cell
+    monkeypatch.setattr(noise_history, "read_cell", lambda path: reads.append(path) or read(path))
     past = StudyHistory(tmp_path / "outputs" / "two")
     assert list(past.studies(asked())) == list(past.studies(asked())) != []
     assert len(reads) == 1
@@ -73,14 +73,14 @@ def test_requests_of_another_model_are_another_workload():
     plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}
     kept = Arm("base", "baseline", {}, plain)
     ours = SimpleNamespace(workload=chat, model=config.Model(name="tiny", **tiny))
-    assert study_history._same_workload(kept, ours)
+    assert noise_history._same_workload(kept, ours)
     ours.model = config.Model(name="small", **tiny)
-    assert not study_history._same_workload(kept, ours)
+    assert not noise_history._same_workload(kept, ours)
     ours.model = config.Model(name="tiny", **tiny)
     del plain["workload"]["concurrency"]  # a record from before that option
-    assert study_history._same_workload(kept, ours)
+    assert noise_history._same_workload(kept, ours)
     plain["workload"]["num_requests"] = 8
-    assert not study_history._same_workload(kept, ours)
+    assert not noise_history._same_workload(kept, ours)
 
 
 def test_a_block_s_time_is_that_of_all_its_processes(make_cell, launcher, tmp_path):
@@ -88,8 +88,8 @@ def test_a_block_s_time_is_that_of_all_its_processes(make_cell, launcher, tmp_pa
     run_cell(cell, launcher)
     records = read_runs(cell.dir)
     each = [sum(r.seconds["process"] for r in records if r.block == b) for b in (0, 1)]
-    assert study_history.median_block_s(cell.dir) == pytest.approx(median(each))
-    assert study_history.median_block_s(tmp_path / "nothing") is None
+    assert noise_history.median_block_s(cell.dir) == pytest.approx(median(each))
+    assert noise_history.median_block_s(tmp_path / "nothing") is None
 
 
 def test_a_block_with_a_failed_run_has_no_known_time(make_cell, launcher):
@@ -98,7 +98,7 @@ def test_a_block_with_a_failed_run_has_no_known_time(make_cell, launcher):
     first, *_ = (cell.dir / "runs").glob("*.json")
     text = first.read_text().replace('"outcome": "ok"', '"outcome": "crashed"')
     first.write_text(text.replace('"detail": null', '"detail": "planted"'))
-    assert study_history.median_block_s(cell.dir) is None
+    assert noise_history.median_block_s(cell.dir) is None
 
 
 def test_a_run_without_measurement_has_no_start_up(tmp_path):
@@ -106,4 +106,4 @@ def test_a_run_without_measurement_has_no_start_up(tmp_path):
     assert record.start_up_s is None
     timed = replace(record, seconds={"process": 2.0, "measure": 0.5})
     assert timed.start_up_s == 1.5
-    assert study_history.median_start_up_s(tmp_path) is None
+    assert noise_history.median_start_up_s(tmp_path) is None

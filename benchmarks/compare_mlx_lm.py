@@ -3,7 +3,7 @@
 Every run is a fresh process; the arms of a scenario alternate, and the table shows medians
 over rounds, their ratio, the ratios of the single rounds, and the target. mlx_lm runs on
 OpenBLAS with the thread count that is its best in one run of each. Run as
-``python benchmarks/serving.py``; ``--quick`` is one round, ``--only TEXT`` picks scenarios,
+``python benchmarks/compare_mlx_lm.py``; ``--quick`` is one round, ``--only TEXT`` picks scenarios,
 ``--json FILE`` writes every figure.
 """
 
@@ -258,7 +258,7 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}
     asked = [s for s in SCENARIOS if only in s.name]
     cases = [s for s in CASES if only in s.name]
-    with timing_lock("benchmarks/serving.py", on_wait=print):
+    with timing_lock("benchmarks/compare_mlx_lm.py", on_wait=print):
         print(f"{TOKENS}, medians of {rounds} rounds; load average {os.getloadavg()[0]:.1f}")
         if asked:
             head(OURS, THEIRS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.attained_rates import AttainedRates, attained_rates
+from labkit.analysis.hit_and_acceptance_rates import AttainedRates, hit_and_acceptance_rates
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 
 
-def attained_rates_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
+def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
     """Return every arm's attainable and attained rates; None if no arm has any."""
-    rates = attained_rates(real_arms(cell), records)
+    rates = hit_and_acceptance_rates(real_arms(cell), records)
     if not rates:
         return None
     columns = [
@@ -46,9 +46,9 @@ def attained_rates_table(cell: Json, records: Sequence[Record]) -> Table[Attaine
 
 
 @section("Attainable and attained rates")
-def attained_rates_section(report: CellReport) -> Parts:
+def hit_and_acceptance_section(report: CellReport) -> Parts:
     """Show prefix hits, accepted drafts and padding beside what was attainable."""
-    return table_parts(attained_rates_table(report.cell, report.records))
+    return table_parts(hit_and_acceptance_table(report.cell, report.records))
 
 
 def _share_column(

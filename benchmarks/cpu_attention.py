@@ -1,6 +1,6 @@
 """Paged attention on the CPU: share of this machine's peak rates, and speed against MLX.
 
-    python benchmarks/attention.py [--rounds 9]
+    python benchmarks/cpu_attention.py [--rounds 9]
 
 Decode is limited by memory: its K and V bytes per second against the best reading rate.
 Prefill is limited by arithmetic: its useful causal FLOP per second against sgemm of NumPy's

@@ -4,8 +4,8 @@ The arms are labkit with quantised weights, labkit with float32 weights, mlx_lm 
 (on OpenBLAS; its own quantised product takes minutes on a CPU) and, if xllamacpp is installed,
 llama.cpp. Every arm is one process that loads once. The arms take turns in each round. The table
 shows medians over rounds and the median of the rounds' ratios. Run as
-``python benchmarks/quantised.py``; options: ``--rounds N``, ``--arms A,B``, ``--cases A;B``,
-``--json FILE``; ``--show FILE`` prints the table of such a file (docs/quantised.md).
+``python benchmarks/quantised_serving.py``; options: ``--rounds N``, ``--arms A,B``,
+``--cases A;B``, ``--json FILE``; ``--show FILE`` prints a file's table (docs/quantised.md).
 
 It also measures how often each arm's next token after a piece of English equals that of labkit in
 float32 (the cost of llama.cpp's int8 products), and labkit's products beside the machine's sgemm.
@@ -478,7 +478,7 @@ def main() -> None:
         print(f"{LLAMA}: left out, for its bindings are not installed (xllamacpp)")
         asked.remove(LLAMA)
     files = model_files()
-    with timing_lock("benchmarks/quantised.py", on_wait=print):
+    with timing_lock("benchmarks/quantised_serving.py", on_wait=print):
         arms = {name: Arm(name, *files, core_count()) for name in asked}
         cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
         rows = summary(cases, measure(arms, cases, options.rounds))

@@ -56,7 +56,9 @@ class AttainedRates:
             yield f"{self.arm}: {self.accepted:.1%} of its drafts are accepted, but they are random"
 
 
-def attained_rates(names: Sequence[str], records: Sequence[Record]) -> list[AttainedRates]:
+def hit_and_acceptance_rates(
+    names: Sequence[str], records: Sequence[Record]
+) -> list[AttainedRates]:
     """Return the rates of the arms that have any, as medians over their runs."""
     arms: dict[str, list[Record]] = {arm: [] for arm in names}
     for record in records:
