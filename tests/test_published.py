@@ -10,7 +10,7 @@ from labkit.experiment.cell_composer import with_scale_overrides
 from labkit.experiment.claim_validation import option_choices
 from labkit.experiment.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import serving_metrics
+from labkit.workload import headroom_workload, serving_metrics
 from labkit.workload.headroom_workload import Claim
 from labkit.workload.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
