@@ -7,6 +7,7 @@ line on stderr), 130 if ctrl-C came before it served.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -36,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.serve",
         description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
-        epilog="Options:\n\n" + option_index.help_lines(_default, ServeConfig).replace("%", "%%"),
-        formatter_class=_raw(),
+        epilog="Options:\n\n"
+        + option_index.help_lines(_default_value, ServeConfig).replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
     overrides = parser.parse_args(argv).overrides
@@ -49,13 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _raw() -> Any:
-    import argparse
-
-    return argparse.RawDescriptionHelpFormatter
-
-
-def _default(key: str) -> Any:
+def _default_value(key: str) -> Any:
     leaf = option_index.find_option(key)
     return leaf.option.default if leaf else None
 
@@ -80,8 +76,10 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     ConfigStore.instance().store(name="serve_schema", node=ServeConfig)
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            tree = compose("serve", overrides=list(overrides))
-        plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True, enum_to_str=True)
+            composed = compose("serve", overrides=list(overrides))
+        plain = OmegaConf.to_container(
+            composed, resolve=True, throw_on_missing=True, enum_to_str=True
+        )
         return from_plain(ServeConfig, plain)
     except ConfigError:
         raise

@@ -149,9 +149,8 @@ def test_a_full_server_sends_retry_after(limited_server):
 
 def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     before = metric(server, "vllm:request_success_total", finished_reason="abort")
-    stream = endless_stream(
-        lenient_client, max_tokens=512
-    )  # otherwise it would end with reason length
+    # Without the disconnect it would finish with reason length.
+    stream = endless_stream(lenient_client, max_tokens=512)
     next(iter(stream))
     assert metric(server, "vllm:kv_cache_usage_perc") > 0
     stream.close()
