@@ -104,7 +104,7 @@ def test_an_arm_that_does_not_repeat_itself_fails_bitwise(make_cell, make_array)
     path = make_cell(
         "a/z", change=change_outputs("binary_search", 1, wrong_row(make_array), block=2)
     )
-    assert "binary_search does not repeat itself" in gate(path)["reasons"][0]
+    assert "binary_search does not reproduce its own outputs" in gate(path)["reasons"][0]
 
 
 def test_other_shapes_and_missing_outputs_fail_the_gate(make_cell, make_array):

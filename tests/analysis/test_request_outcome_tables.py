@@ -54,10 +54,10 @@ def test_unserved_requests_and_waits_at_the_client_are_caveats():
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
     lines = list(_traffic(SimpleNamespace(data=SimpleNamespace(records=records))))
     assert lines == [
-        "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers are "
-        "those of the others",
+        "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers "
+        "describe the rest",
         "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency), "
-        "which is in no latency",
+        "which no latency includes",
     ]
 
 
