@@ -29,7 +29,7 @@ def composer(composer):
         yield composer
 
 
-def cases(whole):
+def publishable_metrics(whole):
     """Return the metrics that may be published, by case of the cell's records."""
     workload = whole.workload
     if workload.times_kernels:
@@ -51,7 +51,7 @@ def cases(whole):
     return metrics
 
 
-def conditions(whole):
+def distinct_conditions(whole):
     """Return the distinct sets of overrides (``when``) of the published rows."""
     rows = (whole.ablation.published or {}).get("rows", [])
     overrides = [
@@ -64,7 +64,7 @@ def check(command, composer):
     """Check the published rows of a command's cells and return how many this scale has."""
     whole, row_count = composer.compose(with_scale_overrides(command, composer)), 0
     own = {f"scale={whole.scale.value}", *command}
-    for when in conditions(whole):
+    for when in distinct_conditions(whole):
         if any(
             override.startswith(("scale=", "model=")) and override not in own for override in when
         ):
@@ -73,7 +73,7 @@ def check(command, composer):
         published = at_condition.ablation.published
         rows = published_rows.rows_of_cell(published, at_condition)["rows"]
         assert rows, when
-        known, row_count = cases(at_condition), row_count + len(rows)
+        known, row_count = publishable_metrics(at_condition), row_count + len(rows)
         for row in rows:
             metric = row.get("metric", published.get("metric"))
             assert row["case"] in known, f"no case {row['case']!r} in {sorted(known)}"

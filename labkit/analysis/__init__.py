@@ -1,7 +1,7 @@
 """From records to verdicts: statistics, gates, tables, plots and reports.
 
 Reads files only. Everything is loaded on first use, so that importing the package costs
-nothing (pandas, matplotlib, rich and jinja2 are only loaded by what needs them).
+nothing (pandas, matplotlib, rich and jinja2 are imported only when used).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for."""
+    """Import a public name from its module on first access."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

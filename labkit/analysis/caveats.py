@@ -173,7 +173,7 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield what else the machine did, from fingerprints, the probe and the observer."""
+    """Yield disturbances by the machine, from fingerprints, the probe and the observer."""
     records = [r for r in records if r.ok]
     if not records:
         return

@@ -18,7 +18,7 @@ Stamp = frozenset[tuple[str, int]]
 
 
 class AnalysisCache:
-    """Analyses of cells, each made again only when the cell's runs have changed."""
+    """Cache of cell analyses; a cell is analysed again only if its runs have changed."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Stamp, CellAnalysis]] = {}

@@ -106,7 +106,7 @@ class _CellPair:
 
 
 @dataclass(frozen=True)
-class _ArmInBoth:
+class _ArmPair:
     """One arm in one row of both studies.
 
     ``change`` describes the change of its difference from the baseline.
@@ -193,7 +193,7 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
 
 
 def _method_notes(
-    pairs: Sequence[_CellPair], family: Sequence[_ArmInBoth], controls: Sequence[_ArmInBoth]
+    pairs: Sequence[_CellPair], family: Sequence[_ArmPair], controls: Sequence[_ArmPair]
 ) -> Iterator[str]:
     names = list(dict.fromkeys(pair.old.data.baseline for pair in pairs))
     if not family:
@@ -222,7 +222,7 @@ def _method_notes(
         )
 
 
-def _estimate(item: _ArmInBoth) -> float:
+def _estimate(item: _ArmPair) -> float:
     return item.change.estimate if item.change is not None else 0.0
 
 
@@ -231,7 +231,7 @@ def _median(row: MetricRow, arm: str) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def _compare_family(items: Sequence[_ArmInBoth]) -> list[ArmComparison]:
+def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
     """Compare the changes of all rows and arms as one family.
 
     p-values are adjusted by S. Holm (1979). Each interval is at the level at which Holm tests
@@ -250,13 +250,13 @@ def _compare_family(items: Sequence[_ArmInBoth]) -> list[ArmComparison]:
     return comparisons
 
 
-def _compare_control(item: _ArmInBoth) -> ArmComparison:
+def _compare_control(item: _ArmPair) -> ArmComparison:
     """Compare a control's change without adjustment, because it only shows the noise."""
     assert item.change is not None
     return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
 
-def _comparison(item: _ArmInBoth, adjusted: float, level: float, size: int) -> ArmComparison:
+def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> ArmComparison:
     change, criteria = item.change, item.pair.criteria
     assert change is not None
     points = breakpoints(change.null_distribution, change)
@@ -279,7 +279,7 @@ def _comparison(item: _ArmInBoth, adjusted: float, level: float, size: int) -> A
 
 
 def _judge(
-    item: _ArmInBoth, comparison: ArmComparison | None, control: ArmComparison | None
+    item: _ArmPair, comparison: ArmComparison | None, control: ArmComparison | None
 ) -> Verdict:
     pair = item.pair
     causes = [
@@ -419,7 +419,7 @@ def _unshared_rows(pair: _CellPair) -> Iterator[str]:
         yield from (f"{pair.name}: {case}: only in {name}" for case in unshared)
 
 
-def _shared_rows(pair: _CellPair) -> Iterator[_ArmInBoth]:
+def _shared_rows(pair: _CellPair) -> Iterator[_ArmPair]:
     rows = {
         (row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.with_stalls)
     }
@@ -428,11 +428,11 @@ def _shared_rows(pair: _CellPair) -> Iterator[_ArmInBoth]:
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
         for arm in pair.old.data.arms:
-            item = _ArmInBoth(pair, row, match, arm.name, arm.role)
+            item = _ArmPair(pair, row, match, arm.name, arm.role)
             yield item if arm.role == "baseline" else _with_change(item)
 
 
-def _with_change(item: _ArmInBoth) -> _ArmInBoth:
+def _with_change(item: _ArmPair) -> _ArmPair:
     studies = [_effect(a, row, item.arm) for a, row in _studies_of(item)]
     if any(study is None for study in studies):
         return item
@@ -440,7 +440,7 @@ def _with_change(item: _ArmInBoth) -> _ArmInBoth:
     return replace(item, change=effect_change(old, new), blocks=min(old_blocks, new_blocks))
 
 
-def _studies_of(item: _ArmInBoth) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
+def _studies_of(item: _ArmPair) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
     return (item.pair.old, item.old), (item.pair.new, item.new)
 
 

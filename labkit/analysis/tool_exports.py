@@ -43,7 +43,7 @@ def _measured(analysis: CellAnalysis) -> list[Record]:
 
 
 def benchstat(analyses: Sequence[CellAnalysis]) -> str:
-    """Write Go's benchmark format, one line per run and case: ``benchstat -col /arm``.
+    """Return Go's benchmark format, one line per run and case: ``benchstat -col /arm``.
 
     Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
     """
@@ -72,7 +72,7 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def pyperf(analyses: Sequence[CellAnalysis]) -> str:
-    """Write pyperf's JSON (format version 1.0): a run per process, its repeats as values.
+    """Return pyperf's JSON (format version 1.0): a run per process, its repeats as values.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def _date(record: Record) -> str:
 
 
 def vllm(analyses: Sequence[CellAnalysis]) -> str:
-    """Write a list of vLLM's serving results, one per run, with ``run_number`` and the arm.
+    """Return vLLM's serving results as JSON, one per run, with ``run_number`` and the arm.
 
     Names and definitions are vLLM's: TTFT from sending to the first token, TPOT is
     ``(E2E - TTFT) / (tokens - 1)``, ITL per chunk, pooled over all requests; sums of times
@@ -204,7 +204,7 @@ def _vllm_latencies(requests: Sequence[Json]) -> dict[str, float | None]:
 
 
 def github(analyses: Sequence[CellAnalysis]) -> str:
-    """Write github-action-benchmark's list, the primary metric of every case and arm.
+    """Return github-action-benchmark's JSON list: the primary metric of every case and arm.
 
     Use it as ``customSmallerIsBetter`` or ``customBiggerIsBetter``, whichever fits the metric.
 
@@ -227,7 +227,7 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     if len(directions) > 1:
         raise FormatError(
             "github needs one direction, and this study has metrics where smaller and where "
-            "bigger is better; give one cell's folder"
+            "bigger is better; give the folder of one cell"
         )
     if not entries:
         raise FormatError("no run has a primary metric; github has nothing to read")

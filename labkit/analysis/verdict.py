@@ -1,4 +1,4 @@
-"""The verdict on one row: one word, and a reason where the word needs one.
+"""The verdict on one row: one word, and a reason if the word needs one.
 
 The first rule that applies decides:
 
@@ -43,7 +43,7 @@ NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of :data:`VERDICT_WORDS`; ``reason`` is None where the numbers say it all."""
+    """One of :data:`VERDICT_WORDS`; ``reason`` is None if the numbers suffice."""
 
     word: str
     reason: str | None = None

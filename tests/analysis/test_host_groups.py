@@ -17,7 +17,7 @@ from labkit.experiment.permuted_blocks import schedule
 from labkit.records import PROCESSES_SUFFIX, CellSession, session_path
 
 
-def on(host, factor=1.0, **facts):
+def moved_to_host(host, factor=1.0, **facts):
     """Return a change that moves records to another host, slower by a factor."""
 
     def change(record):
@@ -44,7 +44,7 @@ def from_block(block, change):
     return lambda record: change(record) if record.block >= block else record
 
 
-def across(cell):
+def across_hosts(cell):
     """Declare that the host of a cell is a blocking factor."""
     facts = json.loads((cell / "cell.json").read_text())
     facts["design"]["across_hosts"] = True
@@ -52,16 +52,16 @@ def across(cell):
     return cell
 
 
-def only(study):
+def only_analysis(study):
     (analysis,) = AnalysisCache().study(study)
     return analysis
 
 
 def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell):
-    cell = make_cell(blocks=8, runs=1, change=from_block(4, on("def", 1.3)))
-    assert only(cell).gates["healthy"].status == "fail"
-    assert {one.verdict.word for one in only(cell).judged} == {"invalid"}
-    analysis = only(across(cell))
+    cell = make_cell(blocks=8, runs=1, change=from_block(4, moved_to_host("def", 1.3)))
+    assert only_analysis(cell).gates["healthy"].status == "fail"
+    assert {one.verdict.word for one in only_analysis(cell).judged} == {"invalid"}
+    analysis = only_analysis(across_hosts(cell))
     assert analysis.gates["healthy"].status == "pass"
     words = {one.comparison.arm: one.verdict.word for one in analysis.judged}
     assert words["seq_map"] == "faster"  # by 5 %, on hosts that are 30 % apart
@@ -75,24 +75,30 @@ def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell
 def test_a_slower_host_is_no_disturbance(make_cell):
     def slower(record):
         probe = {"before": {name: 1.5 * us for name, us in record.probe["before"].items()}}
-        return replace(on("def")(record), probe=probe)
+        return replace(moved_to_host("def")(record), probe=probe)
 
-    analysis = only(across(make_cell(blocks=8, runs=1, change=from_block(4, slower))))
+    analysis = only_analysis(
+        across_hosts(make_cell(blocks=8, runs=1, change=from_block(4, slower)))
+    )
     assert disturbed_blocks(analysis.data.records) == {}
     assert not any("own speed varied" in line for line in caveats(analysis))
 
 
 def test_a_block_of_two_hosts_is_never_compared(make_cell):
-    cell = across(make_cell(change=lambda r: on("def")(r) if r.position > 3 else r))
-    gate = only(cell).gates["healthy"]
+    cell = across_hosts(
+        make_cell(change=lambda r: moved_to_host("def")(r) if r.position > 3 else r)
+    )
+    gate = only_analysis(cell).gates["healthy"]
     assert gate.status == "fail" and "different hosts" in gate.reasons[0]
 
 
 def test_an_arm_that_is_worse_on_one_host_is_shown(make_cell):
     def change(record):
-        return on("def", 1.5 if record.arm == "seq_map" else 1.3)(record)
+        return moved_to_host("def", 1.5 if record.arm == "seq_map" else 1.3)(record)
 
-    analysis = only(across(make_cell(blocks=8, runs=1, change=from_block(4, change))))
+    analysis = only_analysis(
+        across_hosts(make_cell(blocks=8, runs=1, change=from_block(4, change)))
+    )
     (caveat,) = [line for line in caveats(analysis) if "2 hosts" in line]
     assert re.search(r"seq_map −[45]\.\d% on abc, \+(9|10)\.?\d*% on def", caveat)
 
@@ -118,7 +124,7 @@ def test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts(effect):
 
 
 def two_machines(make_cell, **second_machine):
-    for index, change in enumerate((None, on("def", cpu_model="other", cores=8))):
+    for index, change in enumerate((None, moved_to_host("def", cpu_model="other", cores=8))):
         cell_dir = make_cell(f"study/rate={index}", change=change)
     return cell_dir.parent
 
@@ -144,7 +150,7 @@ def test_cells_of_two_machines_are_shown_apart(make_cell):
 def test_cells_of_one_machine_or_of_any_stand_in_one_table(make_cell):
     study = two_machines(make_cell)
     for cell in study.glob("rate=*"):
-        across(cell)
+        across_hosts(cell)
     write_study(study, plots=False)
     summary = json.loads((study / "study.json").read_text())
     assert summary["machines"] == ["any host (design.across_hosts=true)"]
@@ -163,31 +169,37 @@ def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
 
 def test_a_companion_cell_of_another_machine_is_not_compared(make_cell):
     turns = make_cell("study/cell", isolation="in_process", runs=1, blocks=8)
-    apart = make_cell(f"study/cell{PROCESSES_SUFFIX}", change=on("def"))
+    apart = make_cell(f"study/cell{PROCESSES_SUFFIX}", change=moved_to_host("def"))
     analysis_cache = AnalysisCache()
     lines = caveats(analysis_cache.cell(turns))
     assert any("ran on another machine: the two are not compared" in line for line in lines)
     for cell in (turns, apart):
-        across(cell)
+        across_hosts(cell)
     assert not any("another machine" in line for line in caveats(AnalysisCache().cell(turns)))
 
 
 def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
-    old = only(make_cell("old/cell"))
-    same = across(make_cell("new/cell", change=from_block(2, on("def", 1.3)), seed=2))
-    assert compare_studies([old], [only(same)], 2.0).changes
-    other = across(make_cell("other/cell", change=from_block(2, on("def", cores=8)), seed=2))
+    old = only_analysis(make_cell("old/cell"))
+    same = across_hosts(
+        make_cell("new/cell", change=from_block(2, moved_to_host("def", 1.3)), seed=2)
+    )
+    assert compare_studies([old], [only_analysis(same)], 2.0).changes
+    other = across_hosts(
+        make_cell("other/cell", change=from_block(2, moved_to_host("def", cores=8)), seed=2)
+    )
     with pytest.raises(StudiesNotComparable, match="cores is 2 and 8"):
-        compare_studies([old], [only(other)], 2.0)
+        compare_studies([old], [only_analysis(other)], 2.0)
 
 
 def test_a_stopped_cell_names_what_stopped_it(make_cell):
     cell = make_cell(change=lambda record: record if record.block < 3 else None)
-    assert any("3 of 4 blocks; nobody has worked on it" in line for line in caveats(only(cell)))
+    assert any(
+        "3 of 4 blocks; nobody has worked on it" in line for line in caveats(only_analysis(cell))
+    )
     began = CellSession("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
     session_path(cell).write_text(began.to_text())
-    (caveat,) = [line for line in caveats(only(cell)) if "unfinished" in line]
+    (caveat,) = [line for line in caveats(only_analysis(cell)) if "unfinished" in line]
     assert "Slurm job 7_0 (process 12 on host abc) began" in caveat and "its node is lost" in caveat
     session_path(cell).write_text(began.end("2026-11-20T20:01:00Z", "SIGTERM").to_text())
-    (caveat,) = [line for line in caveats(only(cell)) if "unfinished" in line]
+    (caveat,) = [line for line in caveats(only_analysis(cell)) if "unfinished" in line]
     assert "was stopped at 2026-11-20T20:01:00Z: SIGTERM" in caveat

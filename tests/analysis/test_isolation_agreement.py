@@ -14,7 +14,7 @@ from labkit.analysis.isolation_agreement import agreement_sentence, compare_isol
 from labkit.analysis.observations import MetricRow, RunValue
 
 
-def simulated(rng, effect, noise, blocks, runs):
+def simulated_row(rng, effect, noise, blocks, runs):
     """Simulate one row: a baseline, and an arm that is larger by ``effect`` (log scale)."""
     row = MetricRow("one", "dispatch_us", "us", "lower", True)
     for arm, shift in (("base", 0.0), ("arm", effect)):
@@ -33,23 +33,23 @@ def simulated(rng, effect, noise, blocks, runs):
     )
 
 
-def pairs(effect, other, studies):
+def simulated_agreements(effect, other, studies):
     rng = np.random.default_rng(5)
     for _ in range(studies):
-        turns = simulated(rng, effect, 0.01, 10, 1)
-        (agreement,) = compare_isolations(turns, simulated(rng, other, 0.05, 4, 2))
+        turns = simulated_row(rng, effect, 0.01, 10, 1)
+        (agreement,) = compare_isolations(turns, simulated_row(rng, other, 0.05, 4, 2))
         yield agreement
 
 
 def test_designs_with_equal_effects_seldom_disagree():
-    apart = [not agreement.agrees for agreement in pairs(0.1, 0.1, 400)]
+    apart = [not agreement.agrees for agreement in simulated_agreements(0.1, 0.1, 400)]
     assert np.mean(apart) <= 0.06
 
 
 def test_designs_with_different_effects_disagree():
-    apart = [not agreement.agrees for agreement in pairs(0.1, 0.3, 50)]
+    apart = [not agreement.agrees for agreement in simulated_agreements(0.1, 0.3, 50)]
     assert np.mean(apart) >= 0.9
-    first = next(pairs(0.1, 0.3, 1))
+    first = next(simulated_agreements(0.1, 0.3, 1))
     assert first.difference_pct < 0 < first.undetected_pct < abs(first.difference_pct)
 
 

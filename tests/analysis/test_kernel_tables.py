@@ -121,7 +121,7 @@ def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
     assert [line["KV blocks visited"] for line in lines] == ["512", "varies", "512", "512"]
 
 
-def noting(**notes):
+def adding_notes(**notes):
     """Return a change that adds notes to records, twice as large for ``seq_map``."""
 
     def change(record):
@@ -137,7 +137,7 @@ def noting(**notes):
 
 
 def test_planning_time_has_a_column(make_cell):
-    analysis = analyse(make_cell("study/new", change=noting(plan_us=40.0)))
+    analysis = analyse(make_cell("study/new", change=adding_notes(plan_us=40.0)))
     table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:5]] == [
         "batch", "binary_search maps (µs)", "binary_search plan (µs)",
@@ -157,7 +157,7 @@ QUEUED = {
 
 
 def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
-    noted = noting(**QUEUED)
+    noted = adding_notes(**QUEUED)
 
     def change(record):
         cases = []
@@ -257,7 +257,7 @@ def test_the_results_table_notes_the_state_of_the_caches(make_cell, states, says
     assert (says in notes) if says else "Timed on" not in notes
 
 
-def many(arms=("a", "b")):
+def crowded_points(arms=("a", "b")):
     """Return points of cases that lie close together, with the arms' points on each other."""
     work = [(f"case {i}", 10**6, 2 * 10**6 + 10**4 * i) for i in range(6)]
     return [
@@ -268,17 +268,17 @@ def many(arms=("a", "b")):
 
 
 def test_no_mark_hides_another_arm_s():
-    points = many()
+    points = crowded_points()
     x, _ = _axis_ranges(points)
     places = _mark_positions(points, x)
     assert len(set(places)) == len(places)
     one, other = places[0], places[1]
     assert one[1] == other[1] and other[0] - one[0] > 0.015 * (x[1] - x[0])
-    assert _mark_positions(many(arms=("a",)), x)[0][0] == pytest.approx(math.log10(2.0))
+    assert _mark_positions(crowded_points(arms=("a",)), x)[0][0] == pytest.approx(math.log10(2.0))
 
 
 def test_every_case_has_its_number_and_no_two_numbers_cover_each_other():
-    points = many()
+    points = crowded_points()
     labels = case_labels(points, *_axis_ranges(points))
     assert [label.text for label in labels] == ["1", "2", "3", "4", "5", "6"]
     for i, one in enumerate(labels):

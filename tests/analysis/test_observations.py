@@ -14,7 +14,7 @@ from labkit.records import RecordError
 STUDIES = 2_000
 
 
-def turns(values, places=None):
+def interleaved_row(values, places=None):
     """Return a row of interleaved arms from log values, float64 [processes, arms, rounds].
 
     The baseline is the first arm. ``places`` are positions, int of the same shape, if recorded.
@@ -35,7 +35,7 @@ def turns(values, places=None):
 def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
     rng = np.random.default_rng(1)
     values = rng.normal(0, 1, (6, 3, 5))
-    row, blocks = turns(values), (0, 2, 5)
+    row, blocks = interleaved_row(values), (0, 2, 5)
     base = log_values(row, "base", blocks)
     assert base[:, 0] == pytest.approx(np.median(values[[0, 2, 5], 0], axis=1))
     for a, name in ((1, "arm"), (2, "control")):
@@ -53,7 +53,7 @@ def test_an_effect_of_position_common_to_all_arms_is_removed():
     added = np.array([0.2, 0.0, -0.05])
 
     def estimates(values, places):
-        row = turns(values, places)
+        row = interleaved_row(values, places)
         one, other = (log_values(row, arm, range(8)) for arm in ("base", "arm"))
         return (other - one)[:, 0]
 
@@ -67,10 +67,10 @@ def test_an_effect_of_position_common_to_all_arms_is_removed():
     assert estimates(swapped, theirs) == pytest.approx(-estimates(with_places, places))
 
 
-def test_positions_missing_from_a_round_are_not_corrected():
+def test_positions_that_do_not_cover_all_rounds_are_ignored():
     values = np.random.default_rng(4).normal(0, 1, (3, 2, 6))
-    row = turns(values, np.zeros((3, 2, 5), int))
-    assert (log_values(row, "arm", [0]) == log_values(turns(values), "arm", [0])).all()
+    row = interleaved_row(values, np.zeros((3, 2, 5), int))
+    assert (log_values(row, "arm", [0]) == log_values(interleaved_row(values), "arm", [0])).all()
 
 
 def in_process(path, isolation="in_process"):
@@ -81,7 +81,7 @@ def in_process(path, isolation="in_process"):
     return path
 
 
-def rounds_of(change):
+def changing_rounds(change):
     """Return a change of records whose repeats are ``change(record, repeats)``."""
 
     def apply(record):
@@ -95,7 +95,7 @@ def rounds_of(change):
     return apply
 
 
-def test_medians_of_arms_are_not_corrected_by_position(make_cell):
+def test_medians_of_arms_do_not_depend_on_the_isolation(make_cell):
     path = make_cell(blocks=8, runs=1, repeats=9, noise=0.01)
     apart = analyse_cell(path)["rows"][0]
     together = analyse_cell(in_process(path))["rows"][0]
@@ -113,7 +113,7 @@ def test_the_median_is_over_the_rounds_ratios_not_of_each_arm(make_cell):
         return tuple(x * y for x, y in zip(repeats, (1.0, stalled, 10.0), strict=True))
 
     options = {"blocks": 8, "runs": 1, "noise": 0.0, "effects": {"seq_map": 1.03}}
-    path = make_cell(change=rounds_of(change), **options)
+    path = make_cell(change=changing_rounds(change), **options)
     assert analyse_cell(path)["rows"][0]["comparisons"][0]["effect_pct"] == pytest.approx(150)
     comparison = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
     assert comparison["effect_pct"] == pytest.approx(3.0)
@@ -123,7 +123,7 @@ def test_arms_without_the_baseline_s_rounds_are_refused_by_name(make_cell):
     def short(record, repeats):
         return repeats[:-1] if record.arm == "seq_map" and record.block == 3 else repeats
 
-    path = make_cell(change=rounds_of(short), blocks=6, runs=1)
+    path = make_cell(change=changing_rounds(short), blocks=6, runs=1)
     analyse_cell(path)  # in processes of their own they may have as many as they like
     message = r"runs/b03-p0\d-seq_map\.json: 'decode.*' has 2 repeats of dispatch_us where bin"
     with pytest.raises(RecordError, match=message):
@@ -134,7 +134,7 @@ def test_a_round_without_a_logarithm_is_inconclusive(make_cell):
     def zero(record, repeats):
         return (0.0, *repeats[1:]) if record.block == 1 else repeats
 
-    path = make_cell(change=rounds_of(zero), blocks=6, runs=1)
+    path = make_cell(change=changing_rounds(zero), blocks=6, runs=1)
     assert analyse_cell(path)["rows"][0]["comparisons"][0]["effect_pct"] is not None
     comparison = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
     assert (comparison["verdict"], comparison["effect_pct"]) == ("inconclusive", None)
@@ -186,7 +186,7 @@ def test_interleaved_arms_without_an_effect_seldom_differ(kind, recorded):
     blocks, rejected = range(8), 0
     for _ in range(STUDIES):
         values, places = stormy_processes(rng, kind)
-        row = turns(values, places if recorded else None)
+        row = interleaved_row(values, places if recorded else None)
         rejected += (
             permutation_test(*(log_values(row, arm, blocks) for arm in ("base", "arm"))) <= 0.05
         )

@@ -22,12 +22,12 @@ numbered = itertools.count()
 
 
 @pytest.fixture
-def fresh(make_cell):
+def write_fresh(make_cell):
     """Write each cell in a new folder, because hypothesis reuses the fixture."""
     return lambda **options: make_cell(f"s{next(numbered)}/cell", **options)
 
 
-def answers(cell, rename=None):
+def comparisons_by_key(cell, rename=None):
     return {
         (row["case"], row["metric"], (rename or {}).get(c["arm"], c["arm"])): c
         for row in cell["rows"]
@@ -36,7 +36,7 @@ def answers(cell, rename=None):
 
 
 def assert_same(one, other, rename=None):
-    a, b = answers(one, rename), answers(other)
+    a, b = comparisons_by_key(one, rename), comparisons_by_key(other)
     assert a.keys() == b.keys() and a
     for key, comparison in a.items():
         for name in NUMBERS:
@@ -46,10 +46,10 @@ def assert_same(one, other, rename=None):
 
 @FEW
 @given(seed=SEEDS, scale=st.floats(1e-3, 1e3), requests=st.booleans())
-def test_scaling_the_unit_scales_only_the_medians(fresh, seed, scale, requests):
+def test_scaling_the_unit_scales_only_the_medians(write_fresh, seed, scale, requests):
     options = {"seed": seed, "requests": requests, "noise": 0.02}
-    plain = analyse_cell(fresh(**options))
-    scaled = analyse_cell(fresh(unit_scale=scale, **options))
+    plain = analyse_cell(write_fresh(**options))
+    scaled = analyse_cell(write_fresh(unit_scale=scale, **options))
     assert_same(plain, scaled)
     medians = [c["rows"][0]["arms"]["seq_map"]["median"] for c in (plain, scaled)]
     assert medians[1] == pytest.approx(scale * medians[0])
@@ -57,10 +57,10 @@ def test_scaling_the_unit_scales_only_the_medians(fresh, seed, scale, requests):
 
 @FEW
 @given(seed=SEEDS, factor=st.floats(0.5, 2.0))
-def test_a_factor_on_one_arm_moves_its_effect_by_just_that(fresh, seed, factor):
+def test_a_factor_on_one_arm_moves_its_effect_by_just_that(write_fresh, seed, factor):
     options = {"seed": seed, "noise": 0.01}
-    one = answers(analyse_cell(fresh(effects={"seq_map": 1.0}, **options)))
-    other = answers(analyse_cell(fresh(effects={"seq_map": factor}, **options)))
+    one = comparisons_by_key(analyse_cell(write_fresh(effects={"seq_map": 1.0}, **options)))
+    other = comparisons_by_key(analyse_cell(write_fresh(effects={"seq_map": factor}, **options)))
     for key, comparison in one.items():
         moved = factor if key[2] == "seq_map" else 1.0
         for name in ("effect_pct", "ci_low_pct", "ci_high_pct"):
@@ -71,7 +71,7 @@ def test_a_factor_on_one_arm_moves_its_effect_by_just_that(fresh, seed, factor):
 
 @FEW
 @given(seed=SEEDS, factors=st.lists(st.floats(0.5, 2.0), min_size=4, max_size=4))
-def test_a_factor_on_whole_blocks_changes_nothing_but_medians(fresh, seed, factors):
+def test_a_factor_on_whole_blocks_changes_nothing_but_medians(write_fresh, seed, factors):
     def drift(record):
         cases = tuple(
             replace(c, metrics=tuple(
@@ -82,7 +82,9 @@ def test_a_factor_on_whole_blocks_changes_nothing_but_medians(fresh, seed, facto
         return replace(record, cases=cases)
 
     options = {"seed": seed, "noise": 0.01}
-    assert_same(analyse_cell(fresh(**options)), analyse_cell(fresh(change=drift, **options)))
+    assert_same(
+        analyse_cell(write_fresh(**options)), analyse_cell(write_fresh(change=drift, **options))
+    )
 
 
 def rename_arm(cell_dir, old, new):
@@ -101,9 +103,9 @@ def rename_arm(cell_dir, old, new):
 
 @FEW
 @given(seed=SEEDS, names=st.permutations(["aaa", "zzz"]))
-def test_renaming_arms_changes_names_only(fresh, seed, names):
+def test_renaming_arms_changes_names_only(write_fresh, seed, names):
     effects = {"seq_map": 0.97, "identity": 1.0}
-    path = fresh(seed=seed, effects=effects, noise=0.01)
+    path = write_fresh(seed=seed, effects=effects, noise=0.01)
     plain = analyse_cell(path)
     rename_arm(path, "seq_map", names[0])
     rename_arm(path, "identity", names[1])
@@ -114,8 +116,8 @@ def test_renaming_arms_changes_names_only(fresh, seed, names):
 
 @FEW
 @given(seed=SEEDS, data=st.data())
-def test_the_order_and_age_of_run_files_does_not_matter(fresh, seed, data):
-    path = fresh(seed=seed, noise=0.02)
+def test_the_order_and_age_of_run_files_does_not_matter(write_fresh, seed, data):
+    path = write_fresh(seed=seed, noise=0.02)
     first = json.dumps(analyse_cell(path))
     files = sorted((path / "runs").glob("*.json"))
     texts = {f.name: f.read_text() for f in files}
@@ -129,25 +131,27 @@ def test_the_order_and_age_of_run_files_does_not_matter(fresh, seed, data):
 
 @FEW
 @given(seed=SEEDS)
-def test_swapping_the_runs_of_an_arm_within_a_block_changes_no_number(fresh, seed):
+def test_swapping_the_runs_of_an_arm_within_a_block_changes_no_number(write_fresh, seed):
     def mirrored(record):
         # Six runs per block: the last becomes the first, records and all.
         return replace(record, position=5 - record.position)
 
     options = {"seed": seed, "noise": 0.02}
-    assert_same(analyse_cell(fresh(**options)), analyse_cell(fresh(change=mirrored, **options)))
+    assert_same(
+        analyse_cell(write_fresh(**options)), analyse_cell(write_fresh(change=mirrored, **options))
+    )
 
 
 @FEW
 @given(seed=SEEDS)
-def test_swapping_baseline_and_arm_inverts_the_effect(fresh, seed):
+def test_swapping_baseline_and_arm_inverts_the_effect(write_fresh, seed):
 
-    path = fresh(seed=seed, control=False, noise=0.01, effects={"seq_map": 0.97})
-    one = answers(analyse_cell(path))
+    path = write_fresh(seed=seed, control=False, noise=0.01, effects={"seq_map": 0.97})
+    one = comparisons_by_key(analyse_cell(path))
     for name, role in (("binary_search", "arm"), ("seq_map", "baseline")):
         file = path / "arms" / f"{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "role": role}))
-    other = answers(analyse_cell(path))
+    other = comparisons_by_key(analyse_cell(path))
     for (case, metric, _), comparison in one.items():
         back = other[case, metric, "binary_search"]
         assert back["p"] == pytest.approx(comparison["p"])
@@ -157,8 +161,8 @@ def test_swapping_baseline_and_arm_inverts_the_effect(fresh, seed):
 
 @FEW
 @given(seed=SEEDS, extra=st.integers(1, 20))
-def test_repeating_a_value_adds_no_evidence(fresh, seed, extra):
-    one = analyse_cell(fresh(seed=seed, noise=0.01, repeats=1))
+def test_repeating_a_value_adds_no_evidence(write_fresh, seed, extra):
+    one = analyse_cell(write_fresh(seed=seed, noise=0.01, repeats=1))
 
     def repeated(record):
         cases = tuple(
@@ -167,4 +171,4 @@ def test_repeating_a_value_adds_no_evidence(fresh, seed, extra):
         )
         return replace(record, cases=cases)
 
-    assert_same(one, analyse_cell(fresh(seed=seed, noise=0.01, repeats=1, change=repeated)))
+    assert_same(one, analyse_cell(write_fresh(seed=seed, noise=0.01, repeats=1, change=repeated)))

@@ -117,7 +117,7 @@ def test_every_arm_s_own_median_is_in_the_details(make_cell, capsysbinary):
     assert "Medians and quartiles</h3>" in printed(capsysbinary, path.parent, "html")
 
 
-def in_order(text, *parts):
+def assert_in_order(text, *parts):
     """Assert that a text contains the parts in this order."""
     places = [text.find(part) for part in parts]
     assert -1 not in places and places == sorted(places), (places, parts)
@@ -131,12 +131,14 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines[0] == f"**{answer}**" and lines[1].startswith("| batch |")
-    in_order(text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row")
+    assert_in_order(
+        text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row"
+    )
     page = printed(capsysbinary, study, "html")
-    in_order(page, f'<p class="answer">{answer}</p>', "<table", weak, "alpha 0.05")
+    assert_in_order(page, f'<p class="answer">{answer}</p>', "<table", weak, "alpha 0.05")
     out = io.StringIO()
     print_cell(study / "cell", Console(width=200, file=out))
-    in_order(" ".join(out.getvalue().split()), answer, "verdict", f"! {weak}", "report: ")
+    assert_in_order(" ".join(out.getvalue().split()), answer, "verdict", f"! {weak}", "report: ")
 
 
 def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
@@ -145,7 +147,7 @@ def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
     assert text.splitlines()[2] == "| cell | answer | gates |"
     assert all(f"| {answer} |" in text for answer in answers)
     page = printed(capsysbinary, study, "html")
-    in_order(page, f"<td>{answers[0]}</td>", f"<td>{answers[1]}</td>", "<section")
+    assert_in_order(page, f"<td>{answers[0]}</td>", f"<td>{answers[1]}</td>", "<section")
 
 
 def test_the_long_sentences_are_in_the_details_of_their_row(study, capsysbinary):
@@ -418,7 +420,7 @@ def test_the_github_export_has_its_fields(study, capsysbinary):
     assert "faster" in next(e for e in entries if "seq_map" in e["name"])["extra"]
 
 
-def refused(capsys, *argv):
+def refusal(capsys, *argv):
     assert main([str(a) for a in argv]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
@@ -426,14 +428,14 @@ def refused(capsys, *argv):
 
 
 def test_errors_are_one_line_and_exit_code_2(study, tmp_path, capsys):
-    assert "needs a request workload" in refused(capsys, study / "kernel", "--format", "vllm")
-    assert "needs one direction" in refused(capsys, study, "--format", "github")
-    assert "no such directory" in refused(capsys, tmp_path / "nowhere")
+    assert "needs a request workload" in refusal(capsys, study / "kernel", "--format", "vllm")
+    assert "needs one direction" in refusal(capsys, study, "--format", "github")
+    assert "no such directory" in refusal(capsys, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "no cell in it" in refused(capsys, tmp_path / "empty")
+    assert "no cell in it" in refusal(capsys, tmp_path / "empty")
     record = next((study / "chat" / "runs").glob("*.json"))
     record.write_text("{")
-    assert record.name in refused(capsys, study)
+    assert record.name in refusal(capsys, study)
     with pytest.raises(SystemExit) as stop:
         main([str(study), "--format", "docx"])
     assert stop.value.code == 2
@@ -448,7 +450,7 @@ def test_pyperf_without_times_is_refused(make_cell, capsys):
         return replace(record, cases=(replace(case, metrics=metrics),))
 
     cell = make_cell("study/cell", requests=True, change=rates_only)
-    assert "pyperf needs time metrics" in refused(capsys, cell, "--format", "pyperf")
+    assert "pyperf needs time metrics" in refusal(capsys, cell, "--format", "pyperf")
 
 
 def test_a_cell_without_cell_json_is_rebuilt_and_claims_nothing(make_cell, capsys):
@@ -472,7 +474,7 @@ def test_a_broken_study_writes_nothing(study, capsys):
     record = next((study / "kernel" / "runs").glob("*.json"))
     record.write_text("{")
     before = snapshot(study)
-    refused(capsys, study)
+    refusal(capsys, study)
     assert snapshot(study) == before
 
 

@@ -18,7 +18,7 @@ BLOCKS = 10
 ARM = "seq_map"
 
 
-def studied(make_cell, lost, effect=1.0, blocks=BLOCKS, **options):
+def analyse_with_stalls(make_cell, stalls_of, effect=1.0, blocks=BLOCKS, **options):
     """Analyse interleaved arms with stalls.
 
     ``lost(arm, block)`` returns the stalled share of its time and the number of stalled steps.
@@ -26,7 +26,7 @@ def studied(make_cell, lost, effect=1.0, blocks=BLOCKS, **options):
     """
 
     def change(record):
-        share, steps = lost(record.arm, record.block)
+        share, steps = stalls_of(record.arm, record.block)
         cases = []
         for case in record.cases:
             notes = dict(case.notes)
@@ -54,7 +54,9 @@ def verdict(analysis, arm=ARM):
 
 def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
     """An arm stalls for a sixth of its time in every process; without stalls, arms look equal."""
-    analysis = studied(make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0))
+    analysis = analyse_with_stalls(
+        make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0)
+    )
     assert verdict(analysis).verdict.word == "slower"
     assert verdict(analysis).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
     (line,) = [line for line in caveats(analysis) if "stalls" in line]
@@ -64,14 +66,14 @@ def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
     assert without.effect_pct == pytest.approx(0, abs=0.5)
 
 
-def at_random(arm, block):
+def random_stalls(arm, block):
     """Return stalls of a machine that hits any arm at random."""
     rng = np.random.default_rng([7, block, len(arm)])
     return float(0.1 * rng.random()), 3
 
 
 def test_the_machine_s_stalls_are_removed(make_cell):
-    analysis = studied(make_cell, at_random, effect=0.9)
+    analysis = analyse_with_stalls(make_cell, random_stalls, effect=0.9)
     assert verdict(analysis).verdict.word == "slower"
     assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.3)
     assert not any("stalls" in line for line in caveats(analysis))
@@ -82,11 +84,13 @@ def test_the_machine_s_stalls_are_removed(make_cell):
 
 def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
     """Removed stalls may be an arm's own work; metrics without stalls keep their verdict."""
-    analysis = studied(make_cell, at_random)
+    analysis = analyse_with_stalls(make_cell, random_stalls)
     one = verdict(analysis)
     assert one.comparison.equivalence.p < 0.05
     assert one.verdict.word == "inconclusive" and "may be the arm's own work" in one.verdict.reason
-    small = studied(make_cell, lambda arm, block: (at_random(arm, block)[0] / 20, 1), name="small")
+    small = analyse_with_stalls(
+        make_cell, lambda arm, block: (random_stalls(arm, block)[0] / 20, 1), name="small"
+    )
     assert verdict(small).verdict.word in ("equivalent", "trivial")
     memory = [
         j for j in analysis.judged if j.row.metric == "peak_kv_bytes" and j.comparison.arm == ARM
@@ -97,10 +101,10 @@ def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
 def test_unclear_stalls_give_no_verdict(make_cell):
     """Two of ten processes lost less than the baseline: p = 0.02."""
 
-    def lost(arm, block):
+    def stalls_of(arm, block):
         return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
 
-    analysis = studied(make_cell, lost, effect=0.9, blocks=7)
+    analysis = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
     assert verdict(analysis).comparison.p_adjusted <= 0.05
     assert verdict(analysis).verdict.word == "inconclusive"
     assert "so they may be its own work" in verdict(analysis).verdict.reason
@@ -108,7 +112,9 @@ def test_unclear_stalls_give_no_verdict(make_cell):
 
 
 def test_stalls_of_few_processes_are_not_removed(make_cell):
-    analysis = studied(make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5)
+    analysis = analyse_with_stalls(
+        make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5
+    )
     assert verdict(analysis).comparison.effect_pct == pytest.approx(-10, abs=0.5)
     assert any("so few processes" in line for line in caveats(analysis))
 
@@ -119,13 +125,15 @@ def test_two_studies_are_compared_both_with_stalls_or_both_without(make_cell):
     def own(arm, block):
         return (1 / 6, 20) if arm == ARM else (0.0, 0)
 
-    old = studied(make_cell, at_random, name="old/ablation=seq_map")
-    new = studied(make_cell, own, name="new/ablation=seq_map")
+    old = analyse_with_stalls(make_cell, random_stalls, name="old/ablation=seq_map")
+    new = analyse_with_stalls(make_cell, own, name="new/ablation=seq_map")
     comparison = compare_studies([old], [new], 2.0)
     assert any("stalls" in line for line in comparison.caveats)
     (change,) = (c for c in comparison.changes if c.row.primary and c.arm == ARM)
     assert change.comparison.effect_pct == pytest.approx(-16.7, abs=3)
-    same_stalls = studied(make_cell, at_random, effect=0.9, name="again/ablation=seq_map")
+    same_stalls = analyse_with_stalls(
+        make_cell, random_stalls, effect=0.9, name="again/ablation=seq_map"
+    )
     comparison = compare_studies([old], [same_stalls], 2.0)
     assert not any("stalls" in line for line in comparison.caveats)
     (change,) = (c for c in comparison.changes if c.row.primary and c.arm == ARM)
@@ -133,7 +141,7 @@ def test_two_studies_are_compared_both_with_stalls_or_both_without(make_cell):
 
 
 def test_arms_without_stalls_have_no_caveat_about_them(make_cell):
-    analysis = studied(make_cell, lambda arm, block: (0.0, 0))
+    analysis = analyse_with_stalls(make_cell, lambda arm, block: (0.0, 0))
     assert analysis.stalls is None and analysis.alternative_rows == ()
     assert not any("stalls" in second.how for second in sensitivity_results(analysis))
 
@@ -167,7 +175,7 @@ def test_the_bound_matches_the_signed_rank_test():
 
 
 def machine(kind, rng, processes):
-    """Return what two arms lost, [processes, arms] each: logs of how much longer, and steps."""
+    """Return the stalls of two arms, [processes, arms] each: log slowdown, and stalled steps."""
     mean = 25 if kind == "busy" else 0.1 if kind == "rare" else 2.5
     steps = rng.poisson(mean, (processes, 2))
     draw = {
@@ -180,10 +188,10 @@ def machine(kind, rng, processes):
 
 
 def decide(speeds, slower, steps):
-    """Return the p that a study of one arm goes by, and whether stalls pass for the machine's."""
+    """Return the p of a study with one arm, and whether stalls count as the machine's."""
     share = 1 - np.exp(-slower)
-    lost = np.stack([share, steps], axis=2)
-    p = signed_rank_p(lost[:, 0], lost[:, 1])
+    stalled = np.stack([share, steps], axis=2)
+    p = signed_rank_p(stalled[:, 0], stalled[:, 1])
     values = speeds - slower if p <= stall_exclusion.OWN_WORK_ALPHA else speeds
     passed = (
         p > stall_exclusion.UNCLEAR_ALPHA and own_work_bound_pct(share[:, 0], share[:, 1]) <= 2.0
@@ -193,7 +201,7 @@ def decide(speeds, slower, steps):
 
 @pytest.mark.parametrize("processes", [8, 10])
 @pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
-def test_equal_stalls_are_attributed_to_an_arm_in_at_most_6_percent(kind, processes):
+def test_equal_arms_with_stalls_are_called_different_in_at_most_6_percent(kind, processes):
     rng = np.random.default_rng([processes, len(kind)])
     wrong = 0
     for _ in range(2_000):

@@ -255,25 +255,25 @@ def test_holm():
     assert holm([]) == []
 
 
-def probed(seed, blocks=10, runs=1, effect=0.01):
+def values_with_probe(seed, blocks=10, runs=1, effect=0.01):
     """Return values that follow the probe, and the probe, both float64 [2, blocks, runs]."""
     probe = rng(seed).normal(0, 0.02, (2, blocks, runs))
     values = 0.8 * probe + rng(seed + 1).normal(0, 0.001, probe.shape)
     return values + np.array([0.0, effect])[:, None, None], probe
 
 
-def rest(values, probe):
+def residuals_on_probe(values, probe):
     """Return the residuals of a regression on the probe within blocks."""
     dv, dp = (x - x.mean(axis=(0, 2), keepdims=True) for x in (values, probe))
     return values - (dv * dp).sum() / (dp * dp).sum() * dp
 
 
-def test_the_probe_adjustment_does_not_use_the_arms_labels():
-    values, probe = probed(1)
+def test_the_probe_s_part_is_removed_without_using_labels():
+    values, probe = values_with_probe(1)
     adjusted = probe_adjusted(values, probe, 0.05)
     assert adjusted.effect == pytest.approx(0.01, abs=0.001)
     assert permutation_test(*values) > 0.05 > 0.01 > adjusted.p
-    assert adjusted.p == pytest.approx(permutation_test(*rest(values, probe)))
+    assert adjusted.p == pytest.approx(permutation_test(*residuals_on_probe(values, probe)))
     swapped = probe_adjusted(values[::-1], probe[::-1], 0.05)
     assert swapped.effect == pytest.approx(-adjusted.effect) and swapped.p == pytest.approx(
         adjusted.p
@@ -285,7 +285,7 @@ def test_the_probe_adjustment_does_not_use_the_arms_labels():
 @pytest.mark.parametrize(("blocks", "runs"), [(8, 1), (3, 2)])
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_the_probe_is_fitted_anew_at_every_shift(blocks, runs, seed):
-    values, probe = probed(seed, blocks, runs)
+    values, probe = values_with_probe(seed, blocks, runs)
     low, high = probe_adjusted(values, probe, 0.05).interval
     width = high - low
     for shift, inside in (
@@ -295,7 +295,7 @@ def test_the_probe_is_fitted_anew_at_every_shift(blocks, runs, seed):
         (high + 1e-6 * width, False),
     ):
         moved = values - np.array([0.0, shift])[:, None, None]
-        assert (permutation_test(*rest(moved, probe)) > 0.05) is inside
+        assert (permutation_test(*residuals_on_probe(moved, probe)) > 0.05) is inside
 
 
 def test_noise_correlation_ignores_arms_and_blocks():

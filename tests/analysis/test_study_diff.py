@@ -51,7 +51,7 @@ def noisy(seed, sd, speed=1.0, probe=None):
     return apply
 
 
-def by_hand(old, new, runs):
+def joint_p_by_hand(old, new, runs):
     """Enumerate the joint p of "nothing changed" from the definition, without a probe."""
 
     def labellings(blocks):
@@ -90,10 +90,10 @@ def test_the_joint_p_matches_its_definition(seed):
     effects = [estimate_effect(v[:, :2], v[:, 2:], None) for v in (old, new)]
     change = effect_change(*effects)
     assert change.exact and change.count == 36 * 36
-    assert change.p == pytest.approx(by_hand(old, new, 2), abs=1e-12)
+    assert change.p == pytest.approx(joint_p_by_hand(old, new, 2), abs=1e-12)
 
 
-def studies(rng, sds, changed=0.0, follows=0.0, blocks=4):
+def simulated_change(rng, sds, changed=0.0, follows=0.0, blocks=4):
     """Simulate two studies' effects, 5 % and 5 % + ``changed``, one machine 15 % slower."""
     effects = []
     for sd, shift, speed in zip(sds, (0.0, changed), (0.0, 0.15), strict=True):
@@ -114,7 +114,7 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
     rng = np.random.default_rng(11)
     false, covered = 0, 0
     for _ in range(400):
-        change = studies(rng, sds, changed, follows)
+        change = simulated_change(rng, sds, changed, follows)
         limits = breakpoints(change.null_distribution, change).interval(0.05)
         covered += limits is None or limits[0] <= changed <= limits[1]
         false += changed == 0 and change.p <= 0.05
@@ -124,9 +124,9 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
 
 def test_power_at_the_smallest_detectable_change():
     rng = np.random.default_rng(12)
-    detectable = [studies(rng, (0.05, 0.03)).mde_pct(0.05) for _ in range(30)]
+    detectable = [simulated_change(rng, (0.05, 0.03)).mde_pct(0.05) for _ in range(30)]
     changed = np.log1p(np.median(detectable) / 100)
-    detected = sum(studies(rng, (0.05, 0.03), changed).p <= 0.05 for _ in range(300))
+    detected = sum(simulated_change(rng, (0.05, 0.03), changed).p <= 0.05 for _ in range(300))
     assert 0.68 <= detected / 300 <= 0.92
 
 

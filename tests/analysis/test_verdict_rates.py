@@ -30,15 +30,17 @@ ROWS = (1, 3, 10)
 KINDS = ("clean", "drift", "modes", "tails")
 
 
-def shipped(name, isolation=Isolation.process):
+def shipped_design(name, isolation=Isolation.process):
     """Return a design of ``conf/design``."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     looks = [PlannedLook(**look) for look in plain.pop("looks", [])]
     return normalized_design(Design(**plain, looks=looks, isolation=isolation))
 
 
-TURNS = shipped("standard", Isolation.in_process)
-DESIGNS = {name: shipped(name) for name in ("standard", "strict", "sequential")} | {"turns": TURNS}
+TURNS = shipped_design("standard", Isolation.in_process)
+DESIGNS = {name: shipped_design(name) for name in ("standard", "strict", "sequential")} | {
+    "turns": TURNS
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,7 +54,7 @@ def fewer_relabellings():
     permutation_test.relabellings.cache_clear()
 
 
-def in_time(rng, kind, size, rows):
+def consecutive_noise(rng, kind, size, rows):
     """Return log noise of consecutive processes, float64 [size, rows], sd about ``SD``."""
     half = SD / math.sqrt(2)
     left = rng.normal(0, half, (size, 1)) + rng.normal(0, half, (size, rows))
@@ -65,10 +67,10 @@ def in_time(rng, kind, size, rows):
     return left
 
 
-def processes(rng, kind, design, rows):
+def simulate_processes(rng, kind, design, rows):
     """Return noise of new processes in random order, float64 [2, blocks, runs, rows]."""
     blocks, runs = design.blocks, design.runs_per_block
-    table = in_time(rng, kind, blocks * 2 * runs, rows).reshape(blocks, 2 * runs, rows)
+    table = consecutive_noise(rng, kind, blocks * 2 * runs, rows).reshape(blocks, 2 * runs, rows)
     order = rng.permuted(np.tile(np.arange(2 * runs), (blocks, 1)), axis=1)
     table = np.take_along_axis(table, order[..., None], axis=1)
     return table.reshape(blocks, 2, runs, rows).transpose(1, 0, 2, 3)
@@ -107,7 +109,7 @@ def answers(design, values, planned=None, shown=(), arms=1):
 DECIDED = {"faster", "slower", "equivalent", "trivial"}
 
 
-def finished(design, values):
+def final_answers(design, values):
     """Return the answers at the first look that decides all rows, else at the last."""
     for look in design.looks:
         comparisons, words = answers(design, values[:, : look.blocks])
@@ -119,9 +121,9 @@ def finished(design, values):
 def simulate(design, rows, studies, effects=0.0, kind="clean", seed=1):
     rng = np.random.default_rng([seed, rows, design.blocks])
     for _ in range(studies):
-        values = processes(rng, kind, design, rows)
+        values = simulate_processes(rng, kind, design, rows)
         values[1] += effects
-        yield finished(design, values)
+        yield final_answers(design, values)
 
 
 def rate(events):
@@ -133,13 +135,13 @@ def at_most(share, studies, promised=0.05):
     return share <= promised + 3 * math.sqrt(promised * (1 - promised) / studies)
 
 
-def false_words(design, rows, studies, kind):
+def false_claim_rate(design, rows, studies, kind):
     """Return the share of A/A studies that call any row faster, slower or trivial."""
     results = simulate(design, rows, studies, kind=kind)
     return rate(bool({"faster", "slower", "trivial"} & set(words)) for _, words in results)
 
 
-def false_equivalent(design, rows, studies):
+def false_equivalence_rate(design, rows, studies):
     """Return the share of studies with effects at the margin that call any row equivalent."""
     narrow = replace(design, margin_pct=MARGIN * 2)
     results = simulate(narrow, rows, studies, effects=to_log_ratio(MARGIN * 2) * 1.0001, seed=2)
@@ -162,10 +164,9 @@ def coverage(design, rows, studies, kind):
 def power(design, rows, studies):
     """Return the share of studies that detect an effect of the stated size in one row."""
     last = [look.blocks for look in design.looks] or [design.blocks]
-    rng = np.random.default_rng([4, rows])
+    longest, rng = replace(design, blocks=last[-1]), np.random.default_rng([4, rows])
     stated = [
-        answers(design, processes(rng, "clean", replace(design, blocks=last[-1]), rows))[0][0]
-        for _ in range(60)
+        answers(design, simulate_processes(rng, "clean", longest, rows))[0][0] for _ in range(60)
     ]
     effect = np.median([to_log_ratio(one.mde_pct) / one.sd for one in stated]) * SD
     moved = np.where(np.arange(rows) == 0, effect, 0.0)
@@ -177,7 +178,7 @@ def grown_claim_rate(studies, ask=lambda done, shown: shown):
     """Return the share of A/A studies that claim anything at 4, 5 or 6 blocks."""
     rng, design, claims = np.random.default_rng(6), Design(blocks=6, margin_pct=0.01), 0
     for _ in range(studies):
-        values, shown, claimed = processes(rng, "clean", design, 1), [], False
+        values, shown, claimed = simulate_processes(rng, "clean", design, 1), [], False
         for done in (4, 5, 6):
             shown.append(done)
             _, words = answers(design, values[:, :done], shown=ask(done, shown))
@@ -190,7 +191,7 @@ QUICK = 150
 STUDIES = 4_000
 
 
-def figure(what, name, rows, share, kind=""):
+def print_figure(what, name, rows, share, kind=""):
     """Print a figure of the table in docs/statistics.md (``pytest -m slow -s``)."""
     print(f"\n| {what} | {name} | {rows} | {kind} | {100 * share:.1f} % |")
     return share
@@ -201,10 +202,12 @@ def figure(what, name, rows, share, kind=""):
 @pytest.mark.parametrize("name", DESIGNS)
 def test_error_rates_and_power_of_every_design(name, rows):
     design = DESIGNS[name]
-    wrong = figure("false word", name, rows, false_words(design, rows, STUDIES, "clean"))
-    equal = figure("false equivalent", name, rows, false_equivalent(design, rows, STUDIES))
-    covered = figure("coverage", name, rows, coverage(design, rows, STUDIES, "clean"))
-    detected = figure("power", name, rows, power(design, rows, STUDIES))
+    wrong = print_figure("false word", name, rows, false_claim_rate(design, rows, STUDIES, "clean"))
+    equal = print_figure(
+        "false equivalent", name, rows, false_equivalence_rate(design, rows, STUDIES)
+    )
+    covered = print_figure("coverage", name, rows, coverage(design, rows, STUDIES, "clean"))
+    detected = print_figure("power", name, rows, power(design, rows, STUDIES))
     assert at_most(wrong, STUDIES) and at_most(equal, STUDIES) and at_most(1 - covered, STUDIES)
     assert 0.75 <= detected <= 0.90
 
@@ -214,28 +217,30 @@ def test_error_rates_and_power_of_every_design(name, rows):
 @pytest.mark.parametrize("name", ["standard", "turns"])
 def test_error_rates_under_other_noise(name, kind):
     design, rows = DESIGNS[name], 3
-    wrong = figure("false word", name, rows, false_words(design, rows, STUDIES, kind), kind)
-    covered = figure("coverage", name, rows, coverage(design, rows, STUDIES, kind), kind)
+    wrong = print_figure(
+        "false word", name, rows, false_claim_rate(design, rows, STUDIES, kind), kind
+    )
+    covered = print_figure("coverage", name, rows, coverage(design, rows, STUDIES, kind), kind)
     assert at_most(wrong, STUDIES) and at_most(1 - covered, STUDIES)
 
 
 @pytest.mark.slow
 def test_error_rate_of_growing_studies():
-    assert at_most(figure("grown 4, 5, 6", "standard", 1, grown_claim_rate(STUDIES)), STUDIES)
+    assert at_most(print_figure("grown 4, 5, 6", "standard", 1, grown_claim_rate(STUDIES)), STUDIES)
     unnoticed = grown_claim_rate(STUDIES, ask=lambda done, shown: [done])
-    figure("grown, unnoticed", "standard", 1, unnoticed)
+    print_figure("grown, unnoticed", "standard", 1, unnoticed)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", ["standard", "turns"])
 def test_equal_arms_are_seldom_called_different(name, rows):
-    assert at_most(false_words(DESIGNS[name], rows, QUICK, "clean"), QUICK)
+    assert at_most(false_claim_rate(DESIGNS[name], rows, QUICK, "clean"), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", ["standard", "turns"])
 def test_arms_that_differ_by_the_margin_are_seldom_called_equivalent(name, rows):
-    assert at_most(false_equivalent(DESIGNS[name], rows, QUICK), QUICK)
+    assert at_most(false_equivalence_rate(DESIGNS[name], rows, QUICK), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -262,8 +267,8 @@ def test_arms_of_a_cell_share_alpha():
     rng, studies = np.random.default_rng(7), 300
     design, claims = DESIGNS["standard"], {1: 0, 5: 0}
     for _ in range(studies):
-        base = processes(rng, "clean", design, 2)[0]
-        arms = [np.stack([base, processes(rng, "clean", design, 2)[1]]) for _ in range(5)]
+        base = simulate_processes(rng, "clean", design, 2)[0]
+        arms = [np.stack([base, simulate_processes(rng, "clean", design, 2)[1]]) for _ in range(5)]
         for times in claims:
             words = {w for arm in arms for w in answers(design, arm, arms=times)[1]}
             claims[times] += bool({"faster", "slower", "trivial"} & words)

@@ -98,7 +98,7 @@ class RunTimeline:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases that can be told apart."""
+        """The phases that the record distinguishes."""
         return PHASES if self.waiting_known else PHASES[1:]
 
     def caption(self) -> str:

@@ -187,7 +187,7 @@ def upper_tail_p(null_distribution: Floats) -> float:
 
 
 def two_sided_p(null_distribution: Floats) -> float:
-    """Return the two-sided p where the null distribution is symmetric about 0."""
+    """Return the two-sided p for a null distribution that is symmetric about 0."""
     return upper_tail_p(np.abs(null_distribution))
 
 
