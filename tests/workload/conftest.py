@@ -1,9 +1,9 @@
-"""Workloads as their files and the command line describe them."""
+"""A fixture that composes experiments from workload files and overrides."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def asked(composed):
-    """Return what composes the experiment of some overrides, checked as a command's are."""
+def compose_experiment(composed):
+    """Return a function that composes and checks an experiment from command-line overrides."""
     return lambda *overrides: composed(*overrides).experiments["base"]

@@ -1,4 +1,4 @@
-"""When requests arrive: the laws themselves, and who waits for whom."""
+"""Arrival times: their distributions, and which requests wait for which."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_constant_gaps_are_alike_and_the_first_request_is_due_at_once():
     assert due("closed") is None
 
 
-def test_the_seed_decides_and_fewer_requests_are_the_beginning():
+def test_gaps_depend_on_the_seed_and_fewer_requests_are_a_prefix():
     assert due("gamma", rate=2.0, shape=0.5) != due("gamma", rate=2.0, shape=0.5, seed=4)
     assert due("poisson", PROMPTS[:50], rate=2.0) == due("poisson", rate=2.0)[:50]
 
@@ -51,9 +51,9 @@ def test_a_trace_arrives_by_its_timestamps_scaled():
         due("trace")
 
 
-def test_sessions_arrive_at_the_rate_and_their_later_turns_with_the_answer():
-    turns = [Prompt(f"{s}{t}", (1,), 1, s) for s in "ab" for t in range(2)]
-    assert due("constant", turns, rate=0.5) == [0.0, 0.0, 2.0, 0.0]
+def test_sessions_arrive_at_the_rate_and_later_turns_follow_their_answer():
+    prompts = [Prompt(f"{s}{t}", (1,), 1, s) for s in "ab" for t in range(2)]
+    assert due("constant", prompts, rate=0.5) == [0.0, 0.0, 2.0, 0.0]
 
 
 def drawn(**options):
@@ -73,13 +73,13 @@ def test_lengths_follow_their_laws():
 
 
 def sent(clients, elapsed):
-    found = []
+    order = []
     while (one := clients.next(elapsed)) is not None:
-        found.append(one.index)
-    return found
+        order.append(one.index)
+    return order
 
 
-def test_in_a_closed_loop_the_number_of_clients_alone_holds_requests_back():
+def test_a_closed_loop_delays_requests_only_by_its_number_of_clients():
     clients = ClientPool(RequestSchedule([None] * 5, None, 2))
     assert sent(clients, 0.0) == [0, 1]
     clients.finished(1, 1.0)
@@ -95,7 +95,7 @@ def test_a_session_s_turn_waits_for_the_answer_before_it_and_others_pass():
     assert sent(clients, 2.0) == [1]
 
 
-def test_what_arrives_by_itself_is_sent_when_due_or_when_there_is_room():
+def test_open_loop_requests_are_sent_when_due_or_when_a_slot_is_free():
     clients = ClientPool(RequestSchedule([None] * 3, [0.0, 1.0, 1.5], 1))
     first = clients.next(0.0)
     assert (first.due, first.sent) == (0.0, 0.0) and clients.next(1.2) is None

@@ -1,4 +1,4 @@
-"""How much prompts share: counted by hand."""
+"""Attainable prefix hits, compared with counts by hand."""
 
 import pytest
 
@@ -22,14 +22,14 @@ def prompts(*texts):
         (["abc", "abc"], 0),
     ],
 )
-def test_whole_blocks_with_which_an_earlier_prompt_begins(texts, shared):
+def test_only_whole_blocks_of_an_earlier_prompt_s_prefix_count(texts, shared):
     assert shared_tokens(prompts(*texts), 4) == shared
 
 
-def test_after_all_were_served_once_everything_is_found_but_the_last_block():
-    asked = prompts("abcdefghi", "12345678")
-    assert shared_tokens(asked, 4, warm=True) == 8 + 4
-    notes = sharing_notes(asked, 4, warm=False, unshared=False)
+def test_a_warm_cache_hits_all_blocks_but_the_last():
+    twice_served = prompts("abcdefghi", "12345678")
+    assert shared_tokens(twice_served, 4, warm=True) == 8 + 4
+    notes = sharing_notes(twice_served, 4, warm=False, unshared=False)
     assert notes == {
         "prompt_tokens": 17, "shared_tokens": 0, "block_size": 4, "unshared": False,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a plan sees of requests before they run."""
+"""Warnings of a plan about KV memory and estimated request lengths."""
 
 import dataclasses
 
@@ -18,41 +18,43 @@ def warnings(experiment):
     return workload.estimate(experiment).warnings
 
 
-def test_memory_that_does_not_hold_the_requests_together_is_said_with_both_numbers(asked):
-    (said,) = warnings(asked(*BASE, "engine.scheduler.reservation=full"))
+def test_a_plan_warns_when_kv_memory_is_too_small_for_the_requests(compose_experiment):
+    (warning,) = warnings(compose_experiment(*BASE, "engine.scheduler.reservation=full"))
     # 128 blocks of 16 beside the null block; a request computes 255 of its 256 tokens: 16 blocks.
-    assert "of KV memory holds 2,048 tokens; 16 requests need 4,096: they will queue" in said
-    assert said.startswith(f"{129 * 16 * kv_bytes(asked) / 2**20:.3g} MiB of")
-    (said,) = warnings(asked(*BASE, "engine.scheduler.reservation=optimistic"))
-    assert said.endswith("some will queue or be preempted")
-    (said,) = warnings(asked(*BASE, "workload.concurrency=8"))
-    assert said.endswith("8 requests need 2,048: they fit")
+    assert "of KV memory holds 2,048 tokens; 16 requests need 4,096: they will queue" in warning
+    assert warning.startswith(f"{129 * 16 * kv_bytes(compose_experiment) / 2**20:.3g} MiB of")
+    (warning,) = warnings(compose_experiment(*BASE, "engine.scheduler.reservation=optimistic"))
+    assert warning.endswith("some will queue or be preempted")
+    (warning,) = warnings(compose_experiment(*BASE, "workload.concurrency=8"))
+    assert warning.endswith("8 requests need 2,048: they fit")
 
 
-def kv_bytes(asked):
-    shape = asked(*BASE).model.shape
+def kv_bytes(compose_experiment):
+    shape = compose_experiment(*BASE).model.shape
     return 4 * shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim
 
 
-def test_lengths_that_are_guessed_are_called_so_and_missing_rows_are_said(asked):
-    memory, rows = warnings(asked("workload=chat", "engine.scheduler.max_num_seqs=12"))
+def test_estimated_lengths_and_too_few_rows_are_reported(compose_experiment):
+    memory, rows = warnings(compose_experiment("workload=chat", "engine.scheduler.max_num_seqs=12"))
     assert "16 requests need about " in memory
     assert rows == "engine.scheduler.max_num_seqs=12: of 16 requests in flight 4 will queue"
-    kernels = asked("workload=kernel_decode")
+    kernels = compose_experiment("workload=kernel_decode")
     assert warnings(kernels) == ()
 
 
-def test_the_memory_of_a_reservation_is_that_of_its_layout(asked):
-    contiguous = asked("engine=contiguous", *BASE)
+def test_a_reservation_counts_the_memory_of_its_layout(compose_experiment):
+    contiguous = compose_experiment("engine=contiguous", *BASE)
     assert contiguous.engine.scheduler.reservation is Reservation.full
-    said = warnings(contiguous)[0]
-    assert "16 requests need 4,096" in said and "holds 2,064 tokens" in said
+    warning = warnings(contiguous)[0]
+    assert "16 requests need 4,096" in warning and "holds 2,064 tokens" in warning
 
 
-def test_an_open_loop_lasts_until_its_last_arrival(asked):
+def test_an_open_loop_lasts_until_its_last_arrival(compose_experiment):
     fast, slow = (
-        workload.estimate(asked("workload=chat_poisson", f"workload.arrivals.rate={rate}")).seconds
+        workload.estimate(
+            compose_experiment("workload=chat_poisson", f"workload.arrivals.rate={rate}")
+        ).seconds
         for rate in (1000, 0.1)
     )
     assert slow > 640 > 10 * fast
-    assert dataclasses.is_dataclass(workload.estimate(asked("workload=chat_poisson")))
+    assert dataclasses.is_dataclass(workload.estimate(compose_experiment("workload=chat_poisson")))

@@ -74,14 +74,14 @@ class Echo(MlxBackend):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype):
+def test_a_launch_runs_in_the_case_s_dtype_and_its_output_is_fingerprinted_in_it(dtype):
     backend = Echo()
-    turns = InterleavedKernels(
+    kernels = InterleavedKernels(
         [KernelArm("paged", lambda: backend, make(dtype), 16)],
         single_arm_context(1),
     )
-    turns.warm_up()
-    (measured,) = turns.measure(lambda text: None)
+    kernels.warm_up()
+    (measured,) = kernels.measure(lambda text: None)
     (result,), (values,) = measured.cases, measured.values.values()
     assert backend.types == {getattr(mx, dtype.value)}
     assert result.outputs["dtype"] == dtype.value
@@ -114,11 +114,11 @@ def test_the_emulated_kernels_compute_the_cases_in_half_precision(dtype):
     outputs = {}
     for kind in (dtype, Precision.float32):
         one = experiment(kind, attention={"device": "emulated"})
-        turns = kind_of(one).load([one], single_arm_context(1))
-        turns.warm_up()
-        (measured,) = turns.measure(lambda text: None)
+        kernels = kind_of(one).load([one], single_arm_context(1))
+        kernels.warm_up()
+        (measured,) = kernels.measure(lambda text: None)
         (outputs[kind],) = measured.values.values()
         assert measured.cases[0].outputs["dtype"] == kind.value
-        turns.close()
+        kernels.close()
     error = np.abs(outputs[dtype] - outputs[Precision.float32]).max()
     assert 0 < error < (4e-3 if dtype is Precision.float16 else 3e-2)

@@ -17,12 +17,12 @@ TEMPLATE = (
 
 
 def experiment(kind, path):
-    asked = {
+    options = {
         "model": {"name": "local", "path": str(path)},
         "workload": {"name": kind, "prompts": {"source": kind}},
         "ablation": {"arms": {"base": {}}},
     }
-    return from_plain(Experiment, asked)
+    return from_plain(Experiment, options)
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +38,30 @@ def chat_dir(plain_dir, tmp_path):
     return folder
 
 
-def made(kind, path):
-    asked = experiment(kind, path)
-    return source_of(asked).make(asked, resolve(asked.model))  # not what is cached
+def make_prompts(kind, path):
+    configured = experiment(kind, path)
+    return source_of(configured).make(configured, resolve(configured.model))  # not what is cached
 
 
-def test_a_question_is_one_message_of_a_person(plain_dir, chat_dir):
+def test_a_question_is_one_user_message(plain_dir, chat_dir):
     reader = tokenizer.load(chat_dir)
     texts = [q.prompt for q in chat.questions()]
-    for plain, asked in zip(made("chat", plain_dir), made("chat", chat_dir), strict=True):
+    for plain, templated in zip(
+        make_prompts("chat", plain_dir), make_prompts("chat", chat_dir), strict=True
+    ):
         text = reader.decode(plain.token_ids)
         assert text in texts
-        assert reader.decode(asked.token_ids) == f"<|bos|>user\n{text}<|eos|>\n<|bos|>assistant\n"
+        assert (
+            reader.decode(templated.token_ids) == f"<|bos|>user\n{text}<|eos|>\n<|bos|>assistant\n"
+        )
         bos = reader.token_id("<|bos|>")
-        assert asked.token_ids.count(bos) == 2 and bos not in plain.token_ids
-        assert asked.max_tokens == plain.max_tokens
+        assert templated.token_ids.count(bos) == 2 and bos not in plain.token_ids
+        assert templated.max_tokens == plain.max_tokens
 
 
 def test_a_session_s_turn_begins_with_the_one_before_it(chat_dir):
     reader = tokenizer.load(chat_dir)
-    prompts = made("agent", chat_dir)
+    prompts = make_prompts("agent", chat_dir)
     turns = [prompts[i : i + agent.SESSIONS] for i in range(0, len(prompts), agent.SESSIONS)]
     for before, after in pairwise(turns):
         for prompt in after:

@@ -1,4 +1,4 @@
-"""Real engines in one process: outputs as if alone, one model for all, and who stays apart."""
+"""Real engines in one process: outputs, shared weights, and arms that need separate processes."""
 
 import random
 from contextlib import contextmanager
@@ -87,14 +87,14 @@ def counted(measurement):
 
 
 @pytest.mark.parametrize("arms", [ARMS, MLX_LM], ids=["labkit", "mlx_lm"])
-def test_outputs_and_counters_are_those_of_the_arms_served_alone(arms):
-    turns = share(*arms.values())
-    turns.warm_up()
-    together = turns.measure(lambda text: None)
-    turns.close()
+def test_interleaved_arms_have_the_outputs_and_counters_of_arms_served_alone(arms):
+    interleaved = share(*arms.values())
+    interleaved.warm_up()
+    together = interleaved.measure(lambda text: None)
+    interleaved.close()
     for (name, engine), measured in zip(arms.items(), together, strict=True):
-        asked = experiment(**engine)
-        alone = workload.measure(asked)
+        configured = experiment(**engine)
+        alone = workload.measure(configured)
         assert outputs(measured) == outputs(alone), name
         assert counted(measured) == counted(alone), name
     assert len({measured.counters["steps.total"] for measured in together}) > 1
@@ -121,7 +121,7 @@ def packed(session):
     from labkit.cpu.packed_linear import PackedLinear
 
     forward = session._engine._loop._launcher.run_model._forward
-    found, todo = set(), [forward._model]
+    addresses, todo = set(), [forward._model]
     seen = set()
     while todo:
         item = todo.pop()
@@ -129,7 +129,7 @@ def packed(session):
             continue
         seen.add(id(item))
         if isinstance(item, PackedLinear):
-            found.add(item._panels._panels.ctypes.data)
+            addresses.add(item._panels._panels.ctypes.data)
             continue
         slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
         todo += [getattr(item, name) for name in slots if hasattr(item, name)]
@@ -139,14 +139,14 @@ def packed(session):
             todo += item.values()
         elif isinstance(item, list | tuple):
             todo += item
-    return found
+    return addresses
 
 
 def test_arms_of_one_model_share_its_weights_and_engines_alone_do_not():
-    turns = share({}, {"kv": {"block_size": 8}}, {"scheduler": {"chunk": 16}})
-    first, *others = [packed(arm.session) for arm in turns._arms]
+    interleaved = share({}, {"kv": {"block_size": 8}}, {"scheduler": {"chunk": 16}})
+    first, *others = [packed(arm.session) for arm in interleaved._arms]
     assert len(first) > 4 and others == [first, first]
-    turns.close()
+    interleaved.close()
     one, two = (share({}) for _ in range(2))
     assert not packed(one._arms[0].session) & packed(two._arms[0].session)
     one.close(), two.close()
@@ -189,13 +189,13 @@ def test_an_arm_that_cannot_load_closes_the_others(monkeypatch):
         ),
     ],
 )
-def test_arms_that_stay_apart_say_why_in_one_line(engines, reason):
+def test_arms_in_separate_processes_give_the_reason_in_one_line(engines, reason):
     experiments = [experiment(**engine) for engine in engines]
-    said = kind_of(experiments[0]).apart(experiments)
-    assert said.startswith(reason) and "\n" not in said and ": " in said
+    reason_given = kind_of(experiments[0]).apart(experiments)
+    assert reason_given.startswith(reason) and "\n" not in reason_given and ": " in reason_given
 
 
-def test_arms_that_differ_in_what_an_engine_has_share():
+def test_arms_that_differ_in_engine_options_share_a_process():
     two = [{"name": "mlx_lm", "threads": 2, "dtype": kind} for kind in ("model", "bfloat16")]
     assert kind_of(experiment()).apart([experiment(**engine) for engine in two]) is None
     two = [{"mlx": {"bfs_max_width": 2}}] * 2

@@ -1,4 +1,4 @@
-"""What a kernel's turns time, in which order, and what they leave out. On a clock of our own."""
+"""Interleaved kernel timing on a fake clock: what is timed, in which order, what is excluded."""
 
 import gc
 import itertools
@@ -62,7 +62,7 @@ class Backend:
 
     def __init__(self, world, seconds, value=0.0, kernel="decode"):
         self.world, self.seconds, self.value, self.kernel = world, seconds, value, kernel
-        self.poisoned, self.memory, self.turns = [], set(), set()
+        self.poisoned, self.memory, self.turn_ids = [], set(), set()
 
     def adopt(self, keys, values):
         self.pools = [*keys, *values]
@@ -77,7 +77,7 @@ class Backend:
     def forward(self, layer, q, k, v, plan, out):
         assert layer == 0 and k is None and v is None
         self.poisoned.append(bool(np.isnan(out).all()))
-        self.turns.add(self.world.turn)
+        self.turn_ids.add(self.world.turn)
         places = (q, out, *plan.pools)
         self.memory.add(tuple(a.__array_interface__["data"][0] for a in places))
         self.world.collecting.append(gc.isenabled())
@@ -100,7 +100,7 @@ class Backend:
         return (report,)
 
 
-def asked(*wanted, **changes):
+def make_workload(*wanted, **changes):
     options = {
         "warmup": 1,
         "repeats": 2,
@@ -112,21 +112,21 @@ def asked(*wanted, **changes):
     return Workload("test", "kernel", cases=list(wanted), **{**options, **changes})
 
 
-def turns(world, backends, *wanted, seed=0, **changes):
+def interleave_kernels(world, backends, *wanted, seed=0, **changes):
     arms = [
-        KernelArm("paged", lambda b=b: b, asked(*wanted, **changes), block_size=16)
+        KernelArm("paged", lambda b=b: b, make_workload(*wanted, **changes), block_size=16)
         for b in backends
     ]
     setting = TurnContext(3, random.Random(seed), world.enter, world)
     return InterleavedKernels(arms, setting, clock=world.clock)
 
 
-def measured(world, backends, *wanted, **changes):
-    found = turns(world, backends, *wanted, **changes)
-    found.warm_up()
+def measure_kernels(world, backends, *wanted, **changes):
+    interleaved = interleave_kernels(world, backends, *wanted, **changes)
+    interleaved.warm_up()
     world.done.clear()
-    results = found.measure(lambda text: None)
-    found.close()
+    results = interleaved.measure(lambda text: None)
+    interleaved.close()
     return results
 
 
@@ -134,10 +134,12 @@ def repeats(measurement, index=0):
     return measurement.cases[index].metrics[0].repeats
 
 
-def test_a_timing_is_the_launch_alone_whatever_else_takes_time():
+def test_only_the_launch_is_timed():
     world = World()
     # 2 s for the first arm, 5 s for the second; a pulse, a plan and a wash-out take theirs.
-    results = measured(world, [Backend(world, lambda w: 2.0), Backend(world, lambda w: 5.0)], FEW)
+    results = measure_kernels(
+        world, [Backend(world, lambda w: 2.0), Backend(world, lambda w: 5.0)], FEW
+    )
     assert repeats(results[0]) == (2e6,) * 6 and repeats(results[1]) == (5e6,) * 6
     assert results[0].cases[0].notes["pulse_us"] == [PULSE * 1e6] * 6
     # The first launch, the rounds of warming up, and a wash-out and three launches a round.
@@ -149,7 +151,7 @@ def test_a_timing_is_the_launch_alone_whatever_else_takes_time():
 def test_kernels_are_prepared_by_two_processes_from_either_end(tmp_path):
     """The first launch here waits until the other process has launched: another case."""
 
-    class Told(Backend):
+    class MarkedBackend(Backend):
         def forward(self, layer, q, k, v, plan, out):
             with open(tmp_path / str(os.getpid()), "a") as file:
                 file.write(f"{plan.num_seqs}\n")
@@ -159,8 +161,8 @@ def test_kernels_are_prepared_by_two_processes_from_either_end(tmp_path):
             return super().forward(layer, q, k, v, plan, out)
 
     world = World()
-    backend = Told(world, lambda w: 1.0)
-    turns(world, [backend], FEW, PREFILL).prepare()
+    backend = MarkedBackend(world, lambda w: 1.0)
+    interleave_kernels(world, [backend], FEW, PREFILL).prepare()
     launched = {int(path.name): path.read_text().split() for path in tmp_path.iterdir()}
     mine = launched.pop(os.getpid())
     ((other, theirs),) = launched.items()
@@ -175,7 +177,7 @@ def test_macos_prepares_in_one_process(monkeypatch):
     monkeypatch.setattr(interleaved_kernels.sys, "platform", "darwin")
     monkeypatch.delattr(os, "fork")
     world = World()
-    turns(world, [Backend(world, lambda w: 1.0)], FEW).prepare()
+    interleave_kernels(world, [Backend(world, lambda w: 1.0)], FEW).prepare()
     assert world.done
 
 
@@ -212,7 +214,7 @@ def test_the_clock_is_read_right_before_and_right_after_a_launch():
         return world.now
 
     world.clock = clock
-    measured(world, [backend], FEW)
+    measure_kernels(world, [backend], FEW)
     pulse = ["clock", "pulse", "clock"]
     wash_out = ["clock", ("launch", 5), "clock", "report"]
     launch = ["clock, filled", ("launch", 5), "clock", "report"]
@@ -222,41 +224,43 @@ def test_the_clock_is_read_right_before_and_right_after_a_launch():
 def test_an_output_is_checked_after_the_clock_was_read():
     world = World()
     backend = Watched(world, lambda w: 1.0)
-    found = turns(world, [backend], FEW)
-    found.warm_up()
+    interleaved = interleave_kernels(world, [backend], FEW)
+    interleaved.warm_up()
 
     def clock():
         backend.out[4, 3, 15] += 1.0
         return world.now
 
-    found._arms._clock = clock
+    interleaved._arms._clock = clock
     with pytest.raises(InvalidOutput, match="differs from the first launch"):
-        found.measure(lambda text: None)
+        interleaved.measure(lambda text: None)
 
 
 def test_every_launch_of_an_arm_is_in_its_own_turn(monkeypatch):
     monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # a part of the batch washes out
     world = World()
     backends = [Backend(world, lambda w: 1.0, kernel="decode") for _ in range(3)]
-    measured(world, backends, FEW, PREFILL)
-    assert [backend.turns for backend in backends] == [{0}, {1}, {2}]
+    measure_kernels(world, backends, FEW, PREFILL)
+    assert [backend.turn_ids for backend in backends] == [{0}, {1}, {2}]
 
 
-def test_arms_come_to_a_case_in_random_order():
+def test_arms_run_in_random_order_within_a_case():
     orders = set()
     for seed in range(8):
         world = World()
-        found = turns(world, [Backend(world, lambda w: 1.0) for _ in range(3)], FEW, seed=seed)
+        interleaved = interleave_kernels(
+            world, [Backend(world, lambda w: 1.0) for _ in range(3)], FEW, seed=seed
+        )
         world.done.clear()
-        found.warm_up()
+        interleaved.warm_up()
         orders.add(tuple(arm for what, arm in world.done if what != "plan")[:3])
     assert len(orders) > 2 and {tuple(sorted(order)) for order in orders} == {(0, 1, 2)}
 
 
-def test_the_time_of_a_launch_follows_the_launch():
+def test_each_launch_has_its_own_time():
     world = World()
     steps = iter(range(1, 1000))
-    (result,) = measured(world, [Backend(world, lambda w: float(next(steps)))], FEW)
+    (result,) = measure_kernels(world, [Backend(world, lambda w: float(next(steps)))], FEW)
     assert len(set(repeats(result))) == 6
 
 
@@ -266,31 +270,31 @@ def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launches_in_its_own_turn(
 ):
     monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", wash_bytes)
     world = World()
-    measured(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
+    measure_kernels(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
     length = 1 + 2 * launches
     assert len(world.done) == 6 * length
     for start in range(0, len(world.done), length):
-        pulse, *rest = world.done[start : start + length]
+        pulse, *calls = world.done[start : start + length]
         assert pulse == ("pulse", None)
-        assert {what[0] for what, _ in rest} == {"launch"}
-        arms = [arm for _, arm in rest]
+        assert {what[0] for what, _ in calls} == {"launch"}
+        arms = [arm for _, arm in calls]
         assert sorted(arms) == [0] * launches + [1] * launches
         assert arms[0] == arms[launches - 1] != arms[-1] == arms[launches]
 
 
 def test_the_fastest_launch_of_a_turn_counts_and_never_the_wash_out():
     world = World()
-    found = turns(world, [Backend(world, lambda w: next(seconds))], FEW)
+    interleaved = interleave_kernels(world, [Backend(world, lambda w: next(seconds))], FEW)
     seconds = itertools.repeat(9.0)
-    found.warm_up()
+    interleaved.warm_up()
     seconds = itertools.cycle([1.0, 7.0, 2.0, 8.0])
-    (result,) = found.measure(lambda text: None)
+    (result,) = interleaved.measure(lambda text: None)
     assert repeats(result) == (2e6,) * 6 and result.cases[0].notes["fastest_of"] == 3
 
 
 def test_a_cold_turn_flushes_instead():
     world = World()
-    (result,) = measured(world, [Backend(world, lambda w: 1.0)], FEW, state=State.cold)
+    (result,) = measure_kernels(world, [Backend(world, lambda w: 1.0)], FEW, state=State.cold)
     assert [what for what, _ in world.done[:3]] == ["pulse", "flush", ("launch", 5)]
     assert len(world.done) == 6 * 3
     assert repeats(result) == (1e6,) * 6 and result.cases[0].notes["state"] == "cold"
@@ -309,7 +313,7 @@ def test_hot_and_cold_in_one_study_are_two_rows_of_a_case():
         seconds, cold["now"] = (9.0 if cold["now"] else 4.0), False
         return seconds
 
-    (result,) = measured(world, [Backend(world, launch)], FEW, state=State.both)
+    (result,) = measure_kernels(world, [Backend(world, launch)], FEW, state=State.both)
     assert [case.case for case in result.cases] == ["few (hot)", "few (cold)"]
     assert repeats(result, 0) == (4e6,) * 6 and repeats(result, 1) == (9e6,) * 6
 
@@ -329,7 +333,7 @@ def test_a_carry_over_from_the_other_arm_is_gone_when_hot():
         world = World()
         world.last = None
         backends = [Backend(world, arm(0)), Backend(world, arm(1))]
-        results = measured(world, backends, FEW, state=state, repeats=20)
+        results = measure_kernels(world, backends, FEW, state=state, repeats=20)
         return np.median(np.array(repeats(results[1])) / np.array(repeats(results[0])))
 
     assert ratio(State.hot) == 1.0
@@ -338,7 +342,7 @@ def test_a_carry_over_from_the_other_arm_is_gone_when_hot():
 
 def test_rounds_are_spread_over_the_whole_time_and_turns_are_in_random_order():
     world = World()
-    results = measured(
+    results = measure_kernels(
         world, [Backend(world, lambda w: 1.0) for _ in range(3)], FEW, PREFILL, repeats=10
     )
     sizes = [what[1] for what, _ in world.done if what != "pulse"][::6]  # three arms
@@ -351,7 +355,7 @@ def test_rounds_are_spread_over_the_whole_time_and_turns_are_in_random_order():
     assert len({tuple(place[i] for place in places) for i in range(30)}) == 6  # every order
 
 
-def test_spread_takes_every_round_once_each_in_its_part_of_the_time():
+def test_spread_rounds_runs_every_round_once_in_its_share_of_the_time():
     order = spread_rounds([3, 30], random.Random(1))
     assert order.count(0) == 3 and order.count(1) == 30
     positions = [i for i, row in enumerate(order) if row == 0]
@@ -359,32 +363,32 @@ def test_spread_takes_every_round_once_each_in_its_part_of_the_time():
     assert order != spread_rounds([3, 30], random.Random(2))
 
 
-def test_garbage_is_not_collected_while_measuring_and_is_again_afterwards():
+def test_the_garbage_collector_is_off_only_while_measuring():
     world = World()
-    found = turns(world, [Backend(world, lambda w: 1.0)], FEW)
-    found.warm_up()
+    interleaved = interleave_kernels(world, [Backend(world, lambda w: 1.0)], FEW)
+    interleaved.warm_up()
     assert all(world.collecting)
     world.collecting.clear()
     frozen = []
-    found.measure(lambda text: frozen.append(gc.get_freeze_count()))
+    interleaved.measure(lambda text: frozen.append(gc.get_freeze_count()))
     assert world.collecting and not any(world.collecting)
     assert frozen[0] > 0 and gc.isenabled() and gc.get_freeze_count() == 0
 
 
-def test_garbage_goes_before_measuring_and_collection_stays_off_where_it_was_off():
+def test_garbage_is_collected_before_measuring_and_a_disabled_collector_stays_disabled():
     class Loop:
         def __init__(self):
             self.me = self
 
     world = World()
-    found = turns(world, [Backend(world, lambda w: 1.0)], FEW)
-    found.warm_up()
+    interleaved = interleave_kernels(world, [Backend(world, lambda w: 1.0)], FEW)
+    interleaved.warm_up()
     gc.disable()
     try:
         garbage = weakref.ref(Loop())
         assert garbage() is not None
         there = []
-        found.measure(lambda text: there.append(garbage()))
+        interleaved.measure(lambda text: there.append(garbage()))
         assert not any(there) and not gc.isenabled()
     finally:
         gc.enable()
@@ -393,7 +397,7 @@ def test_garbage_goes_before_measuring_and_collection_stays_off_where_it_was_off
 def test_a_measured_launch_writes_into_a_poisoned_output():
     world = World()
     backend = Backend(world, lambda w: 1.0)
-    measured(world, [backend], FEW)
+    measure_kernels(world, [backend], FEW)
     assert backend.poisoned[-24:] == [False, True, True, True] * 6  # wash-out, launches
     assert backend.poisoned[0]
 
@@ -401,18 +405,18 @@ def test_a_measured_launch_writes_into_a_poisoned_output():
 def test_all_arms_work_on_the_same_memory():
     world = World()
     backends = [Backend(world, lambda w: 1.0) for _ in range(3)]
-    measured(world, backends, FEW, PREFILL)
+    measure_kernels(world, backends, FEW, PREFILL)
     assert len({memory for backend in backends for memory in backend.memory}) == 1
 
 
 def test_an_output_is_compared_with_the_arms_own_first():
     world = World()
     backends = [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0, value=1.0)]
-    one, other = measured(world, backends, FEW)
+    one, other = measure_kernels(world, backends, FEW)
     assert one.cases[0].outputs["digest"] != other.cases[0].outputs["digest"]
     for measurement in (one, other):  # arms that differ keep what they gave
         assert list(measurement.values) == [measurement.cases[0].outputs["digest"]]
-    same = measured(world, [Backend(world, lambda w: 1.0) for _ in range(2)], FEW)
+    same = measure_kernels(world, [Backend(world, lambda w: 1.0) for _ in range(2)], FEW)
     assert not same[0].values
 
 
@@ -425,18 +429,20 @@ def test_an_output_is_hashed_once_for_all_arms_that_agree(monkeypatch):
 
     monkeypatch.setattr(kernel_warmup, "array_outputs", outputs)
     world = World()
-    found = measured(world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW)
-    digests = [measurement.cases[0].outputs["digest"] for measurement in found]
+    interleaved = measure_kernels(
+        world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW
+    )
+    digests = [measurement.cases[0].outputs["digest"] for measurement in interleaved]
     assert len(hashed) == 2 and digests[0] == digests[2] != digests[1] == digests[3]
     assert {array_outputs(out)["digest"] for out in hashed} == set(digests)
 
 
 @pytest.mark.parametrize("row", range(5))
-def test_a_number_that_changes_anywhere_is_refused(row):
+def test_an_output_that_changes_between_launches_is_refused(row):
     world = World()
     backend = Backend(world, lambda w: 1.0)
-    found = turns(world, [backend], FEW)
-    found.warm_up()
+    interleaved = interleave_kernels(world, [backend], FEW)
+    interleaved.warm_up()
     forward = backend.forward
 
     def wrong(*args):
@@ -447,11 +453,11 @@ def test_a_number_that_changes_anywhere_is_refused(row):
 
     backend.forward = wrong
     with pytest.raises(InvalidOutput, match=f"differs .* in 1 rows, the first of them token {row}"):
-        found.measure(lambda text: None)
+        interleaved.measure(lambda text: None)
 
 
 @pytest.mark.parametrize("row", [0, 4, 47])
-def test_a_number_that_is_not_written_anywhere_is_refused(row):
+def test_an_unwritten_output_element_is_refused(row):
     world = World()
     backend = Backend(world, lambda w: 1.0)
     forward = backend.forward
@@ -463,12 +469,12 @@ def test_a_number_that_is_not_written_anywhere_is_refused(row):
         return result
 
     backend.forward = forgets
-    found = turns(world, [backend], PREFILL)
+    interleaved = interleave_kernels(world, [backend], PREFILL)
     with pytest.raises(InvalidOutput, match=f"NaN left .* first at token {row}, head 3"):
-        found.warm_up()
+        interleaved.warm_up()
 
 
-def test_zeros_of_another_sign_differ():
+def test_zeros_of_opposite_sign_differ():
     world = World()
     backend = Backend(world, lambda w: 1.0)
     forward = backend.forward
@@ -482,7 +488,7 @@ def test_zeros_of_another_sign_differ():
 
     backend.forward = signed
     with pytest.raises(InvalidOutput, match=r"differs .* in 1 rows, the first of them token 2"):
-        measured(world, [backend], FEW)
+        measure_kernels(world, [backend], FEW)
 
 
 def test_a_stale_stamp_and_an_output_elsewhere_are_refused():
@@ -490,15 +496,15 @@ def test_a_stale_stamp_and_an_output_elsewhere_are_refused():
         world = World()
         backend = Backend(world, lambda w: 1.0)
         forward, report = backend.forward, backend.report
-        made = []
+        reports = []
 
         def changed(*args):
-            out, found = change(forward(*args), report(args[4])[0])
-            made.append(found)
+            out, launch_report = change(forward(*args), report(args[4])[0])
+            reports.append(launch_report)
             return out
 
-        backend.forward, backend.report = changed, lambda plan: (made[-1],)
-        turns(world, [backend], FEW).warm_up()
+        backend.forward, backend.report = changed, lambda plan: (reports[-1],)
+        interleave_kernels(world, [backend], FEW).warm_up()
 
     def stale(out, report):
         report.stale, report.stamp = True, 6
@@ -519,7 +525,7 @@ def test_a_stale_stamp_and_an_output_elsewhere_are_refused():
         ([100 * 0.9**n for n in range(40)], 20),  # never settles
     ],
 )
-def test_warming_up_ends_when_launches_no_longer_get_faster(times, rounds):
+def test_warm_up_ends_when_launches_stop_getting_faster(times, rounds):
     world = World()
     clock = iter([50.0, *times])  # the first launch
     (result,) = measured_until(world, Backend(world, lambda w: next(clock, 1.0)))
@@ -527,13 +533,13 @@ def test_warming_up_ends_when_launches_no_longer_get_faster(times, rounds):
 
 
 def measured_until(world, backend):
-    found = turns(world, [backend], FEW)
-    found.warm_up()
-    return [case.warm_up_rounds for case in found._cases]
+    interleaved = interleave_kernels(world, [backend], FEW)
+    interleaved.warm_up()
+    return [case.warm_up_rounds for case in interleaved._cases]
 
 
 def test_a_large_batch_is_washed_out_by_a_part_of_it_and_a_small_one_by_itself():
-    batch = asked(LARGE, num_heads=16, num_kv_heads=4, head_dim=128)
+    batch = make_workload(LARGE, num_heads=16, num_kv_heads=4, head_dim=128)
     size = kernel_cases.geometry(LARGE, batch, 16)
     part = kernel_cases.geometry(
         kernel_cases.scaled_case(LARGE, kernel_cases.washout_share(size, batch)), batch, 16
@@ -541,17 +547,17 @@ def test_a_large_batch_is_washed_out_by_a_part_of_it_and_a_small_one_by_itself()
     assert 1 <= len(part.seq_lens) < 64 and part.seq_lens[0] == 2048
     work = kernel_cases.work(part, batch)
     assert work.bytes >= kernel_cases.WASHOUT_BYTES or work.flops >= kernel_cases.WASHOUT_FLOPS
-    few = asked(FEW)
+    few = make_workload(FEW)
     assert kernel_cases.washout_share(kernel_cases.geometry(FEW, few, 16), few) == 1
 
 
-def test_a_part_that_takes_another_kernel_washes_nothing_out(monkeypatch):
+def test_a_wash_out_batch_that_runs_another_kernel_is_not_used(monkeypatch):
     monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # one request of each kind
     world = World()
-    measured(world, [Backend(world, lambda w: 1.0)], FEW)
+    measure_kernels(world, [Backend(world, lambda w: 1.0)], FEW)
     assert {what for what, _ in world.done} == {"pulse", ("launch", 5)}
     world = World()
-    measured(world, [Backend(world, lambda w: 1.0, kernel="other")], FEW)
+    measure_kernels(world, [Backend(world, lambda w: 1.0, kernel="other")], FEW)
     assert {what for what, _ in world.done} == {"pulse", ("launch", 5), ("launch", 1)}
 
 
@@ -566,26 +572,28 @@ def experiments(*workloads):
 
 
 @pytest.mark.parametrize("change", [{"repeats": 3}, {"warmup": 4}, {"state": State.cold}])
-def test_arms_whose_rounds_would_differ_stay_apart(change):
+def test_arms_with_different_rounds_run_in_separate_processes(change):
     (name,) = change
-    arms = list(experiments(asked(FEW), asked(FEW, **change)))
+    arms = list(experiments(make_workload(FEW), make_workload(FEW, **change)))
     assert f"workload.{name}" in kernel_workload.KIND.apart(arms)
     assert kernel_workload.KIND.apart([arms[0], arms[0]]) is None
 
 
-def test_flushing_is_in_the_estimate_of_cold_turns_alone(monkeypatch):
+def test_only_the_estimate_of_cold_turns_includes_flushing(monkeypatch):
     monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # one launch a turn is timed, hot or cold
-    arms = [*experiments(*(asked(FEW, repeats=100, state=state) for state in State))]
+    arms = [*experiments(*(make_workload(FEW, repeats=100, state=state) for state in State))]
     seconds = {e.workload.state: kernel_workload.KIND.estimate(e).seconds for e in arms}
     flushes = 100 * FEW.factor * kernel_workload.FLUSH_SECONDS
     assert seconds[State.cold] - seconds[State.hot] == pytest.approx(flushes)
     assert seconds[State.both] > seconds[State.cold]
 
 
-def test_a_factor_of_ones_own_stays_apart():
-    arms = experiments(asked(FEW), asked(Case("few", decode=5, context=40, factor=4)))
+def test_arms_with_another_repeat_factor_run_in_separate_processes():
+    arms = experiments(
+        make_workload(FEW), make_workload(Case("few", decode=5, context=40, factor=4))
+    )
     assert "factor" in kernel_workload.KIND.apart(list(arms))
 
 
-def test_the_rule_of_warming_up_is_what_its_page_says():
+def test_the_warm_up_rule_matches_its_documentation():
     assert (kernel_warmup.SETTLED_RATIO, kernel_warmup.MAX_ROUNDS) == (0.98, 20)

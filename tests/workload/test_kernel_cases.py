@@ -22,7 +22,7 @@ RAGGED = Case("r", decode=2, context=17, uneven=[[33, 0], [1, 70], [5, 100]])
 HUGE = Case(name="huge", decode=1024, context=2048)
 
 
-def make(*asked, **changes):
+def make(*cases, **changes):
     options = {
         "warmup": 2,
         "repeats": 2,
@@ -31,7 +31,7 @@ def make(*asked, **changes):
         "head_dim": 16,
         "max_pool_bytes": 1 << 20,
     }
-    return Workload(name="test", kind="kernel", cases=list(asked), **{**options, **changes})
+    return Workload(name="test", kind="kernel", cases=list(cases), **{**options, **changes})
 
 
 class StubBackend:
@@ -81,14 +81,14 @@ class StubBackend:
         return (report,)
 
 
-def run(backend, *asked, **changes):
+def run(backend, *cases, **changes):
     make_backend = backend if callable(backend) else lambda: backend
-    arm = KernelArm("paged", make_backend, make(*asked, **changes), block_size=16)
-    turns = InterleavedKernels([arm], single_arm_context(seed=3))
-    turns.warm_up()
+    arm = KernelArm("paged", make_backend, make(*cases, **changes), block_size=16)
+    kernels = InterleavedKernels([arm], single_arm_context(seed=3))
+    kernels.warm_up()
     beats = []
-    (result,) = turns.measure(beats.append)
-    turns.close()
+    (result,) = kernels.measure(beats.append)
+    kernels.close()
     return result, beats
 
 
@@ -108,7 +108,7 @@ def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
 
 @pytest.mark.parametrize("window", [None, 1, 16, 30, 1000])
 @pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED, RAGGED])
-def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
+def test_minimum_work_equals_a_loop_over_queries_and_keys(case, window):
     w = make(case, window=window)
     size = kernel_cases.geometry(case, w, 16)
     pairs = numbers = 0
@@ -121,8 +121,8 @@ def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
             seen.update(keys)
         numbers += 2 * len(seen) * w.num_kv_heads * w.head_dim
         numbers += 2 * q * w.num_heads * w.head_dim
-    found = kernel_cases.work(size, w)
-    assert found == kernel_cases.MinimumWork(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
+    counted = kernel_cases.work(size, w)
+    assert counted == kernel_cases.MinimumWork(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
 
 
 def test_counters_are_of_the_measured_dispatches_only():
@@ -284,7 +284,7 @@ def test_a_window_reaches_the_kernel():
         ("emulated", r"engine.attention.device=emulated: no g\+\+ on PATH; install a C\+\+17"),
     ],
 )
-def test_a_device_that_is_not_here_is_refused(monkeypatch, device, message):
+def test_an_unavailable_device_is_refused(monkeypatch, device, message):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=message) as raised:
@@ -294,10 +294,10 @@ def test_a_device_that_is_not_here_is_refused(monkeypatch, device, message):
 
 def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():
     small = workloads.estimate(experiment(make(DECODE)))
-    more = workloads.estimate(experiment(make(DECODE, repeats=100_000)))
+    large = workloads.estimate(experiment(make(DECODE, repeats=100_000)))
     with_huge = workloads.estimate(experiment(make(DECODE, HUGE)))
     allowed = workloads.estimate(experiment(make(DECODE, HUGE, max_pool_bytes=1 << 33)))
-    assert more.seconds > small.seconds and more.bytes == small.bytes
+    assert large.seconds > small.seconds and large.bytes == small.bytes
     emulated = workloads.estimate(experiment(make(DECODE), attention={"device": "emulated"}))
     assert emulated.seconds > small.seconds + 0.5 and emulated.bytes == small.bytes
     assert with_huge == small

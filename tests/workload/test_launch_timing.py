@@ -1,4 +1,4 @@
-"""Launches in a queue: what a chain times, and that nothing of it is left out."""
+"""Timing of queued launches: a chain is timed as a whole and includes every launch."""
 
 import random
 from contextlib import contextmanager
@@ -164,23 +164,26 @@ def chains_of_four(monkeypatch):
     monkeypatch.setattr(kernel_cases, "MAX_CHAIN_LENGTH", 4)
 
 
-def asked(*wanted, **changes):
+def make_workload(*wanted, **changes):
     options = {"warmup": 1, "repeats": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     return Workload("test", "kernel", cases=list(wanted), **{**options, **changes})
 
 
-def turns(world, *backends, queued=True, **changes):
-    arms = [KernelArm("paged", lambda b=b: b, asked(FEW, **changes), 16, queued) for b in backends]
+def interleave_kernels(world, *backends, queued=True, **changes):
+    arms = [
+        KernelArm("paged", lambda b=b: b, make_workload(FEW, **changes), 16, queued)
+        for b in backends
+    ]
     setting = TurnContext(3, random.Random(0), world.enter, world)
     queue = LaunchQueue(world)
     return InterleavedKernels(arms, setting, world.clock, lambda dtype: queue)
 
 
-def measured(world, *backends, **changes):
-    found = turns(world, *backends, **changes)
-    found.warm_up()
+def measure_kernels(world, *backends, **changes):
+    interleaved = interleave_kernels(world, *backends, **changes)
+    interleaved.warm_up()
     world.done.clear()
-    return found.measure(lambda text: None)
+    return interleaved.measure(lambda text: None)
 
 
 def metrics(case):
@@ -189,7 +192,7 @@ def metrics(case):
 
 def test_a_chain_is_waited_for_once_and_divided_by_its_launches():
     world = World()
-    (result,) = measured(world, Backend(world))
+    (result,) = measure_kernels(world, Backend(world))
     (case,) = result.cases
     assert metrics(case) == {"dispatch_us": (2e6,) * 6, "single_us": (2e6,) * 6}
     assert [m.primary for m in case.metrics] == [True, False]
@@ -203,7 +206,7 @@ def test_a_chain_is_waited_for_once_and_divided_by_its_launches():
     assert result.counters == {"engine.paged": 30, "kernel.decode": 30}
 
 
-def test_launches_that_get_slower_show_and_what_one_alone_costs_more_too():
+def test_slower_launches_and_the_extra_cost_of_a_single_launch_are_recorded():
     world = World()
     backend = Backend(world)
     wait = LaunchQueue.wait
@@ -213,30 +216,30 @@ def test_launches_that_get_slower_show_and_what_one_alone_costs_more_too():
             world.now += 1.0  # to wait at all
             wait(self, arrays)
 
-    arm = KernelArm("paged", lambda: backend, asked(FEW), 16, True)
-    found = InterleavedKernels(
+    arm = KernelArm("paged", lambda: backend, make_workload(FEW), 16, True)
+    interleaved = InterleavedKernels(
         [arm],
         TurnContext(3, random.Random(0), world.enter, world),
         world.clock,
         lambda dtype: Costly(world),
     )
-    found.warm_up()
-    (result,) = found.measure(lambda text: None)
+    interleaved.warm_up()
+    (result,) = interleaved.measure(lambda text: None)
     (case,) = result.cases
     assert metrics(case) == {"dispatch_us": (2.25e6,) * 6, "single_us": (3e6,) * 6}
     assert case.notes["empty_us"] == [(EMPTY + 0.25) * 1e6] * 6
     assert case.notes["empty_single_us"] == [(EMPTY + 1) * 1e6] * 6
 
 
-def test_a_round_in_order():
+def test_the_order_of_calls_in_a_round():
     world = World()
-    measured(world, Backend(world))
+    measure_kernels(world, Backend(world))
     pulse = ["clock", "pulse", "clock"]
     nothing = ["clock", ("wait", 4), "clock", "clock", ("wait", 1), "clock"]
 
     def launch(chain_length, poison=True):
-        told = ["clock", *["describe"] * chain_length, "clock", ("wait", chain_length), "clock"]
-        return [("poison", chain_length), *told] if poison else told
+        calls = ["clock", *["describe"] * chain_length, "clock", ("wait", chain_length), "clock"]
+        return [("poison", chain_length), *calls] if poison else calls
 
     expected = pulse + nothing + launch(1, poison=False) + launch(4) + launch(1)
     assert world.done == expected * 6
@@ -244,7 +247,7 @@ def test_a_round_in_order():
 
 def test_the_first_launches_find_nothing_but_nan():
     world = World()
-    turns(world, Backend(world)).warm_up()
+    interleave_kernels(world, Backend(world)).warm_up()
     poison = [what for what in world.done if what[0].startswith("poison")]
     assert poison == [("poison, alone", 1), ("poison, alone", 4)]
     first, chain = (world.done.index(what) for what in poison)
@@ -253,7 +256,7 @@ def test_the_first_launches_find_nothing_but_nan():
 
 def test_on_cold_caches_one_launch_is_timed():
     world = World()
-    (result,) = measured(world, Backend(world), state=State.both)
+    (result,) = measure_kernels(world, Backend(world), state=State.both)
     hot, cold = result.cases
     assert set(metrics(hot)) == {"dispatch_us", "single_us"}
     assert set(metrics(cold)) == {"dispatch_us"}
@@ -262,7 +265,7 @@ def test_on_cold_caches_one_launch_is_timed():
 
 def test_without_a_queue_a_call_is_timed_and_there_are_no_chains():
     world = World()
-    (result,) = measured(world, Backend(world), queued=False)
+    (result,) = measure_kernels(world, Backend(world), queued=False)
     (case,) = result.cases
     assert metrics(case) == {"dispatch_us": ((2.0 + DESCRIBE) * 1e6,) * 6}
     assert not {"launches", "empty_us", "host_us"} & set(case.notes)
@@ -271,32 +274,32 @@ def test_without_a_queue_a_call_is_timed_and_there_are_no_chains():
 
 def test_planning_counts_what_the_first_launch_prepares_and_no_launch():
     world = World()
-    (result,) = measured(world, Backend(world))
+    (result,) = measure_kernels(world, Backend(world))
     assert result.cases[0].notes["plan_us"] == (PLAN + PREPARE) * 1e6
     assert result.cases[0].notes["map_us"] == 12.5
     assert "plan" not in world.done, "while measuring"
 
 
-def test_all_arms_read_the_same_arrays_and_the_host_keeps_none():
+def test_all_arms_share_input_arrays_and_the_host_keeps_no_copy():
     world = World()
     backends = Backend(world), Backend(world)
-    found = turns(world, *backends)
-    found.warm_up()
+    interleaved = interleave_kernels(world, *backends)
+    interleaved.warm_up()
     assert len(backends[0].seen) == 2 and backends[0].seen == backends[1].seen
-    assert list(found._arms.memory) == ["mlx"]
-    one, other = found.measure(lambda text: None)
+    assert list(interleaved._arms.memory) == ["mlx"]
+    one, other = interleaved.measure(lambda text: None)
     assert one.cases[0].outputs["digest"] == other.cases[0].outputs["digest"]
     assert not one.values
-    found.close()
-    assert not found._arms.memory
+    interleaved.close()
+    assert not interleaved._arms.memory
 
 
 @pytest.mark.parametrize("launch", range(4))
 def test_a_number_that_changes_in_any_launch_of_a_chain_is_refused(launch):
     world = World()
     backend = Backend(world)
-    found = turns(world, backend)
-    found.warm_up()
+    interleaved = interleave_kernels(world, backend)
+    interleaved.warm_up()
 
     def wrong(number, out):
         if number == launch:
@@ -305,7 +308,7 @@ def test_a_number_that_changes_in_any_launch_of_a_chain_is_refused(launch):
     backend.fault = wrong
     says = "wash-out|first launch in 1 rows.* token 2" if not launch else f"launch {launch + 1} "
     with pytest.raises(InvalidOutput, match=f"few: round 0.*{says}"):
-        found.measure(lambda text: None)
+        interleaved.measure(lambda text: None)
 
 
 def test_nan_left_by_any_launch_of_a_chain_is_refused():
@@ -315,7 +318,7 @@ def test_nan_left_by_any_launch_of_a_chain_is_refused():
 
     world = World()
     with pytest.raises(InvalidOutput, match=r"first chain: NaN left .* token 4, head 1"):
-        turns(world, Backend(world, fault=leaves)).warm_up()
+        interleave_kernels(world, Backend(world, fault=leaves)).warm_up()
 
 
 def test_a_stale_stamp_in_a_chain_and_a_launch_that_did_not_run_are_refused():
@@ -323,17 +326,17 @@ def test_a_stale_stamp_in_a_chain_and_a_launch_that_did_not_run_are_refused():
     backend = Backend(world)
     backend.stale = 4
     with pytest.raises(StaleOutput, match="first chain: the kernel's stamp is 6, expected 7"):
-        turns(world, backend).warm_up()
+        interleave_kernels(world, backend).warm_up()
     backend = Backend(world)
-    found = turns(world, backend)
-    found.warm_up()
+    interleaved = interleave_kernels(world, backend)
+    interleaved.warm_up()
     backend.lost = 1
     with pytest.raises(InvalidOutput, match="round 0, wash-out: 0 of 1 launches ran"):
-        found.measure(lambda text: None)
+        interleaved.measure(lambda text: None)
 
 
-def test_a_chain_does_about_as_much_whatever_the_case():
-    batch = asked(FEW, num_heads=16, num_kv_heads=4, head_dim=128)
+def test_chains_do_similar_work_in_every_case():
+    batch = make_workload(FEW, num_heads=16, num_kv_heads=4, head_dim=128)
 
     def chain_length(**case):
         size = kernel_cases.geometry(Case(name="x", **case), batch, 16)
@@ -371,19 +374,19 @@ def gather():
 
 
 def on_mlx(queue=MlxLaunchQueue, make=gather, queued=True, **changes):
-    arm = KernelArm("paged", make, asked(FEW, **changes), 16, queued)
-    found = InterleavedKernels([arm], single_arm_context(seed=3), make_queue=queue)
-    found.warm_up()
-    return found
+    arm = KernelArm("paged", make, make_workload(FEW, **changes), 16, queued)
+    interleaved = InterleavedKernels([arm], single_arm_context(seed=3), make_queue=queue)
+    interleaved.warm_up()
+    return interleaved
 
 
 def test_mlx_evaluates_a_chain_at_once_and_every_launch_of_it(monkeypatch):
     import mlx.core as mx
 
-    found = on_mlx()
+    interleaved = on_mlx()
     evaluate, calls = mx.eval, []
     monkeypatch.setattr(mx, "eval", lambda *arrays: (calls.append(len(arrays)), evaluate(*arrays)))
-    (batch,) = [arm.prepared.batch for case in found._cases for arm in case.arms]
+    (batch,) = [arm.prepared.batch for case in interleaved._cases for arm in case.arms]
     launch = batch.launch(iter(range(9)).__next__, "a chain", 4)
     assert calls == [4 + 2]  # outputs and pools
     assert launch.seconds == 0.25 and launch.report.launches == 4
@@ -406,8 +409,8 @@ def test_mlx_evaluates_a_chain_at_once_and_every_launch_of_it(monkeypatch):
 
 @pytest.mark.parametrize("dtype", list(Precision))
 def test_on_mlx_every_type_is_chained_and_read_as_it_is_stored(dtype):
-    found = on_mlx(queue=MlxLaunchQueue, dtype=dtype)
-    (result,) = found.measure(lambda text: None)
+    interleaved = on_mlx(queue=MlxLaunchQueue, dtype=dtype)
+    (result,) = interleaved.measure(lambda text: None)
     (case,) = result.cases
     assert case.notes["launches"] == 4 and len(case.metrics) == 2
     assert case.outputs["dtype"] == dtype.value
@@ -422,17 +425,17 @@ def test_on_mlx_every_type_is_chained_and_read_as_it_is_stored(dtype):
         assert off > 1e-5, "computed in float32"
 
 
-def test_on_mlx_inputs_lie_there_before_and_no_pool_is_copied():
+def test_on_mlx_inputs_are_evaluated_before_and_no_pool_is_copied():
     import mlx.core as mx
 
-    large = asked(Case(name="large", decode=8, context=4096))
+    large = make_workload(Case(name="large", decode=8, context=4096))
     arm = KernelArm("paged", gather, large, 16, True)
     before = mx.get_active_memory()
-    found = InterleavedKernels([arm], single_arm_context(seed=3), make_queue=MlxLaunchQueue)
+    interleaved = InterleavedKernels([arm], single_arm_context(seed=3), make_queue=MlxLaunchQueue)
     (size,) = [kernel_cases.geometry(case, large, 16) for case in large.cases]
-    batches = [found._arms.plan(arm, case) for case in large.cases for _ in range(3)]
-    held = mx.get_active_memory() - before
-    assert size.pool_bytes <= held < 1.1 * size.pool_bytes
+    batches = [interleaved._arms.plan(arm, case) for case in large.cases for _ in range(3)]
+    active_bytes = mx.get_active_memory() - before
+    assert size.pool_bytes <= active_bytes < 1.1 * size.pool_bytes
     del batches
 
 
@@ -476,8 +479,8 @@ def test_the_emulator_runs_a_launch_when_it_is_called(monkeypatch):
     except EmulatorUnavailable as error:
         pytest.skip(str(error))
     options = {"head_dim": 64, "repeats": 1, "warmup": 0}
-    found = on_mlx(make=lambda: attention.create(device="emulated"), queued=False, **options)
-    (result,) = found.measure(lambda text: None)
+    interleaved = on_mlx(make=lambda: attention.create(device="emulated"), queued=False, **options)
+    (result,) = interleaved.measure(lambda text: None)
     (case,) = result.cases
     assert case.notes["plan_us"] > 0 and "launches" not in case.notes
     assert [m.name for m in case.metrics] == ["dispatch_us"]

@@ -129,7 +129,7 @@ def test_times_and_throughput_are_those_of_the_clock():
     assert result.notes["engine"] == {}
 
 
-def test_what_the_engine_decided_at_load_is_recorded():
+def test_the_engine_s_load_decisions_are_recorded():
     clock = Clock()
     engine = StubEngine(clock)
     engine.notes = {"forward": "mlx", "forward_reason": "it is quantised"}
@@ -152,8 +152,8 @@ def test_several_tokens_of_one_step_are_one_chunk():
 
 
 def test_outputs_are_tokens_with_rounded_margins_and_a_digest_of_the_tokens():
-    first, again = measure()[0].cases[0].outputs, measure()[0].cases[0].outputs
-    assert first == again
+    first, second = measure()[0].cases[0].outputs, measure()[0].cases[0].outputs
+    assert first == second
     assert first["kind"] == "tokens"
     assert first["requests"][1] == {
         "id": "r1",
@@ -226,18 +226,21 @@ def test_prompts_that_were_served_before_share_all_their_blocks():
     assert shared == {CacheState.cold: 0, CacheState.warm: 6}
 
 
-def test_texts_of_a_server_that_tells_no_tokens_are_told_apart():
+def test_outputs_without_token_ids_are_distinguished_by_text():
     def outputs(*texts):
         return serving_session.outputs_of(
             [ServedRequest(f"r{i}", 3, 0.0, text=text) for i, text in enumerate(texts)]
         )
 
-    found = outputs("one", None)
-    assert found["kind"] == "text" and [r["text"] for r in found["requests"]] == ["one", ""]
-    one, other = (r["text_digest"] for r in found["requests"])
+    text_outputs = outputs("one", None)
+    assert text_outputs["kind"] == "text" and [r["text"] for r in text_outputs["requests"]] == [
+        "one",
+        "",
+    ]
+    one, other = (r["text_digest"] for r in text_outputs["requests"])
     assert one != other
     digests = {outputs(*texts)["digest"] for texts in (("one", ""), ("", "one"), ("one", "x"))}
-    assert len(digests) == 3 and found["digest"] in digests
+    assert len(digests) == 3 and text_outputs["digest"] in digests
 
 
 def test_sampling_parameters_reach_the_engine_and_every_request_has_its_own_stream():
@@ -255,14 +258,14 @@ def fail(*names, after=0):
     """Let requests end with an error, when they have got so many tokens."""
 
     def fault(engine, events):
-        found = []
+        returned = []
         for event in events:
             state = engine.live.get(event.request_id)
             if event.request_id in names and (state is None or state[1] > after):
                 engine.live.pop(event.request_id, None)
                 event = TokenEvent(event.request_id, -1, "error", error="no room for it")
-            found.append(event)
-        return found
+            returned.append(event)
+        return returned
 
     return fault
 
@@ -302,7 +305,7 @@ def not_a_number(engine, events):
         (not_a_number, "request r0, token 0: the logits are not finite"),
     ],
 )
-def test_what_cannot_be_right_is_invalid_output(fault, message):
+def test_impossible_outputs_are_invalid_output(fault, message):
     with pytest.raises(InvalidOutput, match=message):
         measure(fault=fault)
 
@@ -311,7 +314,7 @@ def test_what_cannot_be_right_is_invalid_output(fault, message):
     ("error", "outcome"),
     [(StaleLaunchError, StaleOutput), (InvalidLogitsError, InvalidOutput)],
 )
-def test_what_the_engine_finds_wrong_is_named(error, outcome):
+def test_an_error_reported_by_the_engine_is_named(error, outcome):
     def fault(engine, events):
         raise error("layer 3: stamp 7, expected 8")
 
@@ -384,7 +387,7 @@ def test_all_at_once_is_all_in_flight():
     assert {n["submitted_ms"] for n in requests.values()} == {0}
 
 
-def test_where_no_more_may_be_in_flight_requests_wait_at_the_client():
+def test_requests_beyond_the_concurrency_limit_wait_at_the_client():
     requests, traffic, engine, _ = arriving("at_once", workload={"concurrency": 2})
     assert engine.most_in_flight == 2
     waits = [n["queued_ms"] for n in requests.values()]
@@ -415,9 +418,11 @@ def test_a_wait_is_short_and_no_part_of_a_step():
     run = ServingSession(
         engine, PROMPTS[:2], workload, seed=5, vocab_size=50, clock=clock, wait=wait
     )
-    drive = run.start(lambda text: None)
-    drive.run()
-    assert drive.step_seconds().tolist() == pytest.approx([1.0] * len(drive.steps))
-    second = drive.entries[1]
+    load_generator = run.start(lambda text: None)
+    load_generator.run()
+    assert load_generator.step_seconds().tolist() == pytest.approx(
+        [1.0] * len(load_generator.steps)
+    )
+    second = load_generator.entries[1]
     assert second.due == second.submitted == 5.0
-    assert 0 < second.late <= 0.024 and drive.cpu_s > 0
+    assert 0 < second.late <= 0.024 and load_generator.cpu_s > 0

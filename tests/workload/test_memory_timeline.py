@@ -1,4 +1,4 @@
-"""The timeline: when it looks, what it notes, and that it costs what it says."""
+"""The memory timeline: when it samples, what it records, and its recorded cost."""
 
 from labkit.engine.engine_protocol import KVBytes
 from labkit.workload import memory_timeline

@@ -1,4 +1,4 @@
-"""The control of padding, on a smaller model: nothing is counted where nothing can be padded."""
+"""The padding control on a small model: equal requests count no padding."""
 
 from dataclasses import replace
 
@@ -34,23 +34,23 @@ def eighth(arm):
 BOUNDS = ("low", "median", "high")
 
 
-def test_the_rectangle_of_three_requests():
+def test_padding_of_three_requests_counted_by_hand():
     # 5 + 1, 2 + 3 and 1 + 0 rows are computed; each of three rows is 5 + 3 long.
     assert rectangle_notes([(5, 2), (2, 4), (1, 1)]) == {"tokens": 6 + 5 + 1, "slots": 3 * 8}
     alike = rectangle_notes([(7, 3)] * 4)
     assert alike["tokens"] == alike["slots"] == 4 * 9
 
 
-def test_requests_that_are_alike_leave_nothing_to_pad(composed):
+def test_equal_requests_need_no_padding(composed):
     cell = composed(*SMALL)
     claims, records = cell.experiment.ablation.claims, []
     for name, whole in cell.experiments.items():
         arm = eighth(whole)
         workload.prepare(arm)
-        found = workload.measure(arm)
-        assert all(found.counters[counter] > 0 for counter in claims.engaged[name])
+        measurement = workload.measure(arm)
+        assert all(measurement.counters[counter] > 0 for counter in claims.engaged[name])
         role = "baseline" if name == "uneven" else "arm"
-        shown = {"counters": found.counters, "notes": found.notes}
+        shown = {"counters": measurement.counters, "notes": measurement.notes}
         records.append(Record(name, role, 0, 0, 0, "ok", "now", **shown))
     shares = {one.arm: one for one in hit_and_acceptance_rates(list(cell.experiments), records)}
     assert not [line for one in shares.values() for line in one.impossible_counts()]

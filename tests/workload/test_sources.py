@@ -11,20 +11,20 @@ from labkit.workload.request_workload import KIND
 from labkit.workload.sources import source_of
 
 
-def made(experiment):
+def make_prompts(experiment):
     return source_of(experiment).make(experiment, resolve(experiment.model))
 
 
 @pytest.fixture
-def file(tmp_path, asked):
+def file(tmp_path, compose_experiment):
     """Return what composes a workload from a file of such lines."""
 
-    def compose(lines, *more, source="file"):
+    def compose(lines, *overrides, source="file"):
         path = tmp_path / "asked.jsonl"
         text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         path.write_text("\n".join(text))
         words = ["workload.prompts.source=" + source, f"workload.prompts.path='{path}'"]
-        return asked("workload.name=mine", *words, *more)
+        return compose_experiment("workload.name=mine", *words, *overrides)
 
     return compose
 
@@ -38,7 +38,7 @@ LINES = [
 
 def test_lines_of_a_file_are_requests(file):
     experiment = file(LINES, "workload.prompts.output={kind:fixed,tokens:9}")
-    first, second = made(experiment)
+    first, second = make_prompts(experiment)
     decode = tokenizer.load(resolve(experiment.model).path).decode
     assert decode(first.token_ids) == "Hello there" and first.max_tokens == 3
     assert (first.session, first.timestamp_ms) == ("a", 0)
@@ -54,7 +54,7 @@ def test_another_text_is_another_set_of_prompts(file):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ({"prompt": "Hi", "max_token": 3}, "'max_token': allowed are prompt, messages, max_tokens"),
         ({"prompt": "Hi", "max_tokens": 0}, r"max_tokens=0: allowed are 1 to 1048576 \(tokens\)"),
@@ -78,35 +78,35 @@ def test_another_text_is_another_set_of_prompts(file):
         ("[" * 100_000, "not JSON: maximum recursion"),
     ],
 )
-def test_a_mistake_in_a_file_is_one_line_with_file_line_and_what_is_allowed(file, line, said):
-    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 2: " + said) as error:
+def test_an_error_in_a_file_names_file_line_and_allowed_values(file, line, message):
+    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 2: " + message) as error:
         file([{"prompt": "Fine"}, line])
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
-def test_a_file_that_is_none_or_empty_or_no_text_is_refused(file, asked, tmp_path):
+def test_a_missing_empty_or_binary_file_is_refused(file, compose_experiment, tmp_path):
     with pytest.raises(ConfigError, match=r"asked\.jsonl: no request in it"):
         file(["", "  "])
     (tmp_path / "bytes").write_bytes(b'{"prompt": "\xff"}')
-    for path, said in (
+    for path, expected in (
         (tmp_path / "none.jsonl", "No such file"),
         (tmp_path, "not a file"),
         (tmp_path / "bytes", "not UTF-8 at byte 12"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            asked("workload.prompts.source=file", f"workload.prompts.path='{path}'")
+        with pytest.raises(ConfigError, match=expected):
+            compose_experiment("workload.prompts.source=file", f"workload.prompts.path='{path}'")
 
 
-def test_a_request_of_the_workload_s_own_list_is_checked_alike(asked):
+def test_listed_requests_are_checked_like_those_of_a_file(compose_experiment):
     words = ["workload.prompts.source=listed"]
     with pytest.raises(ConfigError, match=r"workload\.prompts\.listed\[1\]\.max_tokens=0: allowed"):
-        asked(*words, "workload.prompts.listed=[{prompt:A},{prompt:B,max_tokens:0}]")
+        compose_experiment(*words, "workload.prompts.listed=[{prompt:A},{prompt:B,max_tokens:0}]")
     with pytest.raises(ConfigError, match=r"source=listed: workload\.prompts\.listed is empty"):
-        asked(*words)
+        compose_experiment(*words)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["prompts.source=fil"], r"workload\.prompts\.source=fil: allowed are chat, agent, listed"),
         (["prompts.source=file"], r"prompts\.source=file: set workload\.prompts\.path"),
@@ -127,9 +127,9 @@ def test_a_request_of_the_workload_s_own_list_is_checked_alike(asked):
         (["kind=nowhere:Kind"], r"workload\.kind=nowhere:Kind: ModuleNotFoundError"),
     ],
 )
-def test_a_mistake_in_a_workload_names_its_key(asked, words, said):
-    with pytest.raises(ConfigError, match=said):
-        asked(*(f"workload.{word}" for word in words))
+def test_a_mistake_in_a_workload_names_its_key(compose_experiment, words, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_experiment(*(f"workload.{word}" for word in words))
 
 
 TRACE = [
@@ -149,34 +149,34 @@ def common(a, b):
 
 def test_prompts_of_a_trace_share_the_blocks_that_their_hashes_share(file):
     experiment = file(TRACE, source="trace")
-    found = made(experiment)
-    ids = [prompt.token_ids for prompt in found]
+    prompts = make_prompts(experiment)
+    ids = [prompt.token_ids for prompt in prompts]
     assert list(map(len, ids)) == [1300, 1024, 600, 600]
-    assert [p.max_tokens for p in found] == [5, 6, 1, 1]
-    assert [p.timestamp_ms for p in found] == [0, 100, 200, 300]
+    assert [p.max_tokens for p in prompts] == [5, 6, 1, 1]
+    assert [p.timestamp_ms for p in prompts] == [0, 100, 200, 300]
     assert (common(ids[0], ids[1]), common(ids[0], ids[2]), common(ids[0], ids[3])) == (
         1024,
         512,
         0,
     )
-    assert made(experiment) == found
-    assert made(file(TRACE, "workload.prompts.seed=4", source="trace")) != found
+    assert make_prompts(experiment) == prompts
+    assert make_prompts(file(TRACE, "workload.prompts.seed=4", source="trace")) != prompts
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.37])
-def test_a_scaled_trace_shares_as_much_of_itself(file, scale):
+def test_a_scaled_trace_shares_the_same_fraction(file, scale):
     experiment = file(TRACE, f"workload.prompts.length_scale={scale}", source="trace")
-    found = made(experiment)
-    ids = [prompt.token_ids for prompt in found]
+    prompts = make_prompts(experiment)
+    ids = [prompt.token_ids for prompt in prompts]
     lengths = source_of(experiment).lengths(experiment)
-    assert [(len(p.token_ids), p.max_tokens) for p in found] == lengths
+    assert [(len(p.token_ids), p.max_tokens) for p in prompts] == lengths
     assert lengths[0] == (round(1300 * scale), max(1, round(5 * scale)))
     assert common(ids[0], ids[1]) == round(1024 * scale)
     assert common(ids[0], ids[2]) == round(512 * scale)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"input_length": 0}, "input_length=0: allowed are 1 to"),
         ({"timestamp": None}, "timestamp is missing"),
@@ -186,12 +186,12 @@ def test_a_scaled_trace_shares_as_much_of_itself(file, scale):
         ({"text": "x"}, "'text': allowed are timestamp, input_length, output_length, hash_ids"),
     ],
 )
-def test_a_mistake_in_a_trace_is_one_line(file, changes, said):
-    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 1: " + said):
+def test_a_mistake_in_a_trace_is_one_line(file, changes, message):
+    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 1: " + message):
         file([TRACE[0] | changes], source="trace")
 
 
-def test_more_prompt_tokens_than_anyone_wants_to_keep_are_refused(file):
+def test_too_many_prompt_tokens_are_refused(file):
     long = {"timestamp": 0, "input_length": 1_000_000, "output_length": 1}
     with pytest.raises(ConfigError, match="about 21,000,000 prompt tokens; allowed are 20,000,000"):
         file([long] * 21, source="trace")
@@ -206,33 +206,35 @@ SESSIONS = [
 ]
 
 
-def test_synthetic_sessions_share_their_group_s_beginning_and_build_on_themselves(asked):
-    experiment = asked(*SESSIONS)
-    found = made(experiment)
-    assert [(len(p.token_ids), p.max_tokens) for p in found] == [
+def test_synthetic_sessions_share_their_group_s_beginning_and_build_on_themselves(
+    compose_experiment,
+):
+    experiment = compose_experiment(*SESSIONS)
+    prompts = make_prompts(experiment)
+    assert [(len(p.token_ids), p.max_tokens) for p in prompts] == [
         *KIND.source(experiment).lengths(experiment)
     ]
-    assert [p.session for p in found] == [f"s{i:03d}" for i in range(4) for _ in range(3)]
-    ids = [p.token_ids for p in found]
+    assert [p.session for p in prompts] == [f"s{i:03d}" for i in range(4) for _ in range(3)]
+    ids = [p.token_ids for p in prompts]
     for turn in (1, 2, 4, 5):
-        before = found[turn - 1]
+        before = prompts[turn - 1]
         assert ids[turn][: len(before.token_ids)] == before.token_ids
         assert len(ids[turn]) >= len(before.token_ids) + before.max_tokens + 32
     assert common(ids[0], ids[6]) == 256 and common(ids[0], ids[3]) < 8
-    assert made(asked(*SESSIONS, "seed=5")) != found
+    assert make_prompts(compose_experiment(*SESSIONS, "seed=5")) != prompts
 
 
-def test_unshared_prompts_share_nothing_and_are_as_long(asked):
-    experiment = asked(*SESSIONS)
+def test_unshared_prompts_have_the_same_lengths_and_no_common_prefix(compose_experiment):
+    experiment = compose_experiment(*SESSIONS)
     model = resolve(experiment.model)
     shared = KIND._prompts(experiment, model)
-    alone = KIND._prompts(asked(*SESSIONS, "workload.prompts.unshared=true"), model)
+    alone = KIND._prompts(compose_experiment(*SESSIONS, "workload.prompts.unshared=true"), model)
     assert [len(p.token_ids) for p in alone] == [len(p.token_ids) for p in shared]
     assert len({p.token_ids[0] for p in alone}) == len(alone)
     assert all(a.token_ids[1:] == s.token_ids[1:] for a, s in zip(alone, shared, strict=True))
 
 
-def test_a_kind_of_one_s_own_has_a_source_of_its_own(asked, tmp_path, monkeypatch):
+def test_a_user_s_workload_kind_may_have_its_own_source(compose_experiment, tmp_path, monkeypatch):
     (tmp_path / "my_kind.py").write_text(
         "from labkit.workload.tokenized_prompts import Prompt\n"
         "from labkit.workload.request_workload import RequestKind\n"
@@ -247,7 +249,7 @@ def test_a_kind_of_one_s_own_has_a_source_of_its_own(asked, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     from labkit import workload
 
-    experiment = asked("workload.kind=my_kind:Kind")
+    experiment = compose_experiment("workload.kind=my_kind:Kind")
     kind = workload.kind_of(experiment)
     assert kind.source(experiment).lengths(experiment) == [(2, 3)]
     assert np.isfinite(workload.estimate(experiment).seconds)

@@ -33,11 +33,11 @@ def test_no_prompt_repeats_a_paragraph_or_a_long_phrase():
         assert max(phrases.values(), default=1) == 1, question.question
 
 
-def test_the_64_questions_are_distinct_and_of_all_three_sorts():
-    asked = chat.questions()
-    assert len(asked) == 64
-    assert len({q.question for q in asked}) == 64
-    assert len({q.prompt for q in asked}) == 64
+def test_the_64_questions_are_distinct_and_of_all_three_kinds():
+    questions = chat.questions()
+    assert len(questions) == 64
+    assert len({q.question for q in questions}) == 64
+    assert len({q.prompt for q in questions}) == 64
     entries = json.loads((chat.PACKAGE_DIR / "questions.json").read_text("utf-8"))
     general = sum("text" not in e for e in entries)
     part = sum("paragraphs" in e for e in entries)
@@ -45,7 +45,7 @@ def test_the_64_questions_are_distinct_and_of_all_three_sorts():
     assert {e["text"] for e in entries if "text" in e} == {path.stem for path in TEXTS}
 
 
-def test_a_part_of_a_text_is_whole_paragraphs_of_it():
+def test_an_excerpt_is_whole_paragraphs_of_its_text():
     entries = json.loads((chat.PACKAGE_DIR / "questions.json").read_text("utf-8"))
     for entry, question in zip(entries, chat.questions(), strict=True):
         if "paragraphs" not in entry:
@@ -56,7 +56,7 @@ def test_a_part_of_a_text_is_whole_paragraphs_of_it():
         assert question.text in whole and len(question.text) > 100
 
 
-def test_the_order_depends_on_the_seed_and_a_smaller_count_is_a_beginning():
+def test_the_order_depends_on_the_seed_and_a_smaller_count_is_a_prefix():
     assert chat.plan(0, 64) == chat.plan(0, 64)
     assert chat.plan(0, 64) != chat.plan(1, 64)
     assert chat.plan(0, 64)[:10] == chat.plan(0, 10)

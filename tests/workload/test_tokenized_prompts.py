@@ -31,11 +31,11 @@ def experiment(seed=0, engine=None, **workload):
 
 
 def chat_prompts(**options):
-    asked = experiment(**options)
-    return chat.SOURCE.make(asked, resolve(asked.model))
+    configured = experiment(**options)
+    return chat.SOURCE.make(configured, resolve(configured.model))
 
 
-def made(experiment):
+def make_prompts(experiment):
     return source_of(experiment).make(experiment, resolve(experiment.model))
 
 
@@ -58,60 +58,63 @@ FORMER = {
 
 
 @pytest.mark.parametrize(("name", "count", "seed"), FORMER)
-def test_a_packaged_workload_asks_what_it_always_asked(asked, name, count, seed):
-    more = [] if count is None else [f"workload.num_requests={count}"]
-    found = made(asked(f"workload={name}", f"seed={seed}", *more))
-    text = json.dumps([[p.request_id, list(p.token_ids), p.max_tokens] for p in found])
+def test_the_prompts_of_packaged_workloads_never_change(compose_experiment, name, count, seed):
+    overrides = [] if count is None else [f"workload.num_requests={count}"]
+    prompts = make_prompts(compose_experiment(f"workload={name}", f"seed={seed}", *overrides))
+    text = json.dumps([[p.request_id, list(p.token_ids), p.max_tokens] for p in prompts])
     assert hashlib.sha256(text.encode()).hexdigest()[:32] == FORMER[name, count, seed]
 
 
-def test_files_that_build_on_another_change_only_what_they_say(asked):
-    whole = made(asked("workload=ragged"))
-    assert made(asked("workload=ragged_8")) == whole[:8]
-    assert made(asked("workload=burst")) == whole
-    assert made(asked("workload=uniform_4")) == made(asked("workload=uniform"))[:4]
-    assert asked("workload=burst").workload.concurrency == 32
-    assert asked("workload=ragged_8").workload.name == "ragged_8"
+def test_derived_workload_files_change_only_their_own_keys(compose_experiment):
+    whole = make_prompts(compose_experiment("workload=ragged"))
+    assert make_prompts(compose_experiment("workload=ragged_8")) == whole[:8]
+    assert make_prompts(compose_experiment("workload=burst")) == whole
+    assert (
+        make_prompts(compose_experiment("workload=uniform_4"))
+        == make_prompts(compose_experiment("workload=uniform"))[:4]
+    )
+    assert compose_experiment("workload=burst").workload.concurrency == 32
+    assert compose_experiment("workload=ragged_8").workload.name == "ragged_8"
 
 
-def test_ragged_is_the_synthetic_chat_of_the_notes(asked):
-    drawn = made(asked("workload=ragged"))
+def test_ragged_is_the_synthetic_chat_of_the_notes(compose_experiment):
+    drawn = make_prompts(compose_experiment("workload=ragged"))
     assert sum(len(p.token_ids) for p in drawn) == 10_326
     assert sum(p.max_tokens for p in drawn) == 2_899
 
 
 @pytest.mark.parametrize("name", ["ragged", "uniform", "case_study", "waste", "agent"])
-def test_a_workload_takes_the_first_so_many_and_never_more_than_there_are(asked, name):
-    experiment = asked(f"workload={name}")
-    whole = made(experiment)
+def test_num_requests_takes_the_first_requests_and_is_limited(compose_experiment, name):
+    experiment = compose_experiment(f"workload={name}")
+    whole = make_prompts(experiment)
     source = source_of(experiment)
     few = replace(experiment, workload=replace(experiment.workload, num_requests=2))
-    assert made(few) == whole[:2] and source.lengths(few) == source.lengths(experiment)[:2]
+    assert make_prompts(few) == whole[:2] and source.lengths(few) == source.lengths(experiment)[:2]
     assert source.identity(few) != source.identity(experiment)
     over = f"workload.num_requests={len(whole) + 1}"
     with pytest.raises(ConfigError, match=rf"{over}: {name} has {len(whole)}"):
-        asked(f"workload={name}", over)
+        compose_experiment(f"workload={name}", over)
 
 
 def test_chat_prompts_run_from_ten_to_fifteen_hundred_tokens():
-    made = chat_prompts()
-    lengths = sorted(len(p.token_ids) for p in made)
-    assert len(made) == 64
+    prompts = chat_prompts()
+    lengths = sorted(len(p.token_ids) for p in prompts)
+    assert len(prompts) == 64
     assert 8 <= lengths[0] <= 14
     assert 1400 <= lengths[-1] <= 1600
     assert sum(n < 100 for n in lengths) >= 16
     assert sum(100 <= n < 700 for n in lengths) >= 16
     assert sum(n >= 1000 for n in lengths) >= 16
-    assert len({p.token_ids for p in made}) == 64
-    assert all(0 <= t < 4096 for p in made for t in p.token_ids)
+    assert len({p.token_ids for p in prompts}) == 64
+    assert all(0 <= t < 4096 for p in prompts for t in p.token_ids)
 
 
 def test_chat_prompts_are_the_questions_in_the_seed_s_order():
-    made = chat_prompts(seed=7, num_requests=12)
+    prompts = chat_prompts(seed=7, num_requests=12)
     decode = tokenizer.load(resolve(experiment().model).path).decode
     plan = chat.plan(7, 12)
-    assert [p.request_id for p in made] == [f"r{i:03d}" for i in range(12)]
-    for prompt, (question, output) in zip(made, plan, strict=True):
+    assert [p.request_id for p in prompts] == [f"r{i:03d}" for i in range(12)]
+    for prompt, (question, output) in zip(prompts, plan, strict=True):
         assert decode(prompt.token_ids) == chat.questions()[question].prompt
         assert prompt.max_tokens == output
     with pytest.raises(ConfigError, match=r"workload\.num_requests=65: chat has 64"):
@@ -122,13 +125,13 @@ class CountingSource:
     """Two small prompts, and how often they were made."""
 
     def __init__(self):
-        self.made = 0
+        self.num_made = 0
 
     def identity(self, experiment):
         return {"kind": "test", "seed": experiment.seed}
 
     def make(self, experiment, model):
-        self.made += 1
+        self.num_made += 1
         return (Prompt("r0", (1, 2, 3), 4), Prompt("r1", (9,), 20))
 
     def lengths(self, experiment):
@@ -142,18 +145,18 @@ def workload_cache(tmp_path, monkeypatch):
     return tmp_path / "workloads"
 
 
-def test_prompts_are_made_once_and_named_by_what_decides_them(workload_cache):
+def test_prompts_are_made_once_and_cached_by_everything_they_depend_on(workload_cache):
     source = CountingSource()
     kind = RequestKind(source)
     model = ModelDir(Path("nowhere"), "a digest", "test", 64, ())
     first = kind._prompts(experiment(), model)
-    assert kind._prompts(experiment(), model) == first and source.made == 1
+    assert kind._prompts(experiment(), model) == first and source.num_made == 1
     kind._prompts(experiment(concurrency=3), model)
-    assert source.made == 1
+    assert source.num_made == 1
     kind._prompts(experiment(seed=1), model)
-    assert source.made == 2
+    assert source.num_made == 2
     kind._prompts(experiment(), replace(model, digest="another"))
-    assert source.made == 3
+    assert source.num_made == 3
     assert len(list(workload_cache.glob("*.json"))) == 3
 
 
@@ -210,10 +213,10 @@ def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):
     assert not workload_cache.exists()
 
 
-def test_preparing_imports_neither_mlx_nor_an_engine_but_what_its_memory_needs():
+def test_preparing_imports_neither_mlx_nor_an_engine():
     code = (
-        "import sys; from labkit import workload; from tests_experiment import made; "
-        "[workload.prepare(e) or workload.estimate(e) for e in made]; "
+        "import sys; from labkit import workload; from tests_experiment import experiments; "
+        "[workload.prepare(e) or workload.estimate(e) for e in experiments]; "
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
         "or m.startswith('labkit.engine.') and not m.removeprefix('labkit.engine.').startswith("
         "('budget', 'compute_dtype', 'plugins')) and m not in ('labkit.engine.attention', "
@@ -222,18 +225,18 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_what_its_memory_needs()
     )
     source = (
         "from labkit.config import Experiment, from_plain\n"
-        "made = [from_plain(Experiment, {'model': {'shape': {}}, 'workload': w, "
+        "experiments = [from_plain(Experiment, {'model': {'shape': {}}, 'workload': w, "
         "'ablation': {'arms': {'base': {}}}}) for w in ({}, {'prompts': {'source': 'synthetic'}}, "
         "{'prompts': {'source': 'listed', 'listed': [{'prompt': 'Hello'}]}}, "
         "{'prompts': {'source': 'agent'}}, "
         "{'kind': 'kernel', 'cases': [{'name': 'd', 'decode': 1, 'context': 1}]})]\n"
     )
-    code = code.replace("from tests_experiment import made; ", f"exec({source!r}); ")
+    code = code.replace("from tests_experiment import experiments; ", f"exec({source!r}); ")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_requests_are_submitted_in_an_order_that_mixes_lengths():
     lengths = [len(p.token_ids) for p in chat_prompts()]
-    turns = sum((b > a) != (c > b) for (a, b), (_, c) in pairwise(pairwise(lengths)))
-    assert turns > 30
+    direction_changes = sum((b > a) != (c > b) for (a, b), (_, c) in pairwise(pairwise(lengths)))
+    assert direction_changes > 30

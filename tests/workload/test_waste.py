@@ -1,4 +1,4 @@
-"""Workloads in which each request is a case, with its latency and what its row cost."""
+"""Workloads in which each request is a case, with its latency and the cost of its row."""
 
 import pytest
 
@@ -54,11 +54,11 @@ class StaticEngine:
 @pytest.mark.parametrize("per_request", [True, False])
 def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
     engine = StaticEngine()
-    asked = [Prompt("short", (1, 2), 2), Prompt("long", (1, 2), 6)]
+    prompts = [Prompt("short", (1, 2), 2), Prompt("long", (1, 2), 6)]
     workload = Workload(name="test", per_request=per_request, concurrency=2, warmup=0)
     session = ServingSession(
         engine,
-        asked,
+        prompts,
         workload,
         seed=0,
         vocab_size=9,
@@ -68,13 +68,13 @@ def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
     whole, *own = session.measure(lambda text: None).cases
     primary = [m.name for m in whole.metrics if m.primary]
     assert whole.case == "all" and primary == ([] if per_request else ["total_tok_s"])
-    found = {case.case: {m.name: m.repeats for m in case.metrics} for case in own}
+    num_repeats = {case.case: {m.name: m.repeats for m in case.metrics} for case in own}
     expected = {
         # Two steps for its tokens and four more in which its row was computed in vain.
         "short": {"e2e_ms": (2000.0,), "row_steps": (6.0,)},
         "long": {"e2e_ms": (6000.0,), "row_steps": (6.0,)},
     }
-    assert found == (expected if per_request else {})
+    assert num_repeats == (expected if per_request else {})
     for case in own:
         assert [m.name for m in case.metrics if m.primary] == ["e2e_ms"]
         (output,) = case.outputs["requests"]
@@ -82,7 +82,7 @@ def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
         assert len(output["tokens"]) == {"short": 2, "long": 6}[case.case]
 
 
-def test_the_questions_name_their_requests_in_the_articles_order(asked, monkeypatch):
+def test_the_questions_name_their_requests_in_the_articles_order(compose_experiment, monkeypatch):
     class Words:
         template = None
 
@@ -94,12 +94,12 @@ def test_the_questions_name_their_requests_in_the_articles_order(asked, monkeypa
     class Model:
         path = None
 
-    experiment = asked("workload=waste", "workload.num_requests=3")
-    made = source_of(experiment).make(experiment, Model())
+    experiment = compose_experiment("workload=waste", "workload.num_requests=3")
+    prompts = source_of(experiment).make(experiment, Model())
     questions = [one.prompt for one in experiment.workload.prompts.listed]
-    assert [p.request_id for p in made] == questions[:3]
-    assert [len(p.token_ids) for p in made] == [6, 11, 9]
-    assert [p.max_tokens for p in made] == [2, 159, 3]
+    assert [p.request_id for p in prompts] == questions[:3]
+    assert [len(p.token_ids) for p in prompts] == [6, 11, 9]
+    assert [p.max_tokens for p in prompts] == [2, 159, 3]
 
 
 def test_a_conversation_of_one_question_is_named_by_it():
@@ -109,9 +109,9 @@ def test_a_conversation_of_one_question_is_named_by_it():
     assert TextRequest(("Why",), 3).name == "Why"
 
 
-def test_two_requests_of_one_text_cannot_both_be_cases(asked):
+def test_two_requests_of_one_text_cannot_both_be_cases(compose_experiment):
     twice = "workload.prompts.listed=[{prompt:Hello},{prompt:Hello,max_tokens:3}]"
     words = ["workload.prompts.source=listed", twice]
-    assert len(source_of(asked(*words)).lengths(asked(*words))) == 2
+    assert len(source_of(compose_experiment(*words)).lengths(compose_experiment(*words))) == 2
     with pytest.raises(ConfigError, match=r"per_request=true: .* two have the same text"):
-        asked(*words, "workload.per_request=true")
+        compose_experiment(*words, "workload.per_request=true")
