@@ -7,7 +7,7 @@ from labkit.cpu import thread_pool
 from labkit.machine.worker_environment import numba_without_scipy
 
 with numba_without_scipy():
-    made = thread_pool.install()
+    pool = thread_pool.install()
 
 from labkit.cpu import thread_pool_code as code
 
@@ -33,10 +33,10 @@ def meet(arrived, met):
     """Run two units that wait for each other, within a limit."""
     for i in numba.prange(2):
         code._fetch_add(arrived, 1)
-        looks = 0
-        while code._load_atomic(arrived) < 2 and looks < 300_000_000:
-            looks += 1
-        met[i] = code._load_atomic(arrived) >= 2 and looks < 300_000_000
+        num_loads = 0
+        while code._load_atomic(arrived) < 2 and num_loads < 300_000_000:
+            num_loads += 1
+        met[i] = code._load_atomic(arrived) >= 2 and num_loads < 300_000_000
 
 
 def meeting():

@@ -60,19 +60,19 @@ EXACT = {
 @pytest.mark.parametrize("size", [1, 37, 20_011])
 def test_activation_matches_float64(name, size):
     x = np.linspace(-30, 30, size, dtype=np.float32).reshape(size, 1)
-    got = getattr(activations, name)(x)
-    assert got.shape == x.shape
+    actual = getattr(activations, name)(x)
+    assert actual.shape == x.shape
     exact = EXACT[name](x.astype(float))
-    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=3e-7)
+    np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=3e-7)
 
 
 def test_activation_of_extreme_inputs():
     x = np.array([-1e30, -200, -88, 88, 200, 1e30, -np.inf, np.inf, np.nan, 0], np.float32)
-    got = activations.sigmoid(x)
-    np.testing.assert_allclose(got[:6], [0, 0, 0, 1, 1, 1], atol=1e-30)
-    np.testing.assert_allclose(got[6:8], [0, 1], atol=1e-30)
-    assert np.isnan(got[8])
-    assert got[9] == 0.5
+    actual = activations.sigmoid(x)
+    np.testing.assert_allclose(actual[:6], [0, 0, 0, 1, 1, 1], atol=1e-30)
+    np.testing.assert_allclose(actual[6:8], [0, 1], atol=1e-30)
+    assert np.isnan(actual[8])
+    assert actual[9] == 0.5
     assert np.isnan(activations.silu(x)[8])
 
 
@@ -99,7 +99,7 @@ def test_rope_matches_mlx(traditional, tokens, dims):
     x = random(0, tokens, 4, 1, 32)
     positions = np.random.default_rng(1).integers(0, 3000, tokens).astype(np.int32)
     table = RotaryTable(inverse_frequencies(dims), 1.0)
-    got = table.rotate(x, positions, traditional=traditional)
+    actual = table.rotate(x, positions, traditional=traditional)
     expected = mx.fast.rope(
         mx.array(x),
         dims,
@@ -109,9 +109,9 @@ def test_rope_matches_mlx(traditional, tokens, dims):
         offset=mx.array(positions),
     )
     # At position 3000 one unit in the last place of an angle is 2.4e-4 radians.
-    np.testing.assert_allclose(got, np.asarray(expected), atol=2e-3)
+    np.testing.assert_allclose(actual, np.asarray(expected), atol=2e-3)
     near = positions < 30
-    np.testing.assert_allclose(got[near], np.asarray(expected)[near], atol=2e-5)
+    np.testing.assert_allclose(actual[near], np.asarray(expected)[near], atol=2e-5)
 
 
 @pytest.mark.parametrize("traditional", [False, True])
@@ -120,7 +120,7 @@ def test_rope_multiplies_pairs_by_a_complex_rotation(traditional):
     x = random(0, 5, 2, 3, 10)
     offsets = np.array([0, 4, 9, 300, 2], np.int32)
     frequencies = inverse_frequencies(dims)
-    got = RotaryTable(frequencies, scale).rotate(
+    actual = RotaryTable(frequencies, scale).rotate(
         x, offsets, traditional=traditional, input_scale=1.5
     )
     for b, start in enumerate(offsets):
@@ -133,23 +133,25 @@ def test_rope_multiplies_pairs_by_a_complex_rotation(traditional):
                 z = pairs[:, : dims // 2] + 1j * pairs[:, dims // 2 :]
             z = z * np.exp(1j * angle)
             real, imaginary = (
-                (got[b, :, t, 0:dims:2], got[b, :, t, 1:dims:2])
+                (actual[b, :, t, 0:dims:2], actual[b, :, t, 1:dims:2])
                 if traditional
-                else (got[b, :, t, : dims // 2], got[b, :, t, dims // 2 : dims])
+                else (actual[b, :, t, : dims // 2], actual[b, :, t, dims // 2 : dims])
             )
             np.testing.assert_allclose(real, z.real, atol=2e-5)
             np.testing.assert_allclose(imaginary, z.imag, atol=2e-5)
-            np.testing.assert_array_equal(got[b, :, t, dims:], x[b, :, t, dims:])
+            np.testing.assert_array_equal(actual[b, :, t, dims:], x[b, :, t, dims:])
 
 
 @pytest.mark.parametrize("last", [255, 256, 257, 511, 512, 1000])
 def test_rope_beyond_its_table_grows_the_table(last):
     x = random(0, 2, 1, 1, 8)
     frequencies = inverse_frequencies(8)
-    got = RotaryTable(frequencies, 1.0).rotate(x, np.array([0, last], np.int32), traditional=False)
+    actual = RotaryTable(frequencies, 1.0).rotate(
+        x, np.array([0, last], np.int32), traditional=False
+    )
     angle = np.float32(last) * frequencies
     z = (x[1, 0, 0, :4] + 1j * x[1, 0, 0, 4:]) * np.exp(1j * angle.astype(float))
-    np.testing.assert_allclose(got[1, 0, 0], [*z.real, *z.imag], atol=1e-6)
+    np.testing.assert_allclose(actual[1, 0, 0], [*z.real, *z.imag], atol=1e-6)
 
 
 def test_rope_accepts_a_scalar_offset_and_refuses_wrong_offsets():

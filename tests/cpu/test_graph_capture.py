@@ -1,4 +1,4 @@
-"""What a forward over traced arrays captures, and what it refuses; where a graph's arrays lie."""
+"""Graph capture: captured and refused operations, and the memory layout of a graph's arrays."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The greedy choice of a replayed step is NumPy's."""
+"""Greedy sampling of a replayed step equals NumPy's argmax."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Low-precision weights widen to MLX's own numbers; products have the bits of float32 weights."""
+"""Low-precision weights widen to MLX's values; products have the bits of float32 weights."""
 
 import mlx.core as mx
 import numpy as np
@@ -55,11 +55,11 @@ def assert_product_of(matrix, expected):
     x = random(1, low_precision_matmul.MAX_FUSED_ROWS + gemm.BLOCK_ROWS + 3, expected.shape[1])
     fused = low_precision_matmul.MAX_FUSED_ROWS
     for rows in (*range(1, 12), fused, fused + 1, len(x)):
-        (got,), (same,) = packed.multiply(x[:rows]), wide.multiply(x[:rows])
-        np.testing.assert_array_equal(got, same)
+        (product,), (same,) = packed.multiply(x[:rows]), wide.multiply(x[:rows])
+        np.testing.assert_array_equal(product, same)
     exact = x.astype(np.float64) @ expected.T + bias
     scale = np.abs(x.astype(np.float64)) @ np.abs(expected.T) + np.abs(bias)
-    assert (np.abs(got - exact) / scale).max() < 1e-6
+    assert (np.abs(product - exact) / scale).max() < 1e-6
 
 
 @pytest.mark.parametrize(("bits", "kind"), FORMATS)
@@ -141,7 +141,7 @@ def test_packed_weights_take_the_bytes_of_the_model():
     assert PackedLinear([matrix], [None]).bytes == sum(part.nbytes for part in parts)
 
 
-def test_rows_are_taken_by_index():
+def test_rows_are_selected_by_index():
     matrix, expected = quantised(8, "float32")
     packed = PackedLinear([matrix], [None])
     ids = np.array([[WIDTH - 1, 0], [7, 7]], np.int32)

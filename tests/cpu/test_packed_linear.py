@@ -11,11 +11,11 @@ def random(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def relative_error(got, x, weight, bias=0.0):
+def relative_error(product, x, weight, bias=0.0):
     exact = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
     # The size of the terms that were rounded and summed.
     scale = np.abs(x.astype(np.float64)) @ np.abs(weight.T.astype(np.float64))
-    return float((np.abs(got - exact) / scale).max())
+    return float((np.abs(product - exact) / scale).max())
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 16, 33])
@@ -24,20 +24,20 @@ def relative_error(got, x, weight, bias=0.0):
 )
 def test_product_matches_float64(rows, depth, width):
     x, weight, bias = random(0, rows, depth), random(1, width, depth), random(2, width)
-    (got,) = PackedLinear([weight], [bias]).multiply(x)
-    assert got.shape == (rows, width)
-    assert got.dtype == np.float32
-    assert relative_error(got, x, weight, bias) < 1e-6
+    (product,) = PackedLinear([weight], [bias]).multiply(x)
+    assert product.shape == (rows, width)
+    assert product.dtype == np.float32
+    assert relative_error(product, x, weight, bias) < 1e-6
 
 
 def test_many_rows_span_row_blocks():
     rows = 2 * gemm.BLOCK_ROWS + 5
     x, weight = random(0, rows, 40), random(1, 70, 40)
-    (got,) = PackedLinear([weight], [None]).multiply(x)
-    assert relative_error(got, x, weight) < 1e-6
+    (product,) = PackedLinear([weight], [None]).multiply(x)
+    assert relative_error(product, x, weight) < 1e-6
 
 
-def test_several_matrices_in_one_call():
+def test_several_matrices_in_one_call_equal_separate_calls():
     x = random(0, 9, 48)
     weights = [random(1, 96, 48), random(2, 33, 48), random(3, 8, 48)]
     biases = [None, random(4, 33), None]
@@ -81,11 +81,11 @@ def test_nan_and_inf_stay_in_their_row_and_column():
     x, weight = random(0, 11, 32), random(1, 50, 32)
     x[4, 3] = np.nan
     weight[41, 7] = np.inf
-    (got,) = PackedLinear([weight], [None]).multiply(x)
-    assert np.isnan(got[4]).all()
-    others = np.delete(np.delete(got, 4, axis=0), 41, axis=1)
+    (product,) = PackedLinear([weight], [None]).multiply(x)
+    assert np.isnan(product[4]).all()
+    others = np.delete(np.delete(product, 4, axis=0), 41, axis=1)
     assert np.isfinite(others).all()
-    assert not np.isfinite(got[:, 41]).any()
+    assert not np.isfinite(product[:, 41]).any()
 
 
 def test_nothing_is_written_outside_the_result():
@@ -119,6 +119,6 @@ def test_leading_axes_and_strides():
         np.testing.assert_array_equal(part, rows.swapaxes(0, 1))
 
 
-def test_no_rows():
-    (got,) = PackedLinear([random(0, 8, 16)], [None]).multiply(np.empty((0, 16), np.float32))
-    assert got.shape == (0, 8)
+def test_no_rows_give_an_empty_product():
+    (product,) = PackedLinear([random(0, 8, 16)], [None]).multiply(np.empty((0, 16), np.float32))
+    assert product.shape == (0, 8)

@@ -1,4 +1,4 @@
-"""Peak rates: how they are measured, never how high they are."""
+"""The measurement of peak rates, without any check of their values."""
 
 import numpy as np
 

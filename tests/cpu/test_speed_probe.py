@@ -1,4 +1,4 @@
-"""The speed probe: what it times, with which threads, and that it notices wrong results."""
+"""The speed probe: its timed kernels, its threads, and its check of results."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ from numba.core import caching
 from labkit.cpu import thread_pool
 from labkit.machine import cache_dir
 
-HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
+TEST_DIR = Path(__file__).resolve().parent
+CHECKOUT = TEST_DIR.parents[1]
 
 KERNELS = """
 import ctypes, json, os, signal, sys, threading, time
 import numba
 import numpy as np
-from pool_kernels import add_one, code, made, meet, meeting, who
+from pool_kernels import add_one, code, pool, meet, meeting, who
 """
 
 
@@ -33,7 +33,7 @@ def run(code, threads):
         **os.environ,
         "NUMBA_NUM_THREADS": str(threads),
         "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir()),
-        "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, HERE))),
+        "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, TEST_DIR))),
     }
     done = subprocess.run(
         [sys.executable, "-c", KERNELS + code],
@@ -98,9 +98,9 @@ def hold(_number):
 libc, x, seen = ctypes.CDLL(None), np.zeros(1000), np.zeros(64)
 add_one(x), who(seen)
 libc.signal(signal.SIGUSR1, ctypes.c_void_p(hold.address))
-for thread in made.threads:
+for thread in pool.threads:
     libc.pthread_kill(ctypes.c_void_p(thread), signal.SIGUSR1)
-while gone[0] < len(made.threads):
+while gone[0] < len(pool.threads):
     time.sleep(0.001)
 for _ in range(100):
     add_one(x)
@@ -108,7 +108,7 @@ who(seen)
 alone = set(seen.tolist())
 come_back[0] = 1
 meeting_again = meeting()
-print(json.dumps([len(made.threads), bool((x == 101).all()), sorted(alone), meeting_again]))
+print(json.dumps([len(pool.threads), bool((x == 101).all()), sorted(alone), meeting_again]))
 """
 
 
@@ -190,7 +190,7 @@ def test_a_kernel_that_raises_leaves_a_pool_that_works():
 
 
 def test_in_a_pool_of_one_thread_the_caller_does_all_work():
-    code = "x = np.zeros(9); add_one(x); print(json.dumps([len(made.threads), x.sum()]))"
+    code = "x = np.zeros(9); add_one(x); print(json.dumps([len(pool.threads), x.sum()]))"
     assert run(code, 1) == [0, 9]
 
 
@@ -201,10 +201,10 @@ def launch():
 
 threading.Thread(target=launch, daemon=True).start()
 time.sleep(0.05)
-made.close()
+pool.close()
 x = np.zeros(9)
 add_one(x)
-print(json.dumps([len(made.threads), x.sum()]))
+print(json.dumps([len(pool.threads), x.sum()]))
 """
 
 
@@ -306,8 +306,8 @@ def test_kernels_are_saved_by_one_process_at_a_time(tmp_path):
     """Two at once would give one name to two signatures: one would run the other's code."""
     thread_pool.install()
     file = caching.IndexDataCacheFile(str(tmp_path), "kernel", ("stamp", 1))
-    with open(tmp_path / "saving", "a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with open(tmp_path / "saving", "a") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         saving = threading.Thread(target=file.save, args=("a signature", b"its code"))
         saving.start()
         saving.join(0.2)

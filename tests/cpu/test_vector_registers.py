@@ -1,4 +1,4 @@
-"""Other CPUs: register tiles fit, every intrinsic compiles, and results have the same bits."""
+"""Kernels for other CPUs: register tiles fit, intrinsics compile, results have the same bits."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from labkit.cpu import vector_registers
 from labkit.cpu.vector_registers import AVX2, AVX512, LANES, NEON, SSE, registers_of
 from labkit.machine import cache_dir
 
-HERE = Path(__file__).parent
+TEST_DIR = Path(__file__).parent
 ALL = {"AVX512": AVX512, "AVX2": AVX2, "NEON": NEON, "SSE": SSE}
 
 
@@ -43,7 +43,7 @@ def test_a_tile_fits_the_registers(cpu, rows, vectors):
 
 def compiled_facts(*target):
     done = subprocess.run(
-        [sys.executable, HERE / "compile_intrinsics.py", *target],
+        [sys.executable, TEST_DIR / "compile_intrinsics.py", *target],
         capture_output=True,
         text=True,
         timeout=120,
@@ -98,7 +98,7 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     def run(**variables):
         environment = os.environ | {"NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir())} | variables
         done = subprocess.run(
-            [sys.executable, HERE / "kernel_digests.py", *kernels],
+            [sys.executable, TEST_DIR / "kernel_digests.py", *kernels],
             env=environment, capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Tiny model directories, as the real mlx_lm loads them, and plain mlx_lm's own answers."""
+"""Tiny model directories that mlx_lm loads, and plain mlx_lm's tokens for them."""
 
 import signal
 import sys
@@ -49,7 +49,7 @@ def plain_steps(model_dir):
 @pytest.fixture(scope="session")
 def plain_greedy(plain_steps):
     """A function: architecture, prompt, length -> tokens of plain mlx_lm's own loop."""
-    return lambda *asked: [token for token, _ in plain_steps(*asked)]
+    return lambda *arguments: [token for token, _ in plain_steps(*arguments)]
 
 
 @pytest.fixture

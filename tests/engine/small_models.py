@@ -1,4 +1,4 @@
-"""Tiny model directories for tests, as the real mlx_lm loads them."""
+"""Tiny model directories for tests, in the format that mlx_lm loads."""
 
 import json
 

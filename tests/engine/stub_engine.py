@@ -1,4 +1,4 @@
-"""An engine with a stub in the model's place: every way to run a step, no arithmetic.
+"""An engine with a stub model: all scheduling and step modes, no arithmetic.
 
 The stub keeps the KV cache as the real model would see it: it writes the token into the slot
 that the batch's block table names, and reads the whole context back from the slots. What it
@@ -98,8 +98,8 @@ class Adversary:
 def make_cache(num_blocks, block_size, prefixes="none"):
     """A pool with a prefix cache."""
     pool = BlockPool(num_blocks)
-    found = prefix_cache.create(prefixes, pool, block_size)
-    return PagedKVCacheManager(pool, block_size, found, block_bytes=100)
+    prefix_structure = prefix_cache.create(prefixes, pool, block_size)
+    return PagedKVCacheManager(pool, block_size, prefix_structure, block_bytes=100)
 
 
 def make_engine(
@@ -163,8 +163,8 @@ def request(request_id, prompt, max_tokens, ignore_eos=True, priority=0, **param
 
 def run(engine, requests):
     """Submit all, step to the end; tokens and last events by request id."""
-    for asked in requests:
-        engine.submit(asked)
+    for new_request in requests:
+        engine.submit(new_request)
     tokens, last = {}, {}
     while engine.has_work():
         for event in engine.step():

@@ -1,4 +1,4 @@
-"""The attention's switches inside a serving engine: the same tokens, other counters."""
+"""Attention switches in a serving engine change counters and no token."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Admission, order and composition: what each puts into a step."""
+"""Admission, order and composition decide which tokens a step computes."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_static_batch_is_admitted_whole_and_runs_until_all_end():
     assert bench.counts()["admission.static"] == 3
 
 
-def test_a_continuous_request_takes_the_place_of_one_that_ended():
+def test_a_continuous_request_replaces_a_finished_one():
     bench = Bench(max_num_seqs=2)
     for name, outputs in (("a", 3), ("b", 1), ("c", 1)):
         bench.add(name, 4, outputs)
@@ -79,7 +79,7 @@ def test_continuous_admission_holds_no_blocks_before_there_are_tokens_for_them()
         (PREFILL_FIRST, [{"b": 8}, {"b": 8}]),
     ],
 )
-def test_order_says_who_draws_on_the_budget_first(order, expected):
+def test_order_decides_which_requests_use_the_budget_first(order, expected):
     bench = Bench(**order)
     bench.add("a", 2, 9)
     bench.step()
@@ -163,7 +163,7 @@ def test_a_shrinking_chunk_gives_a_token_for_each_decode():
     assert bench.counts()["chunk.shrinking"] == 2
 
 
-def test_what_a_preemption_undid_is_prefill_though_it_was_generated():
+def test_recomputed_generated_tokens_count_as_prefill():
     bench = Bench(**SPLIT, chunk=3)
     for name in "ab":
         bench.add(name, 2, 20)

@@ -1,4 +1,4 @@
-"""Compiled feed-forward blocks: one graph per shape, and never another model's."""
+"""Compiled feed-forward blocks: one graph per shape, none shared between models."""
 
 import gc
 import threading
@@ -19,14 +19,14 @@ from labkit.engine.engine_protocol import Counters, EngineError
 LAYERS = CONFIGS["llama"]["num_hidden_layers"]
 
 
-def options(shape="bucketed", pipeline="sync", **more):
+def options(shape="bucketed", pipeline="sync", **changes):
     return config.Engine(
         scheduler=config.Scheduler(max_num_seqs=4, max_num_batched_tokens=16),
         kv=config.KV(block_size=8),
         budget=config.Budget(blocks=64),
         decode_shape=config.DecodeShape(shape),
         pipeline=config.Pipeline(pipeline),
-        **more,
+        **changes,
     )
 
 
@@ -104,21 +104,21 @@ def test_padding_rows_change_no_bit_of_a_compiled_step(model_dir, monkeypatch):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Directories of models of one shape and unlike weights, with what each answers."""
-    root, found = tmp_path_factory.mktemp("unlike"), []
+    root, pairs = tmp_path_factory.mktemp("unlike"), []
     for seed in range(3):
         path = build_model_dir(root / str(seed), CONFIGS["llama"], seed)
         engine = create_mlx(options("exact"), path)
         submit(engine)
-        found.append((path, run(engine)[0]))
+        pairs.append((path, run(engine)[0]))
         engine.close()
-    assert found[0][1] != found[1][1] != found[2][1]
-    return found
+    assert pairs[0][1] != pairs[1][1] != pairs[2][1]
+    return pairs
 
 
 @pytest.mark.parametrize("order", [("overlap", "sync"), ("sync", "overlap")])
 def test_engines_that_come_and_go_leave_no_graph_behind(order, models):
     """A graph left behind holds its weights, and waits for a function at its address."""
-    held = None
+    active_bytes = None
     for turn in range(6):
         path, want = models[turn % len(models)]
         engine = create_mlx(options(pipeline=order[turn % 2]), path)
@@ -128,8 +128,8 @@ def test_engines_that_come_and_go_leave_no_graph_behind(order, models):
             engine.close()
         del engine
         gc.collect()
-        held = mx.get_active_memory() if held is None else held
-        assert mx.get_active_memory() <= held
+        active_bytes = mx.get_active_memory() if active_bytes is None else active_bytes
+        assert mx.get_active_memory() <= active_bytes
 
 
 @pytest.mark.parametrize("pipelines", [("sync", "sync"), ("overlap", "sync"), ("sync", "overlap")])
@@ -158,9 +158,9 @@ def test_a_block_called_in_two_threads_leaves_no_graph_behind_in_either():
         blocks.enabled = True
 
         def call(layer=layer, k=k):
-            got = layer.mlp(mx.ones((2, 8)))
-            mx.eval(got)
-            if not np.array_equal(got, np.full((2, 8), k)):
+            output = layer.mlp(mx.ones((2, 8)))
+            mx.eval(output)
+            if not np.array_equal(output, np.full((2, 8), k)):
                 wrong.append(k)
 
         call()

@@ -1,4 +1,4 @@
-"""Which type runs: what is asked, what is refused, and that all engines then compute in it."""
+"""``engine.dtype``: accepted and refused types, and that every engine computes in that type."""
 
 import numpy as np
 import pytest
@@ -84,17 +84,19 @@ def types_of(model):
 def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
     engine, on_a_cpu, on_a_mac, monkeypatch
 ):
-    for here, kind in ((False, on_a_cpu), (True, on_a_mac)):
-        monkeypatch.setattr(compute_dtype, "has_metal", lambda here=here: here)
+    for available, kind in ((False, on_a_cpu), (True, on_a_mac)):
+        monkeypatch.setattr(compute_dtype, "has_metal", lambda available=available: available)
         assert compute_dtype.cast_target(engine) == kind
 
 
 @pytest.mark.parametrize("backend", ["fused", "reference"])
 @pytest.mark.parametrize("kind", HALF)
 def test_half_precision_is_refused_where_numpy_computes(kind, backend):
-    with pytest.raises(ConfigError, match=rf"^engine\.dtype={kind}: .*set backend=gather") as said:
+    with pytest.raises(
+        ConfigError, match=rf"^engine\.dtype={kind}: .*set backend=gather"
+    ) as caught:
         options(kind, attention=Attention(backend=backend))
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_half_precision_is_not_refused_elsewhere():
@@ -111,7 +113,7 @@ def test_half_precision_is_not_refused_elsewhere():
 
 
 @pytest.mark.parametrize("kind", [*HALF, "float32", None])
-def test_weights_are_cast_once_loaded_or_left_as_they_lie(kind, model_dir, tmp_path):
+def test_weights_are_cast_after_loading_or_left_as_stored(kind, model_dir, tmp_path):
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
     assert types_of(load_model(path, dtype=kind).model) == {kind or "bfloat16"}
 
@@ -122,7 +124,7 @@ def test_quantised_weights_stay_quantised(model_dir):
     assert "Quantized" in type(model.model.layers[0].mlp.up_proj).__name__
 
 
-def test_what_mlx_lm_keeps_in_float32_is_kept(model_dir):
+def test_weights_that_mlx_lm_keeps_in_float32_stay_float32(model_dir):
     loaded = load_model(model_dir("qwen3")).model
     loaded.cast_predicate = lambda path: "norm" not in path
     compute_dtype.cast_parameters(loaded, "float16")
@@ -133,7 +135,7 @@ def test_what_mlx_lm_keeps_in_float32_is_kept(model_dir):
 
 @pytest.mark.parametrize("kind", HALF)
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "quantised"])
-def test_an_engine_and_its_opponent_run_in_the_type_asked_for(name, kind, model_dir):
+def test_all_engines_run_in_the_configured_dtype(name, kind, model_dir):
     ours, theirs = create(options(kind), model_dir(name)), create(mlx_lm(kind), model_dir(name))
     tokens = [serve(engine) for engine in (ours, theirs)]
     for engine in (ours, theirs):
@@ -205,7 +207,7 @@ def one_too_far(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_too_far")
-def test_a_wrong_attention_is_refused_where_matrices_are_kept(model_dir, monkeypatch):
+def test_a_wrong_attention_is_refused_with_matrices_as_stored(model_dir, monkeypatch):
     """The plain model's products are NumPy's there: MLX's own BLAS may be far slower."""
     from labkit.engine import dequantized_layers
 
@@ -235,7 +237,7 @@ def test_on_a_cpu_a_model_stored_in_half_precision_computes_in_float32(model_dir
         assert engine.counters()["dtype.float32"] == 1
 
 
-def test_matrices_are_held_as_they_lie_or_widened(model_dir, tmp_path):
+def test_matrices_are_held_as_stored_or_widened(model_dir, tmp_path):
     """In either way the same numbers are computed, and they are mlx_lm's on the widened model."""
     half = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
     for path, form in ((model_dir("quantised"), "quantised"), (half, "bfloat16")):
@@ -255,7 +257,7 @@ def test_matrices_are_held_as_they_lie_or_widened(model_dir, tmp_path):
         assert theirs.counters()["weights.narrow"] == 0 < theirs.counters()["weights.float32"]
 
 
-def test_what_numpy_does_not_compute_is_cast_for_mlx(tmp_path):
+def test_weights_that_numpy_does_not_use_are_cast_for_mlx(tmp_path):
     from architectures import settings
     from small_models import build_model_dir
 
@@ -264,8 +266,10 @@ def test_what_numpy_does_not_compute_is_cast_for_mlx(tmp_path):
     )
     engine = create(Engine(budget=Budget(blocks=32)), path)
     assert engine.notes["forward"] == "mlx"
-    held = {k: n for k, n in engine.counters().items() if k[:8] == "weights."}
-    assert held.keys() == {"weights.float32", "weights.narrow"} and held["weights.narrow"] == 0
+    weights = {k: n for k, n in engine.counters().items() if k[:8] == "weights."}
+    assert (
+        weights.keys() == {"weights.float32", "weights.narrow"} and weights["weights.narrow"] == 0
+    )
 
 
 def test_widened_weights_and_half_precision_are_refused_together():
@@ -285,7 +289,7 @@ def test_arms_in_different_types_share_no_weights(model_dir):
     assert plain[0] is plain[3]
 
 
-def test_what_plain_mlx_lm_cannot_compute_is_refused_with_its_reason(tmp_path):
+def test_dtypes_that_mlx_lm_cannot_run_are_refused_with_the_reason(tmp_path):
     from architectures import settings
     from small_models import build_model_dir
 
@@ -294,7 +298,7 @@ def test_what_plain_mlx_lm_cannot_compute_is_refused_with_its_reason(tmp_path):
         create(options("float16"), path)
 
 
-def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
+def test_the_budget_counts_weights_in_the_configured_dtype(model_dir, tmp_path):
     from labkit.engine.budget import model_footprint
 
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
@@ -307,12 +311,12 @@ def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
     numbers = sum(np.prod(v.shape) for v in _parameters(model_dir("qwen3")))
     assert full.weight_bytes == 4 * numbers
     quantised = model_footprint.from_directory(model_dir("quantised"), "float16")
-    held = sum(v.nbytes for v in _parameters(model_dir("quantised"), "float16"))
-    assert quantised.weight_bytes == held
+    weight_bytes = sum(v.nbytes for v in _parameters(model_dir("quantised"), "float16"))
+    assert quantised.weight_bytes == weight_bytes
 
 
 @pytest.mark.parametrize("matrices", compute_dtype.MatrixStorage)
-def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, model_dir, tmp_path):
+def test_the_budget_counts_the_bytes_of_loaded_weights(matrices, model_dir, tmp_path):
     from labkit.engine.budget import model_footprint
 
     half = in_type(tmp_path / "half", model_dir("quantised"), "bfloat16")
@@ -322,11 +326,11 @@ def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, mo
         half,
         in_type(tmp_path / "q", model_dir("qwen3"), HALF[0]),
     ):
-        found = model_footprint.from_directory(path, "float32", matrices)
-        held = sum(value.nbytes for value in _parameters(path, "float32", matrices))
-        assert found.weight_bytes == held
-        assert found.matmul_weights == plain.matmul_weights
-        assert found.float_bytes == 4
+        footprint = model_footprint.from_directory(path, "float32", matrices)
+        weight_bytes = sum(value.nbytes for value in _parameters(path, "float32", matrices))
+        assert footprint.weight_bytes == weight_bytes
+        assert footprint.matmul_weights == plain.matmul_weights
+        assert footprint.float_bytes == 4
 
 
 def _parameters(path, kind="float32", matrices=compute_dtype.MatrixStorage.cast):
@@ -336,7 +340,7 @@ def _parameters(path, kind="float32", matrices=compute_dtype.MatrixStorage.cast)
     return [value for _, value in tree_flatten(model.parameters())]
 
 
-def test_a_plan_counts_weights_in_the_type_asked_for():
+def test_a_plan_counts_weights_in_the_configured_dtype():
     from labkit.engine.budget import model_footprint
 
     shape = config.ModelShape()

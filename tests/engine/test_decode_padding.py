@@ -1,4 +1,4 @@
-"""Rows for nobody: how many, that they are counted, and that nobody else notices them."""
+"""Padding rows of decode steps: their number, their counters, and no effect on other rows."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ SHAPES = [shape.value for shape in config.DecodeShape]
         ("fixed", [12] * 6),
     ],
 )
-def test_how_many_rows_a_step_has(name, rows):
+def test_padded_rows_of_a_step(name, rows):
     shape = decode_padding.ROW_COUNTS[config.DecodeShape(name)]
     assert [shape(needed, 12) for needed in (1, 2, 3, 5, 9, 12)] == rows
     assert shape(20, 12) == 20  # a step with more rows than there can be is left alone
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_padding_is_counted_and_so_are_shapes_that_come_again(name):
+def test_padding_and_repeated_shapes_are_counted(name):
     engine, model = make_engine(40, shape=name, max_num_seqs=4)
     requests = [request(f"r{i}", [i, 1, 2], 3 + 2 * i) for i in range(3)]
     tokens, _ = run(engine, requests)

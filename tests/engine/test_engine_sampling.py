@@ -47,19 +47,19 @@ def serve(engine, arrivals):
     return events
 
 
-def test_unlike_requests_that_come_and_go_get_what_they_get_alone(engine):
+def test_requests_in_a_changing_batch_get_the_tokens_they_get_alone(engine):
     together = serve(engine, {i: 3 * i % 5 for i in range(len(PARAMS))})
-    for i, asked in enumerate(PARAMS):
+    for i, params in enumerate(PARAMS):
         alone = serve(engine, {i: 0})[f"r{i}"]
         assert [e.token for e in alone] == [e.token for e in together[f"r{i}"]]
         for a, b in zip(alone, together[f"r{i}"], strict=True):
-            assert (a.logprobs is None) == (b.logprobs is None) == ("logprobs" not in asked)
+            assert (a.logprobs is None) == (b.logprobs is None) == ("logprobs" not in params)
             if a.logprobs is not None:
-                assert len(a.logprobs.top) == len(b.logprobs.top) == asked["logprobs"]
+                assert len(a.logprobs.top) == len(b.logprobs.top) == params["logprobs"]
                 np.testing.assert_allclose(a.logprobs.token, b.logprobs.token, atol=1e-4)
 
 
-def test_penalties_and_bias_change_what_greedy_says(engine):
+def test_penalties_and_bias_change_greedy_tokens(engine):
     plain = serve(engine, {0: 0})["r0"]
     engine.submit(request(0, logit_bias={250: 1000.0}))
     biased = []
@@ -83,7 +83,7 @@ def test_penalties_and_bias_change_what_greedy_says(engine):
         ({"logit_bias": {300: 1.0}}, "logit_bias names token 300; ids are 0 to 299"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_for_that_request(engine, changes, reason):
+def test_unsupported_parameters_are_refused_for_that_request_only(engine, changes, reason):
     engine.submit(request(0, **changes))
     (event,) = engine.step()
     assert event.finish_reason == "error" and reason in event.error

@@ -1,4 +1,4 @@
-"""Thousands of requests in a small pool: none starves, and nothing of them is left."""
+"""Thousands of requests in a small pool: none starves, and no block leaks."""
 
 import gc
 
@@ -30,9 +30,9 @@ def remains():
     return sum(type(thing) in (RequestState, BlockTable) for thing in gc.get_objects())
 
 
-def slots(asked):
+def slots(new_request):
     """How many tokens of a request are computed."""
-    return len(asked.prompt_token_ids) + asked.params.max_tokens - 1
+    return len(new_request.prompt_token_ids) + new_request.params.max_tokens - 1
 
 
 @pytest.mark.parametrize(
@@ -42,26 +42,26 @@ def test_soak_two_thousand_requests_in_a_pool_far_too_small(name):
     """All finish with the tokens they would get alone, and nothing of them is left."""
     rng, before = np.random.default_rng(0), remains()
     engine, _ = make_engine(12, max_num_seqs=6, max_num_batched_tokens=10, **SOAKS[name])
-    asked, tokens, last, aborted = {}, {}, {}, set()
+    requests, tokens, last, aborted = {}, {}, {}, set()
     trunk = rng.integers(0, VOCAB, 24).tolist()
-    while len(asked) < 2000 or engine.has_work():
+    while len(requests) < 2000 or engine.has_work():
         # The queue stays short, for every step's check looks through it.
-        room = len(asked) < 2000 and len(engine._scheduler._waiting) < 40
+        room = len(requests) < 2000 and len(engine._scheduler._waiting) < 40
         for _ in range(int(rng.integers(0, 4)) if room else 0):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 30)).tolist()
             if rng.random() < 0.5:
                 prompt[:-1] = trunk[: len(prompt) - 1]
             new = request(
-                f"r{len(asked)}",
+                f"r{len(requests)}",
                 prompt,
                 int(rng.integers(1, 25)),
                 bool(rng.integers(2)),
                 int(rng.integers(3)),
             )
-            asked[new.request_id] = new
+            requests[new.request_id] = new
             engine.submit(new)
-        if rng.random() < 0.1 and asked:
-            victim = f"r{rng.integers(max(0, len(asked) - 40), len(asked))}"
+        if rng.random() < 0.1 and requests:
+            victim = f"r{rng.integers(max(0, len(requests) - 40), len(requests))}"
             if victim not in last:
                 aborted.add(victim)
             engine.abort(victim)
@@ -72,14 +72,14 @@ def test_soak_two_thousand_requests_in_a_pool_far_too_small(name):
             if event.finish_reason:
                 last[event.request_id] = event
         engine.check()
-    assert set(last) | aborted == set(asked) and len(aborted) > 20
+    assert set(last) | aborted == set(requests) and len(aborted) > 20
     refused = {key for key, event in last.items() if event.finish_reason == "error"}
-    large = {key for key, r in asked.items() if slots(r) > 11 * 4}
+    large = {key for key, r in requests.items() if slots(r) > 11 * 4}
     assert refused == large - aborted
     for key in set(last) - refused:
-        params = asked[key].params
+        params = requests[key].params
         assert tokens[key] == solo(
-            asked[key].prompt_token_ids, params.max_tokens, params.ignore_eos
+            requests[key].prompt_token_ids, params.max_tokens, params.ignore_eos
         )
     engine.clear_cache()
     counters = engine.counters()

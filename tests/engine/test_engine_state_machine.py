@@ -1,4 +1,4 @@
-"""The engine in any order of adding, stepping, aborting and preempting: the books balance."""
+"""The engine under random adds, steps, aborts and preemptions: its accounting stays consistent."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -137,16 +137,16 @@ class EngineMachine(RuleBasedStateMachine):
                 self.check_finished(event)
 
     def check_finished(self, event):
-        asked = self.requests[event.request_id]
-        got = self.tokens[event.request_id]
+        submitted = self.requests[event.request_id]
+        output = self.tokens[event.request_id]
         if event.finish_reason == "error":
-            slots = len(asked.prompt_token_ids) + asked.params.max_tokens - 1
+            slots = len(submitted.prompt_token_ids) + submitted.params.max_tokens - 1
             capacity = self.engine.counters()["blocks.total"]
-            assert not asked.prompt_token_ids or -(-slots // 4) > capacity
-            assert got == [] and event.error
+            assert not submitted.prompt_token_ids or -(-slots // 4) > capacity
+            assert output == [] and event.error
         else:
-            params = asked.params
-            assert got == solo(asked.prompt_token_ids, params.max_tokens, params.ignore_eos)
+            params = submitted.params
+            assert output == solo(submitted.prompt_token_ids, params.max_tokens, params.ignore_eos)
 
     @invariant()
     def books_balance(self):

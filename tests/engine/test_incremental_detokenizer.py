@@ -29,14 +29,14 @@ class Pieces:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
 
-def test_a_character_is_held_back_until_it_is_whole():
+def test_a_character_is_held_back_until_it_is_complete():
     detokenizer = IncrementalDetokenizer(Bytes())
     deltas = [detokenizer.add(byte) for byte in "a€b".encode()]
     assert deltas == ["a", "", "", "€", "b"]
     assert detokenizer.finish() == ""
 
 
-def test_what_never_becomes_whole_is_shown_at_the_end():
+def test_an_incomplete_character_is_flushed_at_the_end():
     detokenizer = IncrementalDetokenizer(Bytes())
     assert [detokenizer.add(byte) for byte in "x€".encode()[:3]] == ["x", "", ""]
     assert detokenizer.finish() == REPLACEMENT
@@ -98,15 +98,15 @@ CUTS = st.lists(st.integers(0, 200), max_size=25)
 
 @given(st.one_of(TEXT.map(str.encode), st.binary(min_size=1, max_size=40)), CUTS)
 def test_any_bytes_cut_anywhere_join_to_what_is_decoded_at_once(data, cuts):
-    deltas, rest = streamed(cut(data, cuts))
-    assert "".join(deltas) + rest == data.decode(errors="replace")
+    deltas, tail = streamed(cut(data, cuts))
+    assert "".join(deltas) + tail == data.decode(errors="replace")
 
 
 @given(TEXT, CUTS)
 def test_a_stream_of_text_never_shows_a_broken_character(text, cuts):
     text = text.replace(REPLACEMENT, "")
-    deltas, rest = streamed(cut(text.encode(), cuts)) if text else ([], "")
-    assert REPLACEMENT not in "".join(deltas) + rest
+    deltas, tail = streamed(cut(text.encode(), cuts)) if text else ([], "")
+    assert REPLACEMENT not in "".join(deltas) + tail
 
 
 @given(TEXT, CUTS, st.integers(0, 25))
@@ -116,9 +116,9 @@ def test_a_prompt_that_ends_within_a_character_leaves_it_to_the_output(text, cut
     text = text.replace(REPLACEMENT, "") or "€"
     pieces = cut(text.encode(), cuts)
     prompt = min(prompt, len(pieces) - 1)
-    deltas, rest = streamed(pieces, prompt)
+    deltas, tail = streamed(pieces, prompt)
     begun = b"".join(pieces[:prompt]).decode(errors="ignore")
-    assert begun + "".join(deltas) + rest == text
+    assert begun + "".join(deltas) + tail == text
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_prompt_that_ends_within_a_character_leaves_it_to_the_output(text, cut
         ([], [b"\xac"], "\ufffd"),
     ],
 )
-def test_at_the_border_of_prompt_and_output(prompt, output, text):
-    deltas, rest = streamed(prompt + output, len(prompt))
-    assert "".join(deltas) + rest == text
+def test_characters_across_the_border_of_prompt_and_output(prompt, output, text):
+    deltas, tail = streamed(prompt + output, len(prompt))
+    assert "".join(deltas) + tail == text
 
 
 def test_a_flood_of_wrong_bytes_costs_the_same_per_token():

@@ -1,4 +1,4 @@
-"""A strategy of one's own: named as package.module:Class, made, checked, refused in one line."""
+"""User strategies named as package.module:Class: loaded, checked, and refused in one line."""
 
 import itertools
 
@@ -97,7 +97,7 @@ def serve(engine, prompts, max_tokens):
     return tokens
 
 
-def test_an_attention_backend_of_ones_own_serves(own, model_dir, plain_greedy):
+def test_a_user_s_attention_backend_serves(own, model_dir, plain_greedy):
     backend = f"{own}:Counting"
     options = config.Engine(
         attention=config.Attention(backend=backend), budget=config.Budget(blocks=40)
@@ -113,7 +113,7 @@ def test_an_attention_backend_of_ones_own_serves(own, model_dir, plain_greedy):
     assert tokens == {str(i): plain_greedy("qwen3", p, 4) for i, p in enumerate(prompts)}
 
 
-def test_an_engine_of_ones_own_is_given_the_options_and_the_model(own, tmp_path):
+def test_a_user_s_engine_is_given_the_options_and_the_model(own, tmp_path):
     options = config.Engine(name=f"{own}:Echo", kv=config.KV(block_size=32))
     engine = create(options, tmp_path)
     assert (engine.options, engine.model_dir) == (options, tmp_path)
@@ -130,7 +130,7 @@ def test_an_engine_of_ones_own_is_given_the_options_and_the_model(own, tmp_path)
         ("Failing", "RuntimeError: no luck today"),
     ],
 )
-def test_a_class_that_cannot_play_its_part_is_refused_in_one_line(own, name, reason, tmp_path):
+def test_an_incomplete_class_is_refused_in_one_line(own, name, reason, tmp_path):
     path = f"{own}:{name}"
     with pytest.raises(ValueError, match=r"^engine\.attention\.backend=") as backend:
         attention.create(backend=path)
@@ -141,7 +141,7 @@ def test_a_class_that_cannot_play_its_part_is_refused_in_one_line(own, name, rea
         assert "\n" not in str(caught.value)
 
 
-def test_a_module_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_module_is_refused(tmp_path):
     with pytest.raises(EngineError, match=r"engine\.name=no_such_mod:X: ModuleNotFoundError"):
         create(config.Engine(name="no_such_mod:X"), tmp_path)
 

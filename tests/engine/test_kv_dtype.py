@@ -1,4 +1,4 @@
-"""Serving from KV memory of half precision: half the bytes, and nothing else than rounding."""
+"""Serving from half-precision KV memory: half the bytes, and no change but rounding."""
 
 import numpy as np
 import pytest

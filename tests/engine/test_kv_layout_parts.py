@@ -1,4 +1,4 @@
-"""The parts of the KV layouts: what padding wastes, and rows that move keep their tokens."""
+"""Parts of the KV layouts: wasted memory of padding, and rows that keep their tokens when moved."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_memory_comes_in_steps(tokens, memory):
     ("layout", "tokens", "blocks"),
     [("paged", 17, 3), ("paged", 16, 2), ("padded", 17, 16), ("contiguous", 257, 32)],
 )
-def test_what_a_request_needs_alone(layout, tokens, blocks):
+def test_the_bytes_of_one_request(layout, tokens, blocks):
     """As planned before anything runs, and as the layouts themselves refuse."""
     kv = config.KV(layout=config.KVLayout(layout))
     assert blocks_for(kv, [tokens]) == blocks
@@ -53,13 +53,13 @@ def test_what_a_request_needs_alone(layout, tokens, blocks):
     ("layout", "slots"),
     [("paged", 30_000 + 5_008 + 16), ("contiguous", 30_208 + 5_120 + 256), ("padded", 3 * 30_208)],
 )
-def test_what_requests_take_together(layout, slots):
+def test_the_bytes_of_several_requests(layout, slots):
     kv = config.KV(layout=config.KVLayout(layout))
     assert slots_for(kv, [30_000, 5_000, 10]) == slots
     assert slots_for(kv, []) == 0
 
 
-def test_what_is_set_aside_is_held_from_the_beginning():
+def test_reserved_slots_are_held_from_the_beginning():
     kv = config.KV(layout=config.KVLayout("contiguous"), set_aside=600)
     assert slots_for(kv, [10, 30, 1_000]) == 768 + 768 + 1_024
     harness = Harness(factory_of("contiguous", contiguous.create, set_aside=600))
@@ -83,7 +83,7 @@ def test_what_is_set_aside_is_held_from_the_beginning():
 
 
 @pytest.mark.parametrize(
-    ("kind", "held"),
+    ("kind", "slots_held"),
     # A row of the rectangle is as wide as the longest's; a cache is its request's own.
     [
         (PADDED, 512 + 512),
@@ -91,7 +91,7 @@ def test_what_is_set_aside_is_held_from_the_beginning():
         (factory_of("contiguous", contiguous.create, set_aside=600), 768 + 768),
     ],
 )
-def test_who_leaves_is_asked_what_it_held_and_filled(kind, held):
+def test_a_released_request_s_held_and_filled_slots_are_counted(kind, slots_held):
     harness = Harness(kind)
     for name, prompt in (("1", 10), ("2", 300)):
         harness.join(name, prompt, 9)
@@ -100,7 +100,7 @@ def test_who_leaves_is_asked_what_it_held_and_filled(kind, held):
     harness.leave("2")
     cache = harness.kv_cache.manager
     assert cache.counters()["kv.slots_filled"] == 10 + 300
-    assert cache.counters()["kv.slots_held"] == held
+    assert cache.counters()["kv.slots_held"] == slots_held
     cache.reset_counters()
     assert cache.counters()["kv.slots_held"] == 0
 
@@ -272,7 +272,7 @@ def test_a_rectangle_is_promised_for_the_longest_prompt_and_the_longest_output()
 
 
 @pytest.mark.parametrize("kind", [PADDED, CONTIGUOUS])
-def test_growth_keeps_what_was_there_and_counts_its_copy(kind):
+def test_growth_keeps_the_stored_tokens_and_counts_its_copy(kind):
     harness = Harness(kind)
     harness.join("1", 250, 300)
     harness.step({"1": 250})

@@ -90,12 +90,14 @@ def test_greedy_tokens_equal_plain_mlx_lm(name, preset, model_dir, plain_greedy)
 def test_memory_grows_in_steps_and_every_copy_is_counted(model_dir, plain_greedy):
     """A context that crosses 256 tokens while others run."""
     rng = np.random.default_rng(5)
-    asked = {n: tuple(int(t) for t in rng.integers(0, 298, n)) for n in (250, 3)}
+    prompts_by_length = {n: tuple(int(t) for t in rng.integers(0, 298, n)) for n in (250, 3)}
     for preset in ("padded", "contiguous"):
         engine = create(options(preset, tokens=300), model_dir("qwen3"))
         params = SamplingParams(max_tokens=10, ignore_eos=True)
-        tokens, _ = serve(engine, [Request(str(n), p, params) for n, p in asked.items()])
-        for n, prompt in asked.items():
+        tokens, _ = serve(
+            engine, [Request(str(n), p, params) for n, p in prompts_by_length.items()]
+        )
+        for n, prompt in prompts_by_length.items():
             assert tokens[str(n)] == plain_greedy("qwen3", prompt, 10)
         counters, token = engine.counters(), engine._cache.token_bytes
         rows, copied = (2, 256 + 9) if preset == "padded" else (1, 256)
@@ -141,13 +143,13 @@ def test_padding_rows_are_inert(model_dir, monkeypatch):
     def margins():
         engine = create(options("naive"), model_dir("gemma3"))
         params = SamplingParams(max_tokens=6, ignore_eos=True)
-        got = []
+        events = []
         for i, prompt in enumerate(prompts()):
             engine.submit(Request(str(i), prompt, params))
         while engine.has_work():
-            got += [(event.request_id, event.token, event.margin) for event in engine.step()]
+            events += [(event.request_id, event.token, event.margin) for event in engine.step()]
         assert engine.counters()["tokens.padded"] > 0
-        return got
+        return events
 
     plain, real = margins(), padded.pad_batch
 
@@ -167,15 +169,15 @@ def test_nothing_leaks_and_no_request_disturbs_another(preset, model_dir, plain_
     rng = np.random.default_rng(3)
     tight = {"blocks": 50} if preset != "gather" else {"blocks": 12}
     engine = create(options(preset, **tight), model_dir("qwen3"))
-    asked, tokens, dead = {}, {}, set()
-    while len(asked) < 40 or engine.has_work():
-        if len(asked) < 40 and rng.random() < 0.6:
-            name, which = f"r{len(asked)}", int(rng.integers(len(LENGTHS)))
-            asked[name] = (prompts()[which], int(rng.integers(1, 13)))
-            params = SamplingParams(max_tokens=asked[name][1], ignore_eos=True)
-            engine.submit(Request(name, asked[name][0], params))
-        if asked and rng.random() < 0.1:
-            name = f"r{rng.integers(max(0, len(asked) - 6), len(asked))}"
+    requested, tokens, dead = {}, {}, set()
+    while len(requested) < 40 or engine.has_work():
+        if len(requested) < 40 and rng.random() < 0.6:
+            name, which = f"r{len(requested)}", int(rng.integers(len(LENGTHS)))
+            requested[name] = (prompts()[which], int(rng.integers(1, 13)))
+            params = SamplingParams(max_tokens=requested[name][1], ignore_eos=True)
+            engine.submit(Request(name, requested[name][0], params))
+        if requested and rng.random() < 0.1:
+            name = f"r{rng.integers(max(0, len(requested) - 6), len(requested))}"
             engine.abort(name)
             dead.add(name)
         for event in engine.step():
@@ -186,9 +188,9 @@ def test_nothing_leaks_and_no_request_disturbs_another(preset, model_dir, plain_
         engine.check()
         computed = engine._scheduler.num_computed_tokens * engine._cache.token_bytes
         assert computed <= engine.kv_bytes().reserved
-    for name, got in tokens.items():
-        prompt, most = asked[name]
-        assert got == plain_greedy("qwen3", prompt, 12)[:most][: len(got)]
+    for name, output in tokens.items():
+        prompt, most = requested[name]
+        assert output == plain_greedy("qwen3", prompt, 12)[:most][: len(output)]
     counters = engine.counters()
     assert engine.kv_bytes().reserved == 0 and counters["requests.aborted"] > 0
     capacity = tight["blocks"] * 16 * engine._cache.token_bytes
@@ -203,8 +205,8 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on(preset, mo
     engine = create(options(preset, blocks=16), model_dir("qwen3"))  # 256 tokens
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     long = SamplingParams(max_tokens=300, ignore_eos=True)
-    asked = [Request("a", (1, 2), params), Request("b", (1,), long), Request("c", (3,), params)]
-    tokens, last = serve(engine, asked)
+    requests = [Request("a", (1, 2), params), Request("b", (1,), long), Request("c", (3,), params)]
+    tokens, last = serve(engine, requests)
     assert {k: v.finish_reason for k, v in last.items()} == {
         "a": "length",
         "b": "error",

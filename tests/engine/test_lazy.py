@@ -21,7 +21,7 @@ from labkit.kernel_abi import STAMP_MASK
 LAYERS = 3
 
 
-def made(path, blocks=64, make=create_mlx, **engine):
+def make_engine(path, blocks=64, make=create_mlx, **engine):
     attention = engine.pop("attention", {"backend": "gather"})
     composition = engine.pop("composition", config.Composition.mixed)
     return make(
@@ -59,14 +59,14 @@ def evaluations(monkeypatch):
 @pytest.mark.parametrize("pipeline", config.Pipeline)
 def test_a_step_is_evaluated_once(name, pipeline, model_dir, plain_greedy, evaluations):
     expected = [plain_greedy(name, prompt, 12) for prompt in prompts()]
-    engine = made(model_dir(name), pipeline=pipeline)
+    engine = make_engine(model_dir(name), pipeline=pipeline)
     engine.reset_counters()
     evaluations.clear()
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
-    asked = "eval" if pipeline is config.Pipeline.sync else "async_eval"
+    evaluation = "eval" if pipeline is config.Pipeline.sync else "async_eval"
     counters = engine.counters()
-    assert evaluations == {asked: counters["steps.total"]}
+    assert evaluations == {evaluation: counters["steps.total"]}
     assert counters["mlx.evaluations"] == counters["steps.total"] > 20
     assert counters["steps.mixed"] > 0 and counters["kernel.gather"] > 0
     assert [tokens[str(i)] for i in range(len(expected))] == expected
@@ -115,7 +115,7 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
 
     expected = [plain_greedy("llama", prompt, 6) for prompt in prompts()]
     device = {"device": config.Device.metal}
-    engine = made(model_dir("llama"), make=create, attention=device, pipeline=pipeline)
+    engine = make_engine(model_dir("llama"), make=create, attention=device, pipeline=pipeline)
     engine.reset_counters()
     evaluations.clear()
     params = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -133,10 +133,10 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
 
 
 @pytest.mark.parametrize("preset", ["contiguous", "padded"])
-def test_layouts_in_one_piece_are_lazy_too(preset, model_dir, plain_greedy, evaluations):
+def test_contiguous_layouts_are_lazy_too(preset, model_dir, plain_greedy, evaluations):
     expected = [plain_greedy("llama", prompt, 6) for prompt in prompts()]
     layout = config.KVLayout[preset]
-    engine = made(
+    engine = make_engine(
         model_dir("llama"),
         name=preset,
         kv=config.KV(layout, 8),
@@ -156,11 +156,11 @@ def test_layouts_in_one_piece_are_lazy_too(preset, model_dir, plain_greedy, eval
     assert 0 < moves <= LAYERS * len(expected) * 4 and moves % LAYERS == 0
 
 
-def test_what_is_sampled_otherwise_crosses_without_another_evaluation(model_dir, evaluations):
-    engine = made(model_dir("llama"))
+def test_host_sampling_needs_no_second_evaluation(model_dir, evaluations):
+    engine = make_engine(model_dir("llama"))
     requests = [
         Request("drawn", (1, 2, 3), SamplingParams(temperature=1.0, seed=3, max_tokens=4)),
-        Request("told", (4, 5), SamplingParams(logprobs=2, max_tokens=4)),
+        Request("with_logprobs", (4, 5), SamplingParams(logprobs=2, max_tokens=4)),
         Request("plain", (6,), SamplingParams(max_tokens=4)),
     ]
     engine.reset_counters()
@@ -168,14 +168,16 @@ def test_what_is_sampled_otherwise_crosses_without_another_evaluation(model_dir,
     tokens, last = serve(engine, requests)
     steps = engine.counters()["steps.total"]
     assert engine.counters()["mlx.evaluations"] == steps == evaluations["eval"]
-    numpy, other = serve(made(model_dir("llama"), make=create, attention={}), requests)
+    numpy, other = serve(make_engine(model_dir("llama"), make=create, attention={}), requests)
     assert tokens == numpy
-    assert last["told"].logprobs.token == pytest.approx(other["told"].logprobs.token, abs=1e-4)
+    assert last["with_logprobs"].logprobs.token == pytest.approx(
+        other["with_logprobs"].logprobs.token, abs=1e-4
+    )
     assert last["plain"].margin == pytest.approx(other["plain"].margin, abs=1e-3)
 
 
 def test_attention_on_numpy_under_a_model_on_mlx_counts_its_crossings(model_dir, evaluations):
-    engine = made(model_dir("llama"), attention={})
+    engine = make_engine(model_dir("llama"), attention={})
     engine.reset_counters()
     evaluations.clear()
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True))])
@@ -187,7 +189,7 @@ def test_attention_on_numpy_under_a_model_on_mlx_counts_its_crossings(model_dir,
 def test_a_model_on_numpy_counts_what_its_attention_evaluates(model_dir, evaluations):
     layout = config.KV(config.KVLayout.contiguous, 8)
     for options in ({"name": "contiguous", "kv": layout, "attention": {"backend": "sdpa"}}, {}):
-        engine = made(model_dir("llama"), make=create, blocks=512, **options)
+        engine = make_engine(model_dir("llama"), make=create, blocks=512, **options)
         engine.reset_counters()
         evaluations.clear()
         serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True))])
@@ -200,7 +202,7 @@ def test_a_model_on_numpy_counts_what_its_attention_evaluates(model_dir, evaluat
 @pytest.mark.parametrize("pipeline", config.Pipeline)
 def test_no_pool_is_copied(pipeline, model_dir):
     """Pools of 12 MiB each: one copy of one of them would be seen among what a step takes."""
-    engine = made(model_dir("llama"), blocks=3072, pipeline=pipeline)
+    engine = make_engine(model_dir("llama"), blocks=3072, pipeline=pipeline)
     backend = engine_backend(engine)
     pool = backend.keys[0].nbytes
     assert pool == 3072 * 8 * 2 * 64 * 4
@@ -208,23 +210,23 @@ def test_no_pool_is_copied(pipeline, model_dir):
     for i, prompt in enumerate(prompts()[:4]):
         engine.submit(Request(str(i), prompt, params))
     engine.step()
-    held = mx.get_active_memory()
+    active_bytes = mx.get_active_memory()
     mx.reset_peak_memory()
     while engine.has_work():
         engine.step()
-    assert mx.get_peak_memory() - held < pool / 4
+    assert mx.get_peak_memory() - active_bytes < pool / 4
 
 
-def test_a_reader_that_is_still_pending_would_be_seen(model_dir):
+def test_the_copy_check_detects_a_pending_reader(model_dir):
     """The test above can fail: a pool that somebody else holds is copied by a write."""
-    engine = made(model_dir("llama"), blocks=3072)
+    engine = make_engine(model_dir("llama"), blocks=3072)
     backend = engine_backend(engine)
     engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=8, ignore_eos=True)))
     engine.step()
-    held, reader = mx.get_active_memory(), backend.keys[0] + 0
+    active_bytes, reader = mx.get_active_memory(), backend.keys[0] + 0
     mx.reset_peak_memory()
     engine.step()
-    assert mx.get_peak_memory() - held > backend.keys[0].nbytes
+    assert mx.get_peak_memory() - active_bytes > backend.keys[0].nbytes
     del reader
 
 
@@ -236,11 +238,11 @@ OURS = str(Path(labkit.__file__).parent)  # a clone may lie in a folder of that 
 
 
 @pytest.mark.parametrize("backend", ["gather", "fused"])
-def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
+def test_four_python_calls_of_labkit_lead_to_the_kernel(backend, model_dir, monkeypatch):
     """The hook, the handle, the backend's forward; gather's attend, or the kernel's own call."""
     deepest = []
 
-    def here(real):
+    def counted(real):
         def wrapped(*args, **options):
             frame, depth = sys._getframe(1), 0
             while frame.f_code.co_filename.startswith(OURS):
@@ -252,21 +254,21 @@ def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
 
     if backend == "gather":
         real = mx.fast.scaled_dot_product_attention
-        engine = made(model_dir("llama"))
-        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", here(real))
+        engine = make_engine(model_dir("llama"))
+        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", counted(real))
     else:
         from labkit.cpu import attention_launch
 
-        engine = made(model_dir("llama"), make=create, attention={})
+        engine = make_engine(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):
-            monkeypatch.setattr(attention_launch, name, here(getattr(attention_launch, name)))
+            monkeypatch.setattr(attention_launch, name, counted(getattr(attention_launch, name)))
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
     # The two steps of a decode after the prompt's are replayed by one call, without Python.
     assert len(deepest) == LAYERS * (3 if backend == "gather" else 1)
     assert set(deepest) == {4 if backend == "gather" else 3}
 
 
-def test_a_default_decode_step_runs_through_few_of_our_files():
+def test_a_default_decode_step_runs_through_few_files_of_labkit():
     """What somebody reads who follows one step from the engine to the kernels."""
     from labkit.models import resolve
 
@@ -301,7 +303,7 @@ def test_a_default_decode_step_runs_through_few_of_our_files():
 def test_rows_with_a_nan_are_refused(model_dir):
     from labkit.engine.engine_protocol import InvalidLogitsError
 
-    engine = made(model_dir("llama"))
+    engine = make_engine(model_dir("llama"))
     engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=8, ignore_eos=True)))
     engine.step()
     engine_backend(engine).values[-1][:] = mx.nan

@@ -101,7 +101,7 @@ def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["name", "blas", "threads", "memory_limit"])
-def test_what_a_process_settles_is_no_option(name, tmp_path):
+def test_process_wide_settings_are_not_options(name, tmp_path):
     with pytest.raises(
         ConfigError, match=f"^{name}: no such engine option; allowed are "
     ) as caught:
@@ -110,7 +110,7 @@ def test_what_a_process_settles_is_no_option(name, tmp_path):
     assert name not in str(caught.value).split("allowed are ")[1].split(", ")
 
 
-def test_what_counts_as_one_prompt():
+def test_one_prompt_is_a_text_or_token_ids():
     assert as_prompts("a") == ["a"]
     assert as_prompts(["a", "b"]) == ["a", "b"]
     assert as_prompts([1, 2]) == [[1, 2]]
@@ -118,7 +118,7 @@ def test_what_counts_as_one_prompt():
     assert as_prompts([]) == []
 
 
-def test_as_many_parameters_as_prompts(llm):
+def test_the_numbers_of_parameters_and_prompts_must_agree(llm):
     with pytest.raises(EngineError, match="2 prompts but 1 sampling parameters"):
         llm.generate(["a", "b"], [SamplingParams()])
 
@@ -164,10 +164,10 @@ def test_several_tokens_of_a_request_in_one_step(llm, monkeypatch):
     assert idle(llm)
 
 
-def test_streams_read_in_turns_share_the_engine(llm):
+def test_streams_read_alternately_share_the_engine(llm):
     alone = [llm.generate(prompt, LONG)[0].token_ids for prompt in ("First", "Second")]
-    turns = zip(llm.stream("First", LONG), llm.stream("Second", LONG), strict=True)
-    *_, (first, second) = turns
+    alternating = zip(llm.stream("First", LONG), llm.stream("Second", LONG), strict=True)
+    *_, (first, second) = alternating
     assert [first.token_ids, second.token_ids] == alone
     outer = llm.stream("First", LONG)
     next(outer)
@@ -211,10 +211,12 @@ def test_an_exception_in_a_step_leaves_the_engine_usable(llm, monkeypatch):
 
 def test_log_probabilities_come_with_each_token(llm):
     params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=3)
-    told, untold = llm.generate(["First", "First"], [params, LONG])
-    assert untold.logprobs is None and len(told.logprobs) == 5
-    for token, told_of in zip(told.token_ids, told.logprobs, strict=True):
-        assert told_of.top[0] == (token, told_of.token) and len(told_of.top) == 3
+    with_logprobs, without = llm.generate(["First", "First"], [params, LONG])
+    assert without.logprobs is None and len(with_logprobs.logprobs) == 5
+    for token, token_logprobs in zip(with_logprobs.token_ids, with_logprobs.logprobs, strict=True):
+        assert (
+            token_logprobs.top[0] == (token, token_logprobs.token) and len(token_logprobs.top) == 3
+        )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_log_probabilities_come_with_each_token(llm):
         ("a", [{"max_tokens": 3}], "sampling parameters must be SamplingParams"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once_in_one_line(llm, prompts, params, reason):
+def test_invalid_arguments_are_refused_at_once_in_one_line(llm, prompts, params, reason):
     if isinstance(params, dict):
         params = [params, params]
     for call in (llm.generate, llm.stream):
@@ -239,7 +241,7 @@ def test_what_makes_no_sense_is_refused_at_once_in_one_line(llm, prompts, params
     assert idle(llm)
 
 
-def test_a_with_block_closes_it(tiny):
+def test_a_with_block_closes_the_engine(tiny):
     with LLM(tiny, max_num_seqs=2, max_num_batched_tokens=32, blocks=50) as llm:
         stream = llm.stream("First", LONG)
         next(stream)

@@ -1,4 +1,4 @@
-"""Requests through the engine, a stub in the model's place: chunks, memory, ends, refusals."""
+"""``LLMEngine`` with a stub model: chunks, memory, finish reasons and refusals."""
 
 import gc
 import weakref
@@ -100,7 +100,7 @@ def test_a_live_id_is_refused_and_a_finished_one_may_return():
     assert run(engine, [request("a", [1], 2)])[0]["a"] == solo([1], 2, True)
 
 
-def test_a_look_between_steps_tells_kv_bytes_and_who_was_admitted():
+def test_between_steps_the_engine_reports_kv_bytes_and_admitted_requests():
     engine, _ = make_engine(5, max_num_seqs=2, max_num_batched_tokens=4)  # blocks of 4 tokens
     assert isinstance(engine, Observable)
     engine.submit(request("a", range(1, 7), 3))  # 8 slots: 2 blocks of 100 bytes
@@ -134,8 +134,8 @@ def test_abort_frees_blocks_at_once_and_silences_the_request():
     engine.submit(request("a", range(1, 10), 6))
     engine.submit(request("b", range(1, 10), 6))
     engine.step()
-    held = engine.counters()
-    assert held["blocks.allocated"] - held["blocks.freed"] == 4
+    before_abort = engine.counters()
+    assert before_abort["blocks.allocated"] - before_abort["blocks.freed"] == 4
     engine.abort("a")
     engine.abort("a")
     engine.abort("unknown")
@@ -212,10 +212,10 @@ def test_a_failed_step_leaves_no_request_and_no_block_behind(pipeline):
 
 
 def test_a_closed_engine_keeps_neither_model_nor_draft_model():
-    held = [StubModel(9, 4), Adversary()]
-    engine, _ = make_engine(model=held[0], proposer=held[1])
-    references = [weakref.ref(part) for part in held]
-    del held, _
+    models = [StubModel(9, 4), Adversary()]
+    engine, _ = make_engine(model=models[0], proposer=models[1])
+    references = [weakref.ref(part) for part in models]
+    del models, _
     engine.close()
     gc.collect()
     assert [reference() for reference in references] == [None, None]

@@ -1,4 +1,4 @@
-"""The Python door over the engine's strategies: text, stop texts and sampling stay the same."""
+"""``LLM`` with every engine strategy: text, stop texts and sampling stay the same."""
 
 import numpy as np
 import pytest
@@ -22,9 +22,9 @@ ENGAGED = {
     "radix": "prefix.hit_tokens",
     "optimistic": "preemptions",
 }
-AGAIN = "One two one two one two one two one two one two"
-PROMPTS = [AGAIN, "A second one.", "Third", f"{AGAIN} three", "Again and"]
-ASKED = [
+REPETITIVE = "One two one two one two one two one two one two"
+PROMPTS = [REPETITIVE, "A second one.", "Third", f"{REPETITIVE} three", "Again and"]
+PARAMS = [
     {},
     {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.3, "logprobs": 2},
     {"temperature": 1.1, "min_p": 0.05, "top_k": 40, "frequency_penalty": 0.7},
@@ -50,8 +50,10 @@ class Residues:
 
 def serve(tiny, stops=((),) * 5, constraint=None, **options):
     params = [
-        SamplingParams(max_tokens=24, ignore_eos=True, stop=stop, constraint=constraint, **asked)
-        for asked, stop in zip(ASKED, stops, strict=True)
+        SamplingParams(
+            max_tokens=24, ignore_eos=True, stop=stop, constraint=constraint, **overrides
+        )
+        for overrides, stop in zip(PARAMS, stops, strict=True)
     ]
     with LLM(tiny, **{"max_num_seqs": 3, "blocks": 40, "block_size": 8} | options) as llm:
         outputs = llm.generate(PROMPTS, params)
@@ -66,7 +68,7 @@ def plain(tiny):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_text_and_sampling_are_those_of_the_plain_engine(name, tiny, plain):
+def test_text_and_sampling_equal_the_plain_engine_s(name, tiny, plain):
     outputs, counters = serve(tiny, **STRATEGIES[name])
     assert counters[ENGAGED[name]] > 0
     for out, expected in zip(outputs, plain, strict=True):
@@ -74,8 +76,8 @@ def test_text_and_sampling_are_those_of_the_plain_engine(name, tiny, plain):
         assert (out.logprobs is None) == (expected.logprobs is None)
         if out.logprobs is not None:
             assert len(out.logprobs) == len(out.token_ids)
-            told = [one.token for one in out.logprobs]
-            assert told == pytest.approx([one.token for one in expected.logprobs], abs=1e-4)
+            logprobs = [one.token for one in out.logprobs]
+            assert logprobs == pytest.approx([one.token for one in expected.logprobs], abs=1e-4)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -93,14 +95,14 @@ def constrained(tiny):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_constraint_holds_whatever_is_drafted_or_computed_again(tiny, constrained, name):
+def test_a_constraint_holds_for_drafts_and_recomputed_tokens(tiny, constrained, name):
     outputs, _ = serve(tiny, constraint=Residues(), **STRATEGIES[name])
     assert [o.token_ids for o in outputs] == [o.token_ids for o in constrained]
     for output in outputs:
         assert [token % 5 for token in output.token_ids] == [at % 5 for at in range(24)]
 
 
-def test_log_probabilities_know_no_constraint(tiny, plain, constrained):
+def test_log_probabilities_ignore_the_constraint(tiny, plain, constrained):
     assert [o.token_ids for o in plain] != [o.token_ids for o in constrained]
-    told = constrained[1].logprobs  # of the model's own distribution, which knows no constraint
-    assert any(one.token < max(value for _, value in one.top) for one in told)
+    logprobs = constrained[1].logprobs  # of the model's own distribution, which knows no constraint
+    assert any(one.token < max(value for _, value in one.top) for one in logprobs)

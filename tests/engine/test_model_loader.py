@@ -108,7 +108,7 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
         ({"num_hidden_layers": 4}, "parameters"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_in_one_line(model_dir, tmp_path, changes, words):
+def test_unloadable_models_are_refused_in_one_line(model_dir, tmp_path, changes, words):
     with pytest.raises(EngineError, match=words) as caught:
         load_model(copy_with(model_dir, tmp_path, **changes))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Drafts by prompt lookup: what followed the longest n-gram that came before."""
+"""N-gram drafts: the tokens that followed the longest earlier match."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def wanted(tokens, limit, prompt=1):
         ([1], 4, ()),
     ],
 )
-def test_ngram_drafts_what_followed(tokens, limit, draft):
+def test_ngram_drafts_the_tokens_that_followed(tokens, limit, draft):
     assert NgramProposer(1, 3).propose([wanted(tokens, limit)]) == [draft]
 
 

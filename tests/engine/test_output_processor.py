@@ -46,7 +46,7 @@ def test_a_stop_text_ends_the_request_and_is_left_out_of_its_text():
     assert [out.delta for out in outputs] == ["o", "n", "e", " ", "", "", "", ""]
 
 
-def test_what_only_looked_like_a_stop_text_is_shown_after_all():
+def test_a_false_start_of_a_stop_text_is_shown():
     outputs = feed("one STORY ST", stop=["STOP"])
     assert [out.text for out in outputs][4:8] == ["one ", "one ", "one ", "one STOR"]
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("one STORY ST", "length")
@@ -77,11 +77,11 @@ def test_deltas_join_to_the_text_with_any_stop_texts(text, stops):
         assert outputs[-1].text == text
 
 
-@pytest.mark.parametrize("asked", [None, 2])
-def test_log_probabilities_are_kept_per_token_where_asked(asked):
-    reader = processor(logprobs=asked)
-    told = [Logprobs(-0.5, ((3, -0.5), (4, -1.0))), Logprobs(-0.1, ((5, -0.1), (6, -3.0)))]
-    for i, item in enumerate(told):
-        event = TokenEvent("a", 65 + i, None, logprobs=None if asked is None else item)
+@pytest.mark.parametrize("num_logprobs", [None, 2])
+def test_requested_log_probabilities_are_recorded_per_token(num_logprobs):
+    reader = processor(logprobs=num_logprobs)
+    expected = [Logprobs(-0.5, ((3, -0.5), (4, -1.0))), Logprobs(-0.1, ((5, -0.1), (6, -3.0)))]
+    for i, item in enumerate(expected):
+        event = TokenEvent("a", 65 + i, None, logprobs=None if num_logprobs is None else item)
         out = reader.process(event)
-        assert out.logprobs == (None if asked is None else tuple(told[: i + 1]))
+        assert out.logprobs == (None if num_logprobs is None else tuple(expected[: i + 1]))

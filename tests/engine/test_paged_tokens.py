@@ -1,4 +1,4 @@
-"""The engine's tokens are plain mlx_lm's, prompt by prompt."""
+"""The paged engine's tokens equal plain mlx_lm's for every prompt."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_greedy_tokens_equal_plain_mlx_lm(name, forward, engine_for, plain_greed
     assert engine.notes["self_test_difference"] < 1e-5
 
 
-def test_a_quantised_model_runs_as_it_lies(engine_for, plain_greedy):
+def test_a_quantised_model_runs_as_stored(engine_for, plain_greedy):
     engine = engine_for("quantised")
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
@@ -221,7 +221,7 @@ def test_abort_in_the_middle_leaves_the_others_as_they_were(engine_for, plain_gr
     assert counters["blocks.allocated"] == counters["blocks.freed"]
 
 
-def test_blocks_that_are_used_again_do_not_leak_old_keys(model_dir, plain_greedy):
+def test_reused_blocks_do_not_leak_old_keys(model_dir, plain_greedy):
     """Freed blocks hold NaN: a key read before it is written would show."""
     tight = options()
     tight.budget.blocks = 9
@@ -275,7 +275,7 @@ def test_an_architecture_whose_logits_differ_is_refused(factor, model_dir, monke
         create(options(backend="reference"), model_dir("qwen3"))
 
 
-def test_a_forward_that_takes_other_rows_than_those_asked_for_is_refused(model_dir, monkeypatch):
+def test_a_forward_that_returns_wrong_rows_is_refused(model_dir, monkeypatch):
     """Where all rows are asked for, the first so many are the right ones."""
     monkeypatch.setattr(
         LogitRowSelector, "__call__", lambda self, h: self.norm(h[: len(self.rows)])

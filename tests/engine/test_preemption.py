@@ -1,4 +1,4 @@
-"""Optimistic reservation, growth, preemption and queueing, seen from the scheduler."""
+"""Optimistic reservation, growth, preemption and queueing in the scheduler."""
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_the_last_in_line_is_preempted_and_comes_back_first_with_its_tokens():
     assert bench.counts()["tokens.recomputed"] == 8
 
 
-def test_as_many_are_preempted_as_it_takes():
+def test_only_as_many_requests_as_needed_are_preempted():
     bench = Bench(3)
     for name in "abc":
         bench.add(name, 4, 5)
@@ -111,7 +111,7 @@ def test_as_many_are_preempted_as_it_takes():
     assert all(tokens == list(range(5)) for tokens in bench.tokens.values())
 
 
-def test_the_watermark_keeps_blocks_for_those_who_run():
+def test_the_watermark_reserves_blocks_for_running_requests():
     bench = Bench(8, watermark=0.5)
     for name in "abc":
         bench.add(name, 8, 5)
@@ -163,9 +163,9 @@ def test_a_result_from_before_a_preemption_is_dropped_though_it_runs_again():
     bench.add("a", 4, 3)
     stale = bench.scheduler.schedule()
     bench.scheduler.preempt("a")
-    again = bench.scheduler.schedule()
+    resumed = bench.scheduler.schedule()
     assert bench.scheduler.update(stale, {"a": [Sampled(7, None)]}) == []
-    events = bench.scheduler.update(again, {"a": [Sampled(0, None)]})
+    events = bench.scheduler.update(resumed, {"a": [Sampled(0, None)]})
     assert [event.token for event in events] == [0]
     bench.scheduler.check()
 
@@ -201,7 +201,7 @@ def test_waiting_and_unknown_requests_cannot_be_preempted():
     assert "preemptions" not in bench.counts() and len(bench.scheduler._waiting) == 1
 
 
-def test_priority_decides_who_is_admitted():
+def test_priority_decides_which_request_is_admitted():
     bench = Bench(8, max_num_seqs=1, queue=config.Queue.priority)
     for name, priority in (("low", 5), ("first", 1), ("second", 1), ("urgent", -3)):
         bench.add(name, 2, 2, priority)
@@ -230,7 +230,7 @@ def test_the_lowest_priority_is_preempted_whenever_it_was_admitted():
     assert bench.tokens == {"low": list(range(5)), "urgent": list(range(4))}
 
 
-def test_the_pool_is_whole_after_growth_and_preemption():
+def test_no_block_is_lost_in_growth_and_preemption():
     bench = Bench(5)
     for i in range(12):
         bench.add(f"r{i}", 1 + i % 5, 3 + 2 * (i % 4))

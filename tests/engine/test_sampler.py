@@ -60,14 +60,14 @@ def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
 
 def test_every_token_is_drawn_anew():
     logits, drawn = np.zeros((1, 1000), np.float32), set()
-    asked = state("a", temperature=1.0, seed=3)
+    sequence = state("a", temperature=1.0, seed=3)
     for _ in range(10):
-        token = Sampler()(logits, [asked])[0].token
-        asked.token_ids.append(token)
+        token = Sampler()(logits, [sequence])[0].token
+        sequence.token_ids.append(token)
         drawn.add(token)
     assert len(drawn) > 7
     fresh = state("b", temperature=1.0, seed=3)
-    assert Sampler()(logits, [fresh])[0].token == asked.token_ids[3]
+    assert Sampler()(logits, [fresh])[0].token == sequence.token_ids[3]
 
 
 HETEROGENEOUS = [
@@ -93,7 +93,7 @@ def run(arrivals, length=12):
     """Serve requests, number ``i`` from step ``arrivals[i]`` on; return what each got."""
     sampler, results, step = Sampler(), {}, 0
     states = {i: state(f"r{i}", **HETEROGENEOUS[i]) for i in arrivals}
-    while len(results) < len(states) or any(len(got) < length for got in results.values()):
+    while len(results) < len(states) or any(len(tokens) < length for tokens in results.values()):
         live = [
             s
             for i, s in states.items()
@@ -109,14 +109,14 @@ def run(arrivals, length=12):
     return results
 
 
-def test_unlike_requests_that_come_and_go_get_what_they_get_alone():
+def test_requests_in_a_changing_batch_get_the_tokens_they_get_alone():
     everyone = range(len(HETEROGENEOUS))
     together = run({i: 5 * i % 7 for i in everyone})
     backwards = run({i: 2 * i for i in reversed(everyone)})
     for i in everyone:
         alone = run({i: 0})[f"r{i}"]
         assert alone == together[f"r{i}"] == backwards[f"r{i}"]
-    assert len({tuple(s.token for s in got) for got in together.values()}) > 5
+    assert len({tuple(s.token for s in samples) for samples in together.values()}) > 5
 
 
 @pytest.mark.parametrize(

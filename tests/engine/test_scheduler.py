@@ -1,4 +1,4 @@
-"""What the engine cannot provoke in one synchronous step, asked of the scheduler itself."""
+"""Scheduler states that a synchronous engine never reaches, tested on the scheduler alone."""
 
 import pytest
 
@@ -71,26 +71,26 @@ def _mixed(decodes, prompts, **options):
     return [c.num_tokens for c in chunks if c.is_prefill], counts
 
 
-def test_prompts_of_a_step_have_a_cap_of_their_own():
+def test_prefill_cap_limits_all_prompts_of_a_step():
     """0013 caps prefill whatever decodes, over all prompts; a chunk caps each of them."""
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 40}
-    taken, counts = _mixed(4, 2, **sizes)
-    assert taken == [20, 16] and not counts.get("steps.prefill_capped")
+    prefill_tokens, counts = _mixed(4, 2, **sizes)
+    assert prefill_tokens == [20, 16] and not counts.get("steps.prefill_capped")
     for decodes in (1, 4):
-        taken, counts = _mixed(decodes, 2, **sizes, prefill_cap=24)
-        assert taken == [20, 4] and counts["steps.prefill_capped"] == 1
-    taken, counts = _mixed(4, 2, **sizes, prefill_cap=24, chunk=10)
-    assert taken == [10, 10] and not counts.get("steps.prefill_capped")
+        prefill_tokens, counts = _mixed(decodes, 2, **sizes, prefill_cap=24)
+        assert prefill_tokens == [20, 4] and counts["steps.prefill_capped"] == 1
+    prefill_tokens, counts = _mixed(4, 2, **sizes, prefill_cap=24, chunk=10)
+    assert prefill_tokens == [10, 10] and not counts.get("steps.prefill_capped")
 
 
-def test_prompts_have_room_however_many_decode():
+def test_prefill_floor_leaves_room_for_prompts():
     """0016 leaves prompts what decodes leave, but never less than its floor."""
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 8}
     assert _mixed(6, 1, **sizes)[0] == [2]
-    taken, counts = _mixed(6, 1, **sizes, prefill_floor=5)
-    assert taken == [5] and counts["steps.prefill_floored"] == 1
-    taken, counts = _mixed(1, 1, **sizes, prefill_floor=5)
-    assert taken == [7] and not counts.get("steps.prefill_floored")
+    prefill_tokens, counts = _mixed(6, 1, **sizes, prefill_floor=5)
+    assert prefill_tokens == [5] and counts["steps.prefill_floored"] == 1
+    prefill_tokens, counts = _mixed(1, 1, **sizes, prefill_floor=5)
+    assert prefill_tokens == [7] and not counts.get("steps.prefill_floored")
     assert _mixed(6, 1, **sizes, prefill_floor=5, prefill_cap=6)[0] == [5]
     assert config.Scheduler(**sizes, prefill_floor=5).max_step_tokens == 7 + 5
 
@@ -104,12 +104,12 @@ def test_prompts_have_room_however_many_decode():
         ({"prefill_floor": 9, "order": config.Order.prefill_first}, "does not read it"),
     ],
 )
-def test_a_floor_that_means_nothing_is_refused(options, reason):
+def test_a_prefill_floor_without_effect_is_refused(options, reason):
     with pytest.raises(config.ConfigError, match=reason):
         config.Scheduler(**options)
 
 
-def test_a_request_whose_last_token_is_in_flight_takes_part_in_no_choice():
+def test_a_request_whose_last_token_is_in_flight_is_not_scheduled():
     scheduler = make_scheduler(max_num_seqs=2, max_num_batched_tokens=8)
     for name, prompt in (("last", 2), ("long", 20), ("waits", 1)):
         scheduler.add(Request(name, tuple(range(prompt)), SamplingParams(max_tokens=1)))

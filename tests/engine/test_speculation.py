@@ -1,4 +1,4 @@
-"""Drafts cost time and nothing else: the tokens are those of no speculation."""
+"""Speculation changes no token: outputs equal those without drafts."""
 
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ def tokens_of(engine, requests):
 
 @pytest.mark.parametrize("cut", ["window", "staircase"])
 @pytest.mark.parametrize("proposer", [Adversary(), Oracle(), Fool(), "ngram"])
-def test_tokens_are_those_of_no_speculation(proposer, cut):
+def test_tokens_equal_those_without_speculation(proposer, cut):
     engine, _ = make_engine(60, proposer=proposer, cut=cut, max_num_seqs=4)
     requests = [ask(f"r{i}", range(i, 2 * i + 1), 25) for i in range(7)]
     tokens = tokens_of(engine, requests)
@@ -121,7 +121,7 @@ def weights(last):
 
 
 @pytest.mark.parametrize("cut", ["window", "staircase"])
-def test_sampled_tokens_follow_the_target_and_equal_those_of_no_speculation(cut):
+def test_sampled_tokens_follow_the_target_and_equal_those_without_speculation(cut):
     """Chi-square of the tokens at drafted positions, given the token before."""
     requests = [ask(f"r{i}", [1], 9, temperature=1.0, seed=i) for i in range(300)]
     plain = tokens_of(make_engine(600, model=Loaded(600, 4), max_num_seqs=16)[0], requests)
@@ -131,12 +131,12 @@ def test_sampled_tokens_follow_the_target_and_equal_those_of_no_speculation(cut)
     accepted = engine.counters()["spec.accepted"]
     assert 0.1 < accepted / engine.counters()["spec.drafted"] < 0.9
     for last in range(3):
-        after = [b for got in tokens.values() for a, b in pairwise(got) if a % 3 == last]
+        after = [b for sampled in tokens.values() for a, b in pairwise(sampled) if a % 3 == last]
         expected = weights(last) / weights(last).sum()
-        kept = expected > 1e-6
+        possible = expected > 1e-6
         observed = np.bincount(after, minlength=VOCAB)
-        assert observed[~kept].sum() == 0 and len(after) > 300
-        assert chisquare(observed[kept], expected[kept] * len(after)).pvalue > 0.01
+        assert observed[~possible].sum() == 0 and len(after) > 300
+        assert chisquare(observed[possible], expected[possible] * len(after)).pvalue > 0.01
 
 
 class Likely(Adversary):
@@ -234,15 +234,15 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature, model_dir, 
 
 
 @pytest.mark.parametrize("verification", config.Verification)
-def test_a_model_of_fewer_layers_drafts_and_the_tokens_stay(verification, model_dir, plain_greedy):
+def test_a_draft_model_of_fewer_layers_changes_no_token(verification, model_dir, plain_greedy):
     chosen = options(draft_layers=2, verification=verification)
     chosen.prefix_cache = config.PrefixCache.hash
     engine = create(chosen, model_dir("qwen3"))
-    for again in range(2):  # cold, then with a prefix cache that is warm
-        requests = [ask(f"{again} {i}", prompt, 14) for i, prompt in enumerate(prompts())]
+    for _ in range(2):  # cold, then with a prefix cache that is warm
+        requests = [ask(f"{_} {i}", prompt, 14) for i, prompt in enumerate(prompts())]
         tokens = tokens_of(engine, requests)
         for i, prompt in enumerate(prompts()):
-            assert tokens[f"{again} {i}"] == plain_greedy("qwen3", prompt, 14)
+            assert tokens[f"{_} {i}"] == plain_greedy("qwen3", prompt, 14)
     counters = engine.counters()
     assert 0 < counters["spec.accepted"] < counters["spec.drafted"]
     assert counters["prefix.hit_tokens"] > 0

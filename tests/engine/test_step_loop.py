@@ -1,4 +1,4 @@
-"""One step in flight: what the host does meanwhile, and that nobody can tell from the tokens."""
+"""Overlapped steps: host work during a step in flight, and unchanged tokens."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.step_loop import fill_placeholders
 
 
-class Held(StubModel):
+class BlockedModel(StubModel):
     """A model whose forwards wait until they are let through."""
 
     def __init__(self, num_blocks=30, block_size=4):
@@ -31,7 +31,7 @@ def overlapped(model=None, num_blocks=30, **options):
 
 
 def test_a_step_returns_while_its_forward_runs():
-    model = Held()
+    model = BlockedModel()
     engine = overlapped(model)
     engine.submit(request("a", [1, 2, 3], 3))
     assert engine.step() == []  # launched; a synchronous engine would wait here for ever
@@ -52,9 +52,9 @@ def test_prompts_chunks_and_joiners_overlap_too():
     engine = overlapped(max_num_seqs=3, max_num_batched_tokens=5)
     requests = [request("a", [1], 12), request("b", range(1, 20), 3), request("c", [2, 3], 4)]
     tokens, last = run(engine, requests)
-    for asked in requests:
-        want = solo(asked.prompt_token_ids, asked.params.max_tokens)
-        assert tokens[asked.request_id] == want
+    for submitted in requests:
+        want = solo(submitted.prompt_token_ids, submitted.params.max_tokens)
+        assert tokens[submitted.request_id] == want
     counters = engine.counters()
     # Lengths are known beforehand, so that no row was computed in vain.
     assert counters["tokens.computed"] == 22 + 11 + 2 + 3
@@ -88,14 +88,14 @@ def test_blocks_of_an_ended_request_may_go_to_another_while_its_row_is_in_flight
     engine = overlapped(num_blocks=4, max_num_seqs=1)
     requests = [request(f"r{i}", [3, 1, 4] if i % 2 else [i, 5], 9, **stop) for i in range(8)]
     tokens, _ = run(engine, requests)
-    for asked in requests:
-        whole = solo(asked.prompt_token_ids, 9)
+    for submitted in requests:
+        whole = solo(submitted.prompt_token_ids, 9)
         cut = whole.index(free[4]) + 1 if free[4] in whole else 9
-        assert tokens[asked.request_id] == whole[:cut]
+        assert tokens[submitted.request_id] == whole[:cut]
 
 
 def test_abort_in_flight_silences_the_request_and_frees_its_blocks():
-    model = Held()
+    model = BlockedModel()
     engine = overlapped(model)
     engine.submit(request("a", [1, 2, 3], 9))
     engine.submit(request("b", [4, 5], 9))
@@ -113,7 +113,7 @@ def test_abort_in_flight_silences_the_request_and_frees_its_blocks():
 
 
 def test_nothing_is_left_in_flight_when_the_last_request_is_aborted():
-    model = Held()
+    model = BlockedModel()
     engine = overlapped(model)
     engine.submit(request("a", [1, 2, 3], 9))
     engine.step()

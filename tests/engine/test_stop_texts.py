@@ -1,4 +1,4 @@
-"""Stop texts: found however the text is cut, and no part of one is shown."""
+"""Stop texts: detected at any split of the text, and never shown in part."""
 
 import itertools
 
@@ -30,10 +30,10 @@ def expected(text, stops):
 
 def cuts(text):
     """Every way to cut a text into pieces."""
-    for places in itertools.product((False, True), repeat=max(0, len(text) - 1)):
+    for flags in itertools.product((False, True), repeat=max(0, len(text) - 1)):
         pieces, start = [], 0
-        for i, here in enumerate(places, 1):
-            if here:
+        for i, is_cut in enumerate(flags, 1):
+            if is_cut:
                 pieces.append(text[start:i])
                 start = i
         yield [*pieces, text[start:]]
@@ -53,10 +53,10 @@ def cuts(text):
         ("no stop ", ["stop!"], "no stop "),
     ],
 )
-def test_every_way_to_cut_a_text_gives_the_same(text, stops, shown):
+def test_the_shown_text_does_not_depend_on_its_pieces(text, stops, shown):
     for pieces in cuts(text):
-        found, hit = run(pieces, stops)
-        assert "".join(found) == shown
+        deltas, hit = run(pieces, stops)
+        assert "".join(deltas) == shown
         assert hit == (shown != text)
 
 
@@ -66,24 +66,24 @@ SMALL = st.text("ab", min_size=1, max_size=4)
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(SMALL, max_size=3))
 def test_the_text_before_the_first_stop_text_is_shown_and_nothing_else(pieces, stops):
     text = "".join(pieces)
-    found, hit = run(pieces, stops)
-    assert ("".join(found), hit) == expected(text, stops)
+    deltas, hit = run(pieces, stops)
+    assert ("".join(deltas), hit) == expected(text, stops)
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(SMALL, min_size=1, max_size=3))
-def test_at_no_time_is_a_part_of_a_coming_stop_text_shown(pieces, stops):
-    reader, shown, taken = StopTexts(stops), "", ""
+def test_no_part_of_a_coming_stop_text_is_ever_shown(pieces, stops):
+    reader, shown, consumed = StopTexts(stops), "", ""
     for piece in pieces:
-        shown, taken = shown + reader.add(piece), taken + piece
+        shown, consumed = shown + reader.add(piece), consumed + piece
         if reader.matched:
             return
         # Whatever comes next: what is shown is a prefix of what will be shown.
         for stop, keep in itertools.product(stops, range(5)):
-            future, _ = expected(taken + stop[-keep:], stops)
+            future, _ = expected(consumed + stop[-keep:], stops)
             assert future.startswith(shown)
         # And nothing is held back without need.
-        held = taken[len(shown) :]
-        assert held == "" or any(stop.startswith(held) for stop in stops)
+        held_back = consumed[len(shown) :]
+        assert held_back == "" or any(stop.startswith(held_back) for stop in stops)
 
 
 def test_without_stop_texts_a_piece_is_returned_as_it_is():

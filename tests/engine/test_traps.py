@@ -1,4 +1,4 @@
-"""Bugs that engines of this kind have had, each as the test that would have caught it.
+"""Known bugs of LLM engines, one test each that would have caught it.
 
 The ones about scheduling; the state machines try all of it in random order besides.
 """
@@ -62,9 +62,9 @@ def test_abort_in_flight_neither_frees_twice_nor_leaks(at, pipeline):
     tokens = {name: [] for name in PROMPTS}
     for event in early:
         tokens[event.request_id].append(event.token)
-    for name, rest in drain(engine).items():
+    for name, remaining in drain(engine).items():
         assert name != "r2", "an event after the abort"
-        tokens[name] += rest
+        tokens[name] += remaining
     del tokens["r2"]
     assert tokens == {name: want for name, want in expected().items() if name != "r2"}
     counters = engine.counters()
@@ -106,8 +106,8 @@ def test_progress_is_kept_without_a_cache_in_a_small_pool(chunk, kind):
     assert drain(engine) == expected()
     counters = engine.counters()
     assert counters["preemptions"] > 0
-    asked = sum(map(len, PROMPTS.values())) + 9 * len(PROMPTS)
-    assert counters["tokens.computed"] + counters["prefix.hit_tokens"] >= asked
+    needed = sum(map(len, PROMPTS.values())) + 9 * len(PROMPTS)
+    assert counters["tokens.computed"] + counters["prefix.hit_tokens"] >= needed
 
 
 @pytest.mark.parametrize("length", range(1, 10))
@@ -141,8 +141,8 @@ def test_preemption_does_not_thrash(order, watermark):
     assert drain(engine) == expected(prompts, 17)
     counters = engine.counters()
     assert counters["preemptions"] > 0
-    asked = 28 * len(prompts)
-    assert counters["tokens.computed"] < 3 * asked, "most of the work is done over and over"
+    needed = 28 * len(prompts)
+    assert counters["tokens.computed"] < 3 * needed, "most of the work is done over and over"
 
 
 def test_a_burst_of_urgent_requests_only_delays_the_others():

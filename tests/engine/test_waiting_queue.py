@@ -1,4 +1,4 @@
-"""The queue of waiting requests against a sorted list, whatever comes and goes."""
+"""The waiting queue, compared with a sorted list under random adds and removals."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ HAPPENS = st.lists(st.tuples(st.sampled_from("caxb"), st.integers(0, 3)), max_si
 
 
 @given(st.sampled_from(list(Queue)), HAPPENS)
-def test_it_is_a_sorted_list(kind, happens):
+def test_the_queue_behaves_like_a_sorted_list(kind, happens):
     place = QUEUE_KEYS[kind]
     queue, waits, runs, arrival_index = WaitingQueue(place), [], [], 0
     for what, number in happens:

@@ -44,8 +44,8 @@ def take(mib: int, how: str) -> tuple[int, list[str], str, int]:
 def test_a_process_that_exceeds_the_limit_is_killed():
     code, lines, errors, kills = take(50, "best")
     assert (code, lines[1:], kills) == (0, ["taken"], 0), errors
-    code, again, errors, kills = take(300, "best")
-    assert again == lines[:1]
+    code, printed, errors, kills = take(300, "best")
+    assert printed == lines[:1]
     if lines[0] == "RLIMIT_AS":
         assert code == 1 and "MemoryError" in errors and kills == 0
     else:

@@ -233,18 +233,18 @@ CHILD = "x = bytearray(64 << 20)\nprint(1, flush=True)\nwhile True: pass"
 PARENT = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {CHILD!r}])"
 
 
-@pytest.mark.parametrize("here", [macos, pytest.param(linux, marks=linux_only)])
-def test_process_memory_includes_descendants(here):
+@pytest.mark.parametrize("system", [macos, pytest.param(linux, marks=linux_only)])
+def test_process_memory_includes_descendants(system):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, start_new_session=True
     )
     try:
         parent.stdout.readline()
-        before, end = here.process_cpu_s(parent.pid), time.monotonic() + 30
-        while here.process_cpu_s(parent.pid) < before + 0.2 and time.monotonic() < end:
+        before, end = system.process_cpu_s(parent.pid), time.monotonic() + 30
+        while system.process_cpu_s(parent.pid) < before + 0.2 and time.monotonic() < end:
             time.sleep(0.05)
-        assert here.process_cpu_s(parent.pid) >= before + 0.2  # the parent itself only waits
-        assert here.process_memory(parent.pid)["rss_bytes"] > 64 << 20
+        assert system.process_cpu_s(parent.pid) >= before + 0.2  # the parent itself only waits
+        assert system.process_memory(parent.pid)["rss_bytes"] > 64 << 20
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.communicate()

@@ -50,13 +50,13 @@ def test_numbas_pool_is_large_enough_for_a_budget_above_the_cores():
     assert environment["NUMBA_NUM_THREADS"] == "8"
 
 
-def test_pythonpath_is_kept_behind_the_checkout():
+def test_pythonpath_follows_the_checkout():
     environment, _ = worker_environment.worker_environment(
         {"PYTHONPATH": "/mine"}, threads=1, cores=1
     )
     assert environment["PYTHONPATH"] == os.pathsep.join([CHECKOUT, "/mine"])
-    again, _ = worker_environment.worker_environment(environment, threads=1, cores=1)
-    assert again["PYTHONPATH"] == environment["PYTHONPATH"]
+    nested, _ = worker_environment.worker_environment(environment, threads=1, cores=1)
+    assert nested["PYTHONPATH"] == environment["PYTHONPATH"]
 
 
 def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cache(tmp_path):

@@ -94,10 +94,10 @@ def test_options(name, kernel):
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])
 def test_window_skip_changes_the_visited_blocks_and_no_bit(kernel):
     b = batch([1, 36, 5], [100, 60, 40])
-    skipping, fewer, _ = attend(b, kernel=kernel, window=20)
-    masking, more, _ = attend(b, kernel=kernel, window=20, window_skip=False)
+    skipping, with_skip, _ = attend(b, kernel=kernel, window=20)
+    masking, without_skip, _ = attend(b, kernel=kernel, window=20, window_skip=False)
     assert masking.tobytes() == skipping.tobytes()
-    assert fewer.kv_blocks_visited < more.kv_blocks_visited
+    assert with_skip.kv_blocks_visited < without_skip.kv_blocks_visited
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])

@@ -40,13 +40,13 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
     compared = 0
     for name, target in targets.items():
         for part in ("weight", "scales", "biases"):
-            there = theirs.get(f"{name.removesuffix('.weight')}.{part}")
-            here = ours.get(f"{target.path}.{part}")
-            assert (there is None) == (here is None)
-            if there is not None:
-                there = np.array(there)
-                assert there.dtype == here.dtype
-                assert there.tobytes() == here.tobytes(), f"{name} {part}"
+            expected = theirs.get(f"{name.removesuffix('.weight')}.{part}")
+            converted = ours.get(f"{target.path}.{part}")
+            assert (expected is None) == (converted is None)
+            if expected is not None:
+                expected = np.array(expected)
+                assert expected.dtype == converted.dtype
+                assert expected.tobytes() == converted.tobytes(), f"{name} {part}"
                 compared += 1
     assert compared == len(ours) >= len(targets)
 

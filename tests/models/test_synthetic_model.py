@@ -96,8 +96,8 @@ def test_a_seed_changes_every_matrix_and_a_tensor_does_not_depend_on_the_others(
     matrices = [t for t in first.values() if t.ndim == 2]
     assert len({t.ravel()[:8].tobytes() for t in matrices}) == len(matrices)
     deeper = ModelShape(**(vars(LITTLE) | {"num_layers": 3}))
-    more = synthetic_weights.make_weights(deeper, seed=0)
-    assert all(np.array_equal(tensor, more[name]) for name, tensor in first.items())
+    deeper_weights = synthetic_weights.make_weights(deeper, seed=0)
+    assert all(np.array_equal(tensor, deeper_weights[name]) for name, tensor in first.items())
 
 
 def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):

@@ -68,13 +68,13 @@ def test_maps_of_a_known_batch():
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=20))
-def test_qblock_map_is_what_the_search_finds(lengths):
+def test_qblock_map_equals_a_linear_search(lengths):
     cu = np.cumsum([0, *lengths]).astype(np.int32)
     blocks = seq_map.qblock_map(cu, int(cu[-1]), 32)
     for block, owner in enumerate(blocks):
-        found = max(i for i in range(len(cu)) if cu[i] // 32 + i <= block)
-        start = (block - (cu[found] // 32 + found)) * 32
-        assert owner == (found if start < lengths[found] else -1)
+        sequence = max(i for i in range(len(cu)) if cu[i] // 32 + i <= block)
+        start = (block - (cu[sequence] // 32 + sequence)) * 32
+        assert owner == (sequence if start < lengths[sequence] else -1)
 
 
 def test_resolvers_give_the_same_bits(make_batch, lengths, resolver):
@@ -246,7 +246,7 @@ def test_invalid_maps_are_refused(make_batch, resolver, change, message):
         ("collections:OrderedDict", "the class has no attribute `name`"),
     ],
 )
-def test_resolvers_that_cannot_be_loaded(name, message):
+def test_unloadable_resolvers_are_refused(name, message):
     with pytest.raises(ValueError, match=message) as raised:
         attention.create(resolver=name)
     assert "\n" not in str(raised.value) and str(raised.value).startswith(f"resolver={name}: ")

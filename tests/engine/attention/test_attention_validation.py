@@ -61,7 +61,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BATCHES)
-def test_bad_batches(make_batch, backend, changes, message):
+def test_bad_batches_are_refused(make_batch, backend, changes, message):
     with pytest.raises(ValueError, match=message) as raised:
         plan_of(make_batch, backend, **changes)
     assert "\n" not in str(raised.value)
@@ -73,8 +73,8 @@ def test_unused_blocks_may_hold_anything(make_batch, backend):
     right, _ = batch.attend(**backend)
     batch.block_tables[0, 2] = -7
     batch.block_tables[1] = 9999
-    again, _ = batch.attend(**backend)
-    assert np.array_equal(right, again)
+    poisoned, _ = batch.attend(**backend)
+    assert np.array_equal(right, poisoned)
 
 
 OPERANDS = [
@@ -96,7 +96,7 @@ OPERANDS = [
 
 
 @pytest.mark.parametrize(("changes", "message"), OPERANDS)
-def test_bad_operands(make_batch, backend, changes, message, monkeypatch):
+def test_bad_operands_are_refused(make_batch, backend, changes, message, monkeypatch):
     for launch in (
         "cpu_backend.attention_launch.decode",
         "cpu_backend.attention_launch.tiled",
@@ -127,7 +127,7 @@ def test_bad_operands(make_batch, backend, changes, message, monkeypatch):
 
 
 @pytest.mark.parametrize("head_dim", [0, 8, 40, 272])
-def test_bad_head_sizes(make_batch, backend, head_dim):
+def test_bad_head_sizes_are_refused(make_batch, backend, head_dim):
     with pytest.raises(ValueError, match=f"head size {head_dim}: allowed are multiples of 16"):
         make_batch([(1, 4)], head_dim=head_dim).attend(**backend, scale=1.0)
 
@@ -139,7 +139,7 @@ def test_queries_of_half_precision_are_refused_on_the_cpu(make_batch):
         batch.attend()
 
 
-def test_bad_writes(make_batch, backend):
+def test_bad_writes_are_refused(make_batch, backend):
     batch = make_batch([(3, 20), (1, 40)])
     owner = attention.create(**backend)
     plan = batch.plan(owner)
@@ -153,7 +153,7 @@ def test_bad_writes(make_batch, backend):
             batch.forward(owner, plan, k, v)
 
 
-def test_a_layer_that_was_not_bound(make_batch, backend):
+def test_an_unbound_layer_is_refused(make_batch, backend):
     batch = make_batch([(3, 20), (1, 40)])
     owner = attention.create(**backend)
     plan = batch.plan(owner)
@@ -186,6 +186,6 @@ def test_mlx_pools_have_the_requested_dtype(dtype):
         ),
     ],
 )
-def test_unknown_options(options, message):
+def test_unknown_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         attention.create(**options)

@@ -143,12 +143,12 @@ def test_a_pool_is_never_empty_and_never_above_the_ceiling(machine, policy, frac
 
 @given(BYTES, st.sampled_from(SHARED), FRACTIONS, FRACTIONS)
 def test_a_larger_fraction_never_gives_a_smaller_pool(total, policy, a, b):
-    less, more = (ask(mac(total), policy=policy, fraction=f) for f in sorted((a, b)))
-    assume(isinstance(less, BudgetDecision))
+    small, large = (ask(mac(total), policy=policy, fraction=f) for f in sorted((a, b)))
+    assume(isinstance(small, BudgetDecision))
     if policy == "mistralrs":
-        assert more.blocks >= less.blocks
+        assert large.blocks >= small.blocks
     else:
-        assert isinstance(more, BudgetRefusal) or more.blocks >= less.blocks
+        assert isinstance(large, BudgetRefusal) or large.blocks >= small.blocks
 
 
 @given(BYTES, BYTES, st.sampled_from((*SHARED, "llamacpp", "fixed")))

@@ -52,18 +52,20 @@ def loaded_bytes(path):
 
     from labkit.engine.model_loader import load_model
 
-    held = {name: value.nbytes for name, value in tree_flatten(load_model(path).model.parameters())}
-    (embedding,) = (size for name, size in held.items() if "embed_tokens" in name)
-    return sum(held.values()), embedding
+    tensor_bytes = {
+        name: value.nbytes for name, value in tree_flatten(load_model(path).model.parameters())
+    }
+    (embedding,) = (size for name, size in tensor_bytes.items() if "embed_tokens" in name)
+    return sum(tensor_bytes.values()), embedding
 
 
 @pytest.mark.parametrize(("name", "tied"), [("qwen3", True), ("llama", False)])
 def test_counted_weights_are_those_of_the_loaded_model(name, tied, model_dir):
-    held, embedding = loaded_bytes(model_dir(name))
+    weight_bytes, embedding = loaded_bytes(model_dir(name))
     footprint = model_footprint.from_directory(model_dir(name))
-    assert footprint.weight_bytes == held
+    assert footprint.weight_bytes == weight_bytes
     assert footprint.lookup_weights == (0 if tied else embedding // 4)
-    assert footprint.matmul_weights == held // 4 - footprint.lookup_weights
+    assert footprint.matmul_weights == weight_bytes // 4 - footprint.lookup_weights
 
 
 def test_a_stored_output_matrix_of_a_tied_model_is_not_counted(model_dir, tmp_path):

@@ -63,13 +63,13 @@ def test_num_padding_pads_to_the_longest():
 
 def test_peak_kv_bytes_is_the_peak_of_the_caches(shared):
     engine = shared()
-    held = []
+    cache_bytes = []
     for request in requests():
         engine.submit(request)
     while engine.has_work():
         engine.step()
-        held.append(engine._generator.prompt_cache_nbytes)
-    assert engine.counters()["peak_kv_bytes"] == max(held) > 0
+        cache_bytes.append(engine._generator.prompt_cache_nbytes)
+    assert engine.counters()["peak_kv_bytes"] == max(cache_bytes) > 0
 
 
 def test_the_kv_bytes_are_those_of_the_model(shared):

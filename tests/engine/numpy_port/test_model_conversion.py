@@ -155,14 +155,14 @@ def some_ids(count=21, seed=3):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_are_those_of_plain_mlx_lm(name):
+def test_logits_equal_plain_mlx_lm_s(name):
     model = build(*ARCHITECTURES[name])
     ids, windows = some_ids(), windows_of(model)
     expected = plain_logits(model, ids)
     report = convert(model)
     assert report.ok, report.reason
-    got = numpy_logits(model, ids, windows)
-    assert np.abs(got - expected).max() / np.ptp(expected) < TOLERANCE
+    actual = numpy_logits(model, ids, windows)
+    assert np.abs(actual - expected).max() / np.ptp(expected) < TOLERANCE
 
 
 def test_the_layers_are_counted():
@@ -267,8 +267,8 @@ def test_mlx_and_numpy_engines_live_side_by_side():
     assert sys.modules["mlx_lm.models.gemma3_text"] is module
     # ... so that both run, in turns.
     for _ in range(2):
-        got = numpy_logits(converted, ids, windows)
-        assert np.abs(got - before).max() / np.ptp(before) < TOLERANCE
+        actual = numpy_logits(converted, ids, windows)
+        assert np.abs(actual - before).max() / np.ptp(before) < TOLERANCE
         np.testing.assert_array_equal(plain_logits(plain, ids), before)
 
 
@@ -279,8 +279,8 @@ def test_two_converted_models_do_not_share_weights():
     assert convert(first).ok
     assert convert(second).ok
     for model, logits in zip((first, second), expected, strict=True):
-        got = numpy_logits(model, ids, windows)
-        assert np.abs(got - logits).max() / np.ptp(logits) < TOLERANCE
+        actual = numpy_logits(model, ids, windows)
+        assert np.abs(actual - logits).max() / np.ptp(logits) < TOLERANCE
 
 
 def test_no_mlx_operation_runs_in_a_converted_forward(monkeypatch):
@@ -341,8 +341,8 @@ def test_a_failed_forward_does_not_change_the_next():
 
     with pytest.raises(OSError):
         model(ids[:, None].astype(np.int32), cache=[Failing(len(ids), w) for w in windows])
-    got = numpy_logits(model, ids, windows)
-    assert np.abs(got - expected).max() / np.ptp(expected) < TOLERANCE
+    actual = numpy_logits(model, ids, windows)
+    assert np.abs(actual - expected).max() / np.ptp(expected) < TOLERANCE
 
 
 def test_embeddings_and_norms_are_views_of_mlx_arrays():
@@ -398,7 +398,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
         np.testing.assert_array_equal(logits(start, stop), everything[start:stop])
 
 
-def test_projections_of_different_inputs_are_kept_apart():
+def test_projections_of_different_inputs_are_not_fused():
     from labkit.cpu.aligned_memory import SlabAllocator
     from labkit.engine.numpy_port.numpy_layers import GroupedLinear, Linear, ProjectionGroup
 

@@ -60,7 +60,7 @@ def opponent(tiny_dir):
 
 
 @pytest.fixture
-def drive():
+def run_load():
     """Return a function that serves requests by an engine and returns their outcomes."""
 
     def run(engine, requests, together=None, due=None):

@@ -43,7 +43,7 @@ def test_percentiles_of_no_values_are_none():
     assert client_overhead.percentiles_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
 
 
-def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
+def test_every_request_has_a_connection_of_its_own(tiny_dir, run_load, ask):
     """A server may close a reused connection just when the next request is sent."""
     from labkit import config
     from labkit.engine import openai
@@ -52,7 +52,7 @@ def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
     engine = openai.create(config.Engine(name="openai", server=server), tiny_dir)
     try:
         engine.reset_counters()
-        entries = drive(engine, ask((300,), (301,), (302,)), together=1).entries
+        entries = run_load(engine, ask((300,), (301,), (302,)), together=1).entries
         assert [entry.outcome for entry in entries] == ["served"] * 3
         assert len(engine._client.connect_times_s) == 3
     finally:

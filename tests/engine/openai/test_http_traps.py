@@ -37,36 +37,36 @@ def tpot(entries):
     return median(entry.tpot for entry in entries)
 
 
-def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, drive, ask):
+def test_a_running_server_has_cached_the_same_prompts(opponent, fresh, run_load, ask):
     """Repeated prompts hit the prefix cache; a fresh server has none."""
-    kept, _ = opponent("prefix_cache")
-    first, again = (tpot(drive(kept, ask(*PROMPTS), 1).entries) for _ in range(2))
-    assert again < 0.5 * first and kept.counters()["tokens.cached"] > 0
+    running, _ = opponent("prefix_cache")
+    first, second = (tpot(run_load(running, ask(*PROMPTS), 1).entries) for _ in range(2))
+    assert second < 0.5 * first and running.counters()["tokens.cached"] > 0
     runs = []
     for _ in range(2):
         engine = fresh("prefix_cache")
-        runs.append(tpot(drive(engine, ask(*PROMPTS), 1).entries))
+        runs.append(tpot(run_load(engine, ask(*PROMPTS), 1).entries))
         assert engine.counters()["tokens.cached"] == 0
         assert engine.notes["server"]["kept"] is None
     assert min(runs) > 0.5 * max(runs)
 
 
-def test_a_running_server_is_slow_after_a_long_test(opponent, fresh, drive, ask):
+def test_a_running_server_is_slow_after_a_long_test(opponent, fresh, run_load, ask):
     """If a long prompt slows a server for ever, the result depends on the order of tests."""
-    kept, _ = opponent("carries_over")
-    before = tpot(drive(kept, ask(*PROMPTS)).entries)
-    drive(kept, ask(LONG))
-    after = tpot(drive(kept, ask(*PROMPTS)).entries)
+    running, _ = opponent("carries_over")
+    before = tpot(run_load(running, ask(*PROMPTS)).entries)
+    run_load(running, ask(LONG))
+    after = tpot(run_load(running, ask(*PROMPTS)).entries)
     assert after > 2 * before
     engine = fresh("carries_over")
-    drive(engine, ask(LONG))
+    run_load(engine, ask(LONG))
     engine.close()
-    assert tpot(drive(fresh("carries_over"), ask(*PROMPTS)).entries) < 0.5 * after
+    assert tpot(run_load(fresh("carries_over"), ask(*PROMPTS)).entries) < 0.5 * after
 
 
-def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, drive, ask):
+def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, run_load, ask):
     engine, _ = opponent("role_first", api=config.Api.chat)
-    (entry,) = drive(engine, ask(PROMPTS[0])).entries
+    (entry,) = run_load(engine, ask(PROMPTS[0])).entries
     assert entry.ttft > 0.15  # the stub waits for so long after the role
     assert len(entry.chunk_times) == 6 and engine.counters()["stream.empty"] == 1
     assert engine.counters()["stream.chunks"] == 6

@@ -41,7 +41,7 @@ def inside(tiny_dir, prompts):
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", NEEDS)
 def test_a_server_gives_the_same_output_as_the_engine_in_process(
-    preset, tiny_dir, prompts, inside, drive, ask
+    preset, tiny_dir, prompts, inside, run_load, ask
 ):
     if importlib.util.find_spec(NEEDS[preset]) is None:
         pytest.skip(f"{NEEDS[preset]} is not installed")
@@ -51,7 +51,7 @@ def test_a_server_gives_the_same_output_as_the_engine_in_process(
     engine = openai.create(engine_options, tiny_dir)
     try:
         engine.reset_counters()
-        entries = drive(engine, ask(*prompts, tokens=8)).entries
+        entries = run_load(engine, ask(*prompts, tokens=8)).entries
         counts, notes = engine.counters(), engine.notes["server"]
     finally:
         start = time.monotonic()

@@ -12,9 +12,9 @@ from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamError, erro
 PROMPT = (300, 301, 302)
 
 
-def test_a_response_is_text_with_the_servers_token_count(opponent, drive, ask):
+def test_a_response_is_text_with_the_servers_token_count(opponent, run_load, ask):
     engine, stub = opponent()
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "length", 6)
     assert entry.text == "the cat sat on a mat" and entry.tokens == []
     assert len(entry.chunk_times) == 6
@@ -26,43 +26,43 @@ def test_a_response_is_text_with_the_servers_token_count(opponent, drive, ask):
     assert body["stream_options"] == {"include_usage": True} and isinstance(body["prompt"], str)
 
 
-def test_token_ids_of_a_server_are_used_for_identity(opponent, drive, ask):
+def test_token_ids_of_a_server_are_used_for_identity(opponent, run_load, ask):
     engine, stub = opponent("ids", preset="vllm")
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.tokens == [0, 1, 2, 3, 4, 5] and entry.text is None
     assert engine.notes["server"]["identity"] == "token ids"
     assert stub.received_bodies[0]["prompt"] == list(PROMPT)
     assert stub.received_bodies[0]["return_token_ids"] and stub.received_bodies[0]["ignore_eos"]
 
 
-def test_tokens_bundled_in_one_chunk_are_all_counted(opponent, drive, ask):
+def test_tokens_bundled_in_one_chunk_are_all_counted(opponent, run_load, ask):
     engine, _ = opponent("bundles", "ids", preset="vllm")
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.tokens == [0, 1, 2, 3, 4, 5] and len(entry.chunk_times) == 3
     assert engine.counters()["stream.bundled"] == 3
     assert entry.tpot == pytest.approx((entry.e2e - entry.ttft) / 5)
 
 
-def test_bundles_without_ids_use_the_servers_count(opponent, drive, ask):
+def test_bundles_without_ids_use_the_servers_count(opponent, run_load, ask):
     engine, _ = opponent("bundles")
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.output_tokens == 6 and len(entry.chunk_times) == 3
     assert engine.counters()["tokens.stream"] == 3
     assert engine.notes["server"]["disagree"][0]["stream"] == 3
 
 
-def test_without_usage_the_tokenizer_counts_tokens(opponent, drive, ask):
+def test_without_usage_the_tokenizer_counts_tokens(opponent, run_load, ask):
     engine, _ = opponent("no_usage")
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     notes = engine.notes["server"]
     assert notes["counted_by"] == "tokenizer"
     assert entry.output_tokens == engine.counters()["tokens.tokenizer"]
     assert "tokens.usage" not in engine.counters()
 
 
-def test_disagreeing_token_counts_are_noted(opponent, drive, ask):
+def test_disagreeing_token_counts_are_noted(opponent, run_load, ask):
     engine, _ = opponent("miscounts", "ids", preset="vllm")
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.outcome == "served" and entry.output_tokens == 6
     (first,) = engine.notes["server"]["disagree"]
     assert (first["id"], first["usage"], first["stream"]) == ("r0", 7, 6)
@@ -78,30 +78,30 @@ def test_disagreeing_token_counts_are_noted(opponent, drive, ask):
         ("refusal", "the server refused: I will not"),
     ],
 )
-def test_a_failed_response_is_never_a_success(opponent, drive, ask, mode, why):
+def test_a_failed_response_is_never_a_success(opponent, run_load, ask, mode, why):
     engine, stub = opponent(mode)
-    entries = drive(engine, ask(PROMPT, PROMPT)).entries
+    entries = run_load(engine, ask(PROMPT, PROMPT)).entries
     assert {entry.outcome for entry in entries} <= {"failed", "refused"}
     assert [entry.error for entry in entries] == [f"request r{i}: {why}" for i in range(2)]
     assert engine.counters()["requests.failed"] == 2
     assert len(stub.received_bodies) == 2, "a request was sent again"
 
 
-def test_an_output_may_end_early_without_ignore_eos(opponent, drive, ask):
+def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
     engine, _ = opponent("early")
-    (entry,) = drive(engine, ask(PROMPT, ignore_eos=False)).entries
+    (entry,) = run_load(engine, ask(PROMPT, ignore_eos=False)).entries
     assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "stop", 3)
 
 
-def test_tool_calls_count_as_content(opponent, drive, ask):
+def test_tool_calls_count_as_content(opponent, run_load, ask):
     engine, _ = opponent("tools", api=config.Api.chat)
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert entry.outcome == "served" and len(entry.chunk_times) == 6
     counts = engine.counters()
     assert counts["stream.tool_calls"] == 6 and counts["finish.tool_calls"] == 1
 
 
-def test_chat_sends_the_conversation(opponent, drive, ask):
+def test_chat_sends_the_conversation(opponent, run_load, ask):
     from dataclasses import replace
 
     engine, stub = opponent(api=config.Api.chat)
@@ -110,20 +110,20 @@ def test_chat_sends_the_conversation(opponent, drive, ask):
         {"role": "user", "content": "Hello"},
     )
     (request,) = ask(PROMPT)
-    drive(engine, [replace(request, messages=conversation)])
+    run_load(engine, [replace(request, messages=conversation)])
     assert stub.received_bodies[0]["messages"] == [dict(message) for message in conversation]
 
 
-def test_a_silent_server_fails_its_request(opponent, drive, ask):
+def test_a_silent_server_fails_its_request(opponent, run_load, ask):
     engine, stub = opponent(silence_s=0.2)
     stub.modes.add("dead")
-    (entry,) = drive(engine, ask(PROMPT)).entries
+    (entry,) = run_load(engine, ask(PROMPT)).entries
     assert "the server sent nothing for 0.2 s (engine.server.silence_s)" in entry.error
 
 
-def test_a_parameter_not_sent_to_servers_is_refused(opponent, drive, ask):
+def test_a_parameter_not_sent_to_servers_is_refused(opponent, run_load, ask):
     engine, stub = opponent()
-    (entry,) = drive(engine, ask(PROMPT, min_p=0.5)).entries
+    (entry,) = run_load(engine, ask(PROMPT, min_p=0.5)).entries
     assert entry.outcome == "refused" and "min_p=0.5" in entry.error and stub.received_bodies == []
 
 
@@ -143,7 +143,7 @@ def test_an_aborted_request_gives_no_more_events(opponent, ask):
     assert engine.counters()["requests.aborted"] == 1
 
 
-def test_tokens_have_their_arrival_time(opponent, drive, ask):
+def test_tokens_have_their_arrival_time(opponent, run_load, ask):
     """The main thread sleeps while tokens arrive; their times must not depend on it."""
     engine, _ = opponent()
     original_step = engine.step
@@ -154,13 +154,13 @@ def test_tokens_have_their_arrival_time(opponent, drive, ask):
         return events
 
     engine.step = late
-    (entry,) = drive(engine, ask(PROMPT, tokens=12)).entries
+    (entry,) = run_load(engine, ask(PROMPT, tokens=12)).entries
     assert len(entry.chunk_times) == 12 and entry.e2e < 0.05 * 6
 
 
-def test_a_request_is_sent_when_due_even_if_nothing_arrives(opponent, drive, ask):
+def test_a_request_is_sent_when_due_even_if_nothing_arrives(opponent, run_load, ask):
     engine, _ = opponent()
-    entries = drive(engine, ask(PROMPT, PROMPT, tokens=30), due=[0.0, 0.1]).entries
+    entries = run_load(engine, ask(PROMPT, PROMPT, tokens=30), due=[0.0, 0.1]).entries
     assert entries[1].due - entries[0].due == pytest.approx(0.1)
     assert entries[1].late < 0.1
 

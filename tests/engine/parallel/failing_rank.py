@@ -38,8 +38,8 @@ def nothing(original, scheduler):
 
 
 def another(original, sampler, logits, states):
-    first, *rest = original(sampler, logits, states)
-    return [first._replace(token=first.token ^ 1), *rest]
+    first, *others = original(sampler, logits, states)
+    return [first._replace(token=first.token ^ 1), *others]
 
 
 def die(original, *args, **options):

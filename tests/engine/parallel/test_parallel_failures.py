@@ -121,8 +121,8 @@ sys.stdin.read()
 STARTS = {
     "main": "engine = own()",
     # The thread that started the ranks ends; they must not.
-    "thread": "t = threading.Thread(target=lambda: held.append(own())); held = []; t.start()\n"
-    "t.join(); held[0].step(); print('stepped', flush=True)",
+    "thread": "engines = []; t = threading.Thread(target=lambda: engines.append(own()))\n"
+    "t.start(); t.join(); engines[0].step(); print('stepped', flush=True)",
 }
 
 

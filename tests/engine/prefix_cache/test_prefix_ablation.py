@@ -1,4 +1,4 @@
-"""The ablation as it is shipped, on a smaller model and fewer requests: its claims hold."""
+"""The claims of the packaged prefix cache ablation, on a smaller model with fewer requests."""
 
 import pytest
 

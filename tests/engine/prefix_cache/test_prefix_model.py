@@ -1,4 +1,4 @@
-"""Any history of requests, against an oracle that knows what every slot holds.
+"""Random histories of requests, checked against a model of every KV slot's content.
 
 The oracle writes, for every token computed, the whole prefix up to it into the slot that
 the request's block table names. A cached block is right if its slots hold the prefixes of
@@ -53,17 +53,17 @@ class PrefixMachine(RuleBasedStateMachine):
         state = self.waiting.pop(0)
         wanted = state.num_tokens + room
         can_be_had = self.pool.num_free + self.pool.num_evictable
-        found = self.manager.reserve(state, wanted)
-        if found is None:
+        num_cached = self.manager.reserve(state, wanted)
+        if num_cached is None:
             assert self.manager.blocks_for(wanted) > can_be_had - self.idle_prefix(state)
             return
-        assert found % (SIZE * self.reuse) == 0 and found < state.num_tokens
-        self.check_contents(state, found)
+        assert num_cached % (SIZE * self.reuse) == 0 and num_cached < state.num_tokens
+        self.check_contents(state, num_cached)
         if self.name == "none":
-            assert found == 0
+            assert num_cached == 0
         elif self.roomy:
-            assert found == self.longest_known(state)
-        state.num_computed_tokens = found
+            assert num_cached == self.longest_known(state)
+        state.num_computed_tokens = num_cached
         self.running[state.request_id] = (state, wanted)
         self.admitted += 1
 
@@ -72,11 +72,11 @@ class PrefixMachine(RuleBasedStateMachine):
         return state.num_tokens // SIZE
 
     def longest_known(self, state):
-        unit, found = SIZE * self.reuse, 0
+        unit, num_cached = SIZE * self.reuse, 0
         for stop in range(unit, state.num_tokens, unit):
             if tuple(state.token_ids[:stop]) in self.known:
-                found = stop
-        return found
+                num_cached = stop
+        return num_cached
 
     def slot(self, state, position):
         table = self.manager.table(state.request_id).block_ids
@@ -84,8 +84,8 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def check_contents(self, state, count):
         for position in range(count):
-            got = self.slots.get(self.slot(state, position))
-            assert got == tuple(state.token_ids[: position + 1]), "another prefix is read"
+            stored = self.slots.get(self.slot(state, position))
+            assert stored == tuple(state.token_ids[: position + 1]), "another prefix is read"
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), count=st.integers(1, 12))
@@ -111,13 +111,13 @@ class PrefixMachine(RuleBasedStateMachine):
         self.check_contents(state, stop)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), again=st.booleans())
-    def end(self, data, again):
+    @rule(data=st.data(), resubmit=st.booleans())
+    def end(self, data, resubmit):
         """Finish, abort or preempt: the same release."""
         request_id = data.draw(st.sampled_from(sorted(self.running)))
         state, _ = self.running.pop(request_id)
         self.manager.release(request_id)
-        if again:
+        if resubmit:
             state.num_computed_tokens = 0
             self.waiting.append(state)
 

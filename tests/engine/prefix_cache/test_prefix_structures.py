@@ -1,4 +1,4 @@
-"""What each structure keeps, splits, gives back and evicts, block by block."""
+"""The prefix cache structures: cached, split, freed and evicted blocks."""
 
 import pytest
 
@@ -25,12 +25,12 @@ class Bench:
         """Reserve for all of ``text``; return the tokens found, None if there is no room."""
         name = name or text
         state = RequestState(Request(name, tuple(map(ord, text))))
-        found = self.manager.reserve(state, len(text))
-        if found is not None:
-            state.num_computed_tokens = found
+        num_cached = self.manager.reserve(state, len(text))
+        if num_cached is not None:
+            state.num_computed_tokens = num_cached
             self.live[name] = state
         self.check()
-        return found
+        return num_cached
 
     def compute(self, name, count=None):
         """Compute up to ``count`` tokens in all and publish them."""
@@ -44,12 +44,12 @@ class Bench:
         self.check()
 
     def serve(self, text):
-        found = self.admit(text)
+        num_cached = self.admit(text)
         self.compute(text)
         self.end(text)
-        return found
+        return num_cached
 
-    def found(self, text):
+    def num_cached(self, text):
         """How many tokens of ``text`` are cached."""
         return SIZE * len(self.cache.match(tuple(map(ord, text)), len(text) // SIZE))
 
@@ -61,14 +61,14 @@ class Bench:
 
 
 @BOTH
-def test_what_was_computed_is_found_and_nothing_else(name):
+def test_only_computed_prefixes_are_cached(name):
     bench = Bench(name)
     assert bench.serve("abcdef") == 0
-    assert bench.found("abcdef") == bench.found("abcdefgh") == 6
-    assert bench.found("abcdXX") == bench.found("abcdeX") == 4
-    assert bench.found("cdef") == bench.found("Xbcdef") == 0, "found in the wrong place"
+    assert bench.num_cached("abcdef") == bench.num_cached("abcdefgh") == 6
+    assert bench.num_cached("abcdXX") == bench.num_cached("abcdeX") == 4
+    assert bench.num_cached("cdef") == bench.num_cached("Xbcdef") == 0, "found in the wrong place"
     assert bench.serve("abcdXXYY") == 4
-    assert bench.found("abcdef") == 6 and bench.found("abcdXXYY") == 8
+    assert bench.num_cached("abcdef") == 6 and bench.num_cached("abcdXXYY") == 8
 
 
 @BOTH
@@ -98,30 +98,31 @@ def test_blocks_are_shared_while_both_requests_run(name):
 def test_only_computed_full_blocks_are_published(name):
     bench = Bench(name)
     bench.admit("abcdef")
-    assert bench.found("abcdef") == 0
+    assert bench.num_cached("abcdef") == 0
     bench.compute("abcdef", 3)
-    assert bench.found("abcdef") == 2
+    assert bench.num_cached("abcdef") == 2
     bench.end("abcdef")
-    assert bench.found("abcdef") == 2 and bench.pool.num_cached == 1
+    assert bench.num_cached("abcdef") == 2 and bench.pool.num_cached == 1
 
 
 @BOTH
-def test_the_least_recently_used_goes_first_and_its_tail_before_its_head(name):
+def test_eviction_is_least_recently_used_first_and_tail_before_head(name):
     bench = Bench(name, blocks=6)
     bench.serve("aabbcc")
     bench.serve("xxyyzz")
     bench.serve("aabb!!")  # uses the older one again; its third block must be bought
-    assert (bench.found("xxyyzz"), bench.found("aabbcc"), bench.found("aabb!!")) == (6, 4, 6)
+    cached = [bench.num_cached(text) for text in ("xxyyzz", "aabbcc", "aabb!!")]
+    assert cached == [6, 4, 6]
     bench.admit("1122")
-    assert (bench.found("xxyyzz"), bench.found("aabb!!")) == (2, 6)
+    assert (bench.num_cached("xxyyzz"), bench.num_cached("aabb!!")) == (2, 6)
     bench.end("1122")
     bench.admit("334455")
-    assert (bench.found("xxyyzz"), bench.found("aabb!!")) == (0, 6)
+    assert (bench.num_cached("xxyyzz"), bench.num_cached("aabb!!")) == (0, 6)
     assert bench.cache.num_evicted == 3 + 1
 
 
 @BOTH
-def test_what_a_request_holds_is_never_evicted(name):
+def test_blocks_of_a_running_request_are_never_evicted(name):
     bench = Bench(name, blocks=4)
     bench.admit("aabbcc")
     bench.compute("aabbcc")
@@ -129,9 +130,9 @@ def test_what_a_request_holds_is_never_evicted(name):
     assert bench.admit("aabb!!") == 4, "the blocks of a running request are shared"
     assert bench.admit("aabb??") is None
     bench.end("aabbcc")
-    assert bench.found("aabbcc") == 6
+    assert bench.num_cached("aabbcc") == 6
     assert bench.admit("aabb??") == 4  # the tail of the first is what gives way
-    assert bench.found("aabbcc") == 4
+    assert bench.num_cached("aabbcc") == 4
     with pytest.raises(ValueError, match=r"evict\(1\): 0 blocks are evictable"):
         bench.cache.evict(1)
 
@@ -148,14 +149,14 @@ def test_a_refused_admission_changes_nothing(name):
 
 
 @BOTH
-def test_clear_forgets_what_nobody_holds(name):
+def test_clear_evicts_blocks_without_references(name):
     bench = Bench(name)
     bench.admit("aabbcc")
     bench.compute("aabbcc", 4)
     bench.serve("aaxxyy")
     bench.manager.clear()
     bench.check()
-    assert (bench.found("aabbcc"), bench.found("aaxxyy")) == (4, 2)
+    assert (bench.num_cached("aabbcc"), bench.num_cached("aaxxyy")) == (4, 2)
     bench.end("aabbcc")
     bench.manager.clear()
     bench.check()
@@ -163,7 +164,7 @@ def test_clear_forgets_what_nobody_holds(name):
 
 
 @BOTH
-def test_reuse_in_multiples_of_a_chunk(name):
+def test_reuse_is_in_multiples_of_a_chunk(name):
     bench = Bench(name, reuse_blocks=2)
     bench.serve("aabbccddee")
     assert bench.admit("aabbccddee") == 8
@@ -172,7 +173,7 @@ def test_reuse_in_multiples_of_a_chunk(name):
 
 
 @BOTH
-def test_counters_say_what_was_asked_found_kept_and_evicted(name):
+def test_counters_of_queries_hits_cached_and_evicted_blocks(name):
     bench = Bench(name, blocks=4)
     bench.serve("aabbcc")
     bench.serve("aabb!")
@@ -192,7 +193,7 @@ def test_counters_say_what_was_asked_found_kept_and_evicted(name):
     assert not counters["prefix.hit_tokens"] + counters["prefix.evicted_blocks"]
 
 
-def test_hash_leaves_tables_as_they_are_and_keeps_one_copy():
+def test_hash_leaves_block_tables_unchanged_and_caches_one_copy():
     bench = Bench("hash")
     for name in ("a", "b"):
         bench.admit("aabbcc", name)
@@ -208,11 +209,11 @@ def test_hash_leaves_tables_as_they_are_and_keeps_one_copy():
     assert bench.cache.match(tuple(map(ord, "aabb")), 2) == bench.blocks("b")[:2]
     assert (bench.pool.num_used, bench.pool.num_evictable) == (3, 0)
     bench.end("b")
-    assert bench.pool.num_evictable == 3 and bench.found("aabbcc") == 6
+    assert bench.pool.num_evictable == 3 and bench.num_cached("aabbcc") == 6
 
 
 @BOTH
-def test_computing_again_what_is_idle_keeps_one_copy(name):
+def test_recomputing_an_idle_block_keeps_one_copy(name):
     bench = Bench(name)
     bench.admit("aabbcc", "late")
     bench.serve("aabbcc")
@@ -245,7 +246,7 @@ def test_radix_grows_a_leaf_splits_a_node_and_cuts_a_leaf_from_its_end():
         bench.compute("aabbccdd", count)
         assert len(spans()) == 1, "a leaf of one request grows"
     bench.end("aabbccdd")
-    assert bench.found("aabbXX") == 4 and spans() == ["abcd"], "a match splits nothing"
+    assert bench.num_cached("aabbXX") == 4 and spans() == ["abcd"], "a match splits nothing"
     bench.serve("aabbXX")
     assert spans() == ["X", "ab", "cd"]
     bench.serve("112233")  # one block is free, two must be bought
@@ -264,8 +265,8 @@ def test_trap_hash_collision(bits):
     texts = ["aabbcc", "aabbdd", "ccbbaa", "bbaa", "aaaaaa"]
     for text in texts:
         bench.serve(text)
-    assert [bench.found(text) for text in texts] == [len(text) for text in texts]
-    assert bench.found("ccdd") == 2 and bench.found("ddcc") == 0
+    assert [bench.num_cached(text) for text in texts] == [len(text) for text in texts]
+    assert bench.num_cached("ccdd") == 2 and bench.num_cached("ddcc") == 0
 
 
 @BOTH
@@ -278,17 +279,17 @@ def test_trap_evicting_parents_first_would_strand_children(name):
     bench.end("first")
     bench.compute("second")  # "aa" is the first's
     bench.admit("1122")
-    assert bench.found("aaXXYY") == 6, "the parent of a block in use is in use"
+    assert bench.num_cached("aaXXYY") == 6, "the parent of a block in use is in use"
     bench.end("second")
     bench.end("1122")
     for text, left in (("334455", 6), ("66778899", 4), ("!!", 2)):
         bench.admit(text)
-        assert bench.found("aaXXYY") <= left
+        assert bench.num_cached("aaXXYY") <= left
         bench.check()
 
 
 @BOTH
-def test_the_invariants_can_fail(name):
+def test_check_reports_broken_invariants(name):
     bench = Bench(name)
     bench.serve("aabbcc")
     bench.serve("aaxx")

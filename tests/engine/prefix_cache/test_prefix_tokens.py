@@ -1,4 +1,4 @@
-"""With a prefix cache the tokens are those without one, computed by the real model."""
+"""With a prefix cache, a real model gives the same tokens as without one."""
 
 import numpy as np
 import pytest

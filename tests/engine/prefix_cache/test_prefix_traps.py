@@ -1,4 +1,4 @@
-"""What went wrong in other engines' prefix caches, one test each, on a stub that reads slots.
+"""Bugs of other engines' prefix caches, one test each, on a stub model that reads KV slots.
 
 The stub's answer is a function of what the slots of the whole context hold, and every
 block that is free is overwritten before each step: whoever reads one gets other tokens.
@@ -42,18 +42,18 @@ def prompts(seed=0, count=12):
     """Prompts that share beginnings of all lengths."""
     rng = np.random.default_rng(seed)
     trunk = rng.integers(0, 30, 40).tolist()
-    made = []
+    drawn = []
     for _ in range(count):
         own = rng.integers(0, 30, rng.integers(1, 12)).tolist()
-        made.append(trunk[: rng.integers(0, 30)] + own)
-    return made
+        drawn.append(trunk[: rng.integers(0, 30)] + own)
+    return drawn
 
 
-def serve(engine, asked, max_tokens=7):
-    requests = [request(f"r{i}", prompt, max_tokens) for i, prompt in enumerate(asked)]
+def serve(engine, requested, max_tokens=7):
+    requests = [request(f"r{i}", prompt, max_tokens) for i, prompt in enumerate(requested)]
     tokens, last = run(engine, requests)
     assert {event.finish_reason for event in last.values()} == {"length"}
-    for i, prompt in enumerate(asked):
+    for i, prompt in enumerate(requested):
         assert tokens[f"r{i}"] == solo(prompt, max_tokens), f"request {i}"
     return engine.counters()
 
@@ -90,9 +90,9 @@ def test_trap_hash_collision(bits):
     pool = engine._cache.pool
     weak = HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % (1 << bits))
     engine._cache._prefix_cache = weak
-    asked = prompts()
-    serve(engine, asked)
-    assert serve(engine, asked)["prefix.hit_tokens"] > 0
+    requested = prompts()
+    serve(engine, requested)
+    assert serve(engine, requested)["prefix.hit_tokens"] > 0
     assert len(weak._buckets) <= 1 << bits < len(weak._entries())
 
 
@@ -121,19 +121,19 @@ def test_trap_preemption_chunks_and_cache_together(prefixes, every):
         reservation=config.Reservation.optimistic,
         watermark=0,
     )
-    asked = prompts(3, 8)
-    for i, prompt in enumerate(asked):
+    requested = prompts(3, 8)
+    for i, prompt in enumerate(requested):
         engine.submit(request(f"r{i}", prompt, 9))
     tokens, steps = {}, 0
     while engine.has_work():
         if steps % every == 0:
-            engine._scheduler.preempt(f"r{steps // every % len(asked)}")
+            engine._scheduler.preempt(f"r{steps // every % len(requested)}")
         for event in engine.step():
             tokens.setdefault(event.request_id, []).append(event.token)
         engine.check()
         steps += 1
         assert steps < 2000, "preemption goes on for ever"
-    assert tokens == {f"r{i}": solo(prompt, 9) for i, prompt in enumerate(asked)}
+    assert tokens == {f"r{i}": solo(prompt, 9) for i, prompt in enumerate(requested)}
     counters = engine.counters()
     assert counters["preemptions"] > 0
     assert (counters["prefix.hit_tokens"] > 0) == (prefixes != "none")
@@ -154,20 +154,20 @@ def test_a_preempted_request_finds_its_own_blocks(prefixes):
 @BOTH
 @pytest.mark.parametrize("seqs", [1, 4])
 def test_trap_cold_and_warm_and_batch_size(prefixes, seqs):
-    asked = prompts(2)
-    shuffled = [asked[i] for i in np.random.default_rng(0).permutation(len(asked))]
+    requested = prompts(2)
+    shuffled = [requested[i] for i in np.random.default_rng(0).permutation(len(requested))]
     engine = make_engine(prefixes, 100, max_num_seqs=seqs)
-    cold = serve(engine, asked)["prefix.hit_tokens"]
+    cold = serve(engine, requested)["prefix.hit_tokens"]
     engine.reset_counters()
     warm = serve(engine, shuffled)["prefix.hit_tokens"]
-    assert warm == sum((len(p) - 1) // SIZE * SIZE for p in asked) > cold > 0
+    assert warm == sum((len(p) - 1) // SIZE * SIZE for p in requested) > cold > 0
     engine.reset_counters()
     engine.clear_cache()
-    assert serve(engine, asked)["prefix.hit_tokens"] == cold
+    assert serve(engine, requested)["prefix.hit_tokens"] == cold
 
 
 @BOTH
-def test_trap_eviction_under_pressure_leaves_what_can_be_reached(prefixes):
+def test_trap_eviction_under_pressure_keeps_reachable_blocks(prefixes):
     """``check`` walks the cache from its root after every step."""
     engine = make_engine(prefixes, 16, max_num_batched_tokens=9)
     for seed in range(5):
@@ -198,7 +198,7 @@ def test_reuse_aligned_to_chunks_computes_the_same_chunks(prefixes, align):
 
 
 @BOTH
-def test_trap_a_step_in_flight_reads_what_is_given_back_meanwhile(prefixes):
+def test_trap_a_step_in_flight_reads_blocks_freed_meanwhile(prefixes):
     """Aborts, preemptions and copies given back while the next step is running."""
     cache = make_cache(30, SIZE, prefixes)
     engine, _ = stub_engine.make_engine(
@@ -210,22 +210,22 @@ def test_trap_a_step_in_flight_reads_what_is_given_back_meanwhile(prefixes):
         reservation=config.Reservation.optimistic,
         watermark=0,
     )
-    asked = prompts(4, 16) * 2
-    for i, prompt in enumerate(asked):
+    requested = prompts(4, 16) * 2
+    for i, prompt in enumerate(requested):
         engine.submit(request(f"r{i}", prompt, 9))
     tokens, steps = {}, 0
     while engine.has_work():
         if steps % 7 == 3:
             engine.abort(f"r{steps // 7 % 8 * 4}")
         if steps % 5 == 2:
-            engine._scheduler.preempt(f"r{steps % len(asked)}")
+            engine._scheduler.preempt(f"r{steps % len(requested)}")
         for event in engine.step():
             tokens.setdefault(event.request_id, []).append(event.token)
         engine.check()
         steps += 1
     engine.close()
-    whole = {key: got for key, got in tokens.items() if len(got) == 9}
+    whole = {key: output for key, output in tokens.items() if len(output) == 9}
     assert len(whole) >= 24
-    for key, got in tokens.items():
-        assert got == solo(asked[int(key[1:])], 9)[: len(got)]
+    for key, output in tokens.items():
+        assert output == solo(requested[int(key[1:])], 9)[: len(output)]
     assert engine.counters()["prefix.hit_tokens"] > 0

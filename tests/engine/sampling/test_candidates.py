@@ -5,12 +5,12 @@ from labkit.engine.request import SamplingParams
 from labkit.engine.sampler import candidates, top_ids, uniform_at
 
 
-def kept(logits, **params):
+def candidates_of(logits, **params):
     return candidates(logits, SamplingParams(**{"temperature": 1.0} | params))
 
 
 def frequencies(logits, count=4000, **params):
-    chosen = kept(logits, **params)
+    chosen = candidates_of(logits, **params)
     picks = [chosen.pick(uniform_at(1, i)) for i in range(count)]
     return np.bincount(picks, minlength=len(logits)) / count
 
@@ -25,8 +25,8 @@ def test_frequencies_match_the_softmax_at_a_temperature():
     for temperature in (0.5, 1.0, 2.0):
         expected = np.exp(logits / temperature)
         expected /= expected.sum()
-        found = frequencies(logits, temperature=temperature)
-        np.testing.assert_allclose(found, expected, atol=0.03)
+        observed = frequencies(logits, temperature=temperature)
+        np.testing.assert_allclose(observed, expected, atol=0.03)
 
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
@@ -51,24 +51,24 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
         ({"min_p": 0.49, "temperature": 2.0}, None),
     ],
 )
-def test_what_is_kept_and_how_likely_it_is(params, expected):
+def test_candidates_and_their_probabilities(params, expected):
     if expected is None:
-        assert kept(LOGITS, **params).ids.tolist() == [0, 1, 2, 3]
-        assert kept(LOGITS, **params | {"temperature": 1.0}).ids.tolist() == [1, 2, 3]
+        assert candidates_of(LOGITS, **params).ids.tolist() == [0, 1, 2, 3]
+        assert candidates_of(LOGITS, **params | {"temperature": 1.0}).ids.tolist() == [1, 2, 3]
         return
-    chosen = kept(LOGITS, **params)
+    chosen = candidates_of(LOGITS, **params)
     likely = dict(zip(chosen.ids.tolist(), chosen.weights / chosen.weights.sum(), strict=True))
-    found = [likely.get(token, 0) for token in range(4)]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    probabilities = [likely.get(token, 0) for token in range(4)]
+    np.testing.assert_allclose(probabilities, expected, atol=1e-6)
     np.testing.assert_allclose(frequencies(LOGITS, **params), expected, atol=0.03)
 
 
-def test_equals_are_kept_by_id():
+def test_ties_are_broken_by_token_id():
     logits = np.array([1.0, 3.0, 3.0, 0.0, 3.0], np.float32)
     assert top_ids(logits, 2).tolist() == [1, 2]
     assert top_ids(logits, 4).tolist() == [1, 2, 4, 0]
     assert top_ids(logits, 9).tolist() == [1, 2, 4, 0, 3]
-    assert sorted(kept(logits, top_k=2).ids.tolist()) == [1, 2]
+    assert sorted(candidates_of(logits, top_k=2).ids.tolist()) == [1, 2]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
@@ -76,6 +76,6 @@ def test_equals_are_kept_by_id():
 @pytest.mark.parametrize("top_k", [0, 2, 3])
 def test_extreme_draws_stay_within_the_likely_tokens(uniform, temperature, top_k):
     logits = np.array([5.0, 5.0, -2000.0, 5.0, -np.inf], np.float32)
-    chosen = kept(logits, temperature=temperature, top_k=top_k)
+    chosen = candidates_of(logits, temperature=temperature, top_k=top_k)
     assert chosen.pick(uniform) in (0, 1, 3)
     assert not {2, 4} & set(chosen.ids.tolist())

@@ -24,20 +24,20 @@ TOKENS = [0, 1, 0, 2, 2, 4]  # the first two are the prompt's
         ({"repetition_penalty": 2, "presence_penalty": 1}, [0, -4, -0.5, 0.5, -3]),
     ],
 )
-def test_each_penalty_in_its_place(params, expected):
+def test_each_penalty_equals_hand_computed_logits(params, expected):
     before = LOGITS.copy()
-    found = apply_params(LOGITS, SamplingParams(**params), TOKENS, 2)
-    np.testing.assert_array_equal(found, np.array(expected, np.float32))
-    assert found.dtype == np.float32
+    adjusted = apply_params(LOGITS, SamplingParams(**params), TOKENS, 2)
+    np.testing.assert_array_equal(adjusted, np.array(expected, np.float32))
+    assert adjusted.dtype == np.float32
     np.testing.assert_array_equal(LOGITS, before)
 
 
-def test_nothing_generated_is_nothing_penalised():
+def test_without_generated_tokens_nothing_is_penalised():
     params = SamplingParams(presence_penalty=2, frequency_penalty=2)
     np.testing.assert_array_equal(apply_params(LOGITS, params, TOKENS[:2], 2), LOGITS)
 
 
-def test_where_nothing_is_asked_nothing_is_copied():
+def test_without_penalties_logits_are_not_copied():
     assert apply_params(LOGITS, SamplingParams(temperature=1, logprobs=3), TOKENS, 2) is LOGITS
 
 
