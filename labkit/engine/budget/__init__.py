@@ -38,9 +38,9 @@ def plan(
     *,
     activations: int | None = None,
 ) -> BudgetDecision | BudgetRefusal:
-    """Size the KV pool by the configured policy, or return why it cannot be sized.
+    """Size the KV pool by the configured policy, or return the policy's refusal.
 
-    Apart from reading the machine's memory this function is pure.
+    The only side effect is reading the machine's memory, and only if ``machine`` is None.
 
     Parameters
     ----------
@@ -49,10 +49,10 @@ def plan(
     model
         The model's sizes.
     machine
-        The memory to plan for; by default the machine that ``engine.budget.machine`` names,
+        The memory to plan for. None: the machine that ``engine.budget.machine`` names,
         or this computer as it is now.
     activations
-        Measured bytes of the largest step; by default they are estimated.
+        Measured bytes of the largest step's activations. None: they are estimated.
     """
     if activations is None:
         scheduler = engine.scheduler
@@ -65,7 +65,7 @@ def plan(
 
 
 def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
-    """Return the bytes of one token's keys and values in the engine's KV dtype."""
+    """Return the bytes of one token's keys and values in all layers, in the engine's KV dtype."""
     width = compute_dtype.kv_itemsize(engine, model.float_bytes)
     return width * model.kv_bytes_per_token // model_footprint.FLOAT32_BYTES
 
@@ -73,13 +73,14 @@ def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
 def check(experiment: config.Experiment) -> BudgetDecision | None:
     """Size an arm's KV pool before anything runs.
 
-    Returns None where the arm has no pool of ours (a kernel workload, engine=mlx_lm, engine=openai)
-    or its config.json lacks sizes that the plan needs; the worker then decides after loading.
+    Returns None where labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai).
+    Also returns None where the model's config.json lacks sizes that the plan needs; the worker
+    then sizes the pool after loading the model.
 
     Raises
     ------
     ConfigError
-        The policy refuses the budget: one line that ends in the setting to change.
+        The policy refuses the budget. The message is one line that ends in the setting to change.
     """
     if not experiment.workload.serves:
         return None

@@ -10,10 +10,11 @@ from labkit.engine.budget.model_footprint import ModelFootprint
 from labkit.machine.memory_profile import MemoryProfile
 
 Setting = tuple[str, int | float | str]  # an option's key and the value to set
-# The smallest pool that a user may ask for: the null block and one that holds tokens.
+# The smallest pool that a user may ask for: the null block and one block that holds tokens.
 MIN_EXPLICIT_BLOCKS = 2
 # The smallest pool that a policy may choose, null block included, as in vllm-metal.
 MIN_AUTO_BLOCKS = 16
+# (unit, bytes, decimals shown), largest unit first.
 BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
 
 
@@ -31,9 +32,10 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """Everything a budget policy may look at.
+    """Everything that a budget policy may depend on.
 
-    ``activations``: bytes of the largest step, estimated or measured.
+    ``block_size``: tokens per KV block. ``activations``: bytes of the largest step's activations,
+    estimated or measured.
     """
 
     budget: config.Budget
@@ -49,7 +51,7 @@ class PolicyInputs:
 
     @property
     def fraction(self) -> float:
-        """``engine.budget.fraction``, or its default."""
+        """``engine.budget.fraction``, or ``config.DEFAULT_FRACTION`` if the option is not set."""
         given = self.budget.fraction
         return config.DEFAULT_FRACTION if given is None else given
 
@@ -59,7 +61,7 @@ class PolicyInputs:
         return self.budget.policy.value
 
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
-        """Return the memory that is needed besides the pool: weights and activations."""
+        """Return the memory needed besides the pool: weights and, by default, activations."""
         weights = MemoryPart("weights", self.model.weight_bytes)
         if not with_activations:
             return (weights,)
@@ -70,7 +72,10 @@ class PolicyInputs:
         return sum(part.bytes for part in self.fixed_parts(with_activations=with_activations))
 
     def blocks_under(self, ceiling: int, *, with_activations: bool = True) -> int:
-        """Return how many KV blocks fit under ``ceiling`` bytes beside ``fixed_parts``."""
+        """Return the number of KV blocks that fit under ``ceiling`` bytes beside ``fixed_parts``.
+
+        The number is negative if not even the fixed parts fit.
+        """
         free = ceiling - self.fixed_bytes(with_activations=with_activations)
         return free // self.block_bytes
 
@@ -81,10 +86,10 @@ class PolicyInputs:
 
 @dataclass(frozen=True)
 class BudgetDecision:
-    """A KV pool that fits, and what takes the memory.
+    """A KV pool that fits, and the memory parts that the policy counted.
 
-    ``blocks`` includes the null block. ``ceiling``: the bytes that the policy allows for weights,
-    activations and pool together.
+    ``blocks`` includes the null block. ``ceiling``: the bytes that the policy allows for all
+    ``parts`` (weights, activations if the policy counts them, and the pool) together.
     """
 
     policy: str
@@ -100,7 +105,7 @@ class BudgetDecision:
         return self.blocks * self.block_bytes
 
     def __str__(self) -> str:
-        """Return one line: the policy, its ceiling and the parts."""
+        """Return one line with the policy, its ceiling, the machine's name and the parts."""
         return (
             f"engine.budget.policy={self.policy}: of {format_bytes(self.ceiling)} on "
             f"{self.machine}: {'; '.join(map(str, self.parts))}"
@@ -109,7 +114,7 @@ class BudgetDecision:
 
 @dataclass(frozen=True)
 class BudgetRefusal:
-    """Why no pool can be sized, as one line that ends in what to do.
+    """The reason that a pool cannot be sized, and the advice that ends its message.
 
     Example: ``engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM;
     24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; ...; set engine.budget.fraction=0.75
@@ -117,12 +122,12 @@ class BudgetRefusal:
     """
 
     option: str  # the option at fault, as ``engine.budget.fraction=0.9``
-    problem: str  # what the option asks for, or why it cannot be granted
-    free: str  # the memory that is free, in words
+    problem: str  # the memory that the option asks for, or the reason that it is refused
+    free: str  # the free memory as text
     parts: tuple[MemoryPart, ...]
-    settings: tuple[Setting, ...] = ()  # settings that would fit; empty where none does
+    settings: tuple[Setting, ...] = ()  # settings that would fit; empty where no setting fits
     direction: str = ""  # ``or more``, ``or less`` or empty
-    otherwise: str = ""  # what to do where no setting fits
+    otherwise: str = ""  # the advice where no setting fits
 
     def __post_init__(self) -> None:
         """Check that the refusal gives either a setting or other advice, not both."""
@@ -144,7 +149,7 @@ class MemoryCeiling:
     """The bytes that a policy allows for weights, activations and pool together."""
 
     bytes: int
-    refuse: Callable[[int], BudgetRefusal]  # makes the refusal for a number of blocks
+    refuse: Callable[[int], BudgetRefusal]  # builds the refusal of a pool of that many blocks
     blocks: int | None = None  # the requested pool; None: as many blocks as fit
     free: int | None = None  # bytes free now; None: the policy does not check free memory
     with_activations: bool = True  # whether the policy subtracts the activations
@@ -153,7 +158,12 @@ class MemoryCeiling:
 def apply_ceiling(
     inputs: PolicyInputs, ceiling: MemoryCeiling | BudgetRefusal
 ) -> BudgetDecision | BudgetRefusal:
-    """Size the pool under a policy's ceiling, or return the refusal."""
+    """Size the pool under a policy's ceiling, or return a refusal.
+
+    The pool is refused if the ceiling exceeds the free memory or does not hold the requested
+    blocks, or if the pool would have fewer blocks than a pool needs (``MIN_EXPLICIT_BLOCKS`` for a
+    requested size, else ``MIN_AUTO_BLOCKS``). If ``ceiling`` is a refusal, it is returned as it is.
+    """
     if isinstance(ceiling, BudgetRefusal):
         return ceiling
     max_blocks = inputs.blocks_under(ceiling.bytes, with_activations=ceiling.with_activations)
@@ -185,22 +195,24 @@ def make_refusal(
     free: str = "",
     with_activations: bool = True,
 ) -> BudgetRefusal:
-    """Build a refusal.
+    """Build a refusal that advises either ``settings`` or freeing ``missing`` bytes.
 
     Parameters
     ----------
     problem
-        What the option asks for, or why it cannot be granted.
+        The memory that the option asks for, or the reason that it is refused.
     pool
         The pool that was asked for; None where the weights alone do not fit.
-    settings, direction
-        A setting that would fit, and whether more or less of it fits as well.
+    settings
+        Settings that would fit; empty where no setting fits.
+    direction
+        ``or more`` or ``or less`` if larger or smaller values of the setting fit as well.
     missing
-        The bytes that are missing; the message has them where no setting fits.
+        The bytes that are missing. The message shows them only where ``settings`` is empty.
     option
         The option at fault; by default ``engine.budget.policy``.
     free
-        The free memory in words; by default what the machine has available.
+        The free memory as text; by default the machine's available bytes.
     with_activations
         Whether the activations are listed among the parts.
     """
@@ -222,7 +234,7 @@ def make_refusal(
 
 
 def format_bytes(count: int) -> str:
-    """Format a number of bytes in the largest binary unit that it reaches, as ``24.5 MiB``."""
+    """Format a number of bytes in the largest fitting binary unit, for example ``24.5 MiB``."""
     for unit, scale, decimals in BYTE_UNITS:
         if abs(count) >= scale:
             return f"{count / scale:.{decimals}f} {unit}"
@@ -230,7 +242,7 @@ def format_bytes(count: int) -> str:
 
 
 def _format_setting(value: int | float | str) -> str:
-    """Format an option's value; floats without an exponent."""
+    """Format an option's value as the command line takes it; a float gets no exponent."""
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0")
     return str(value)

@@ -1,7 +1,8 @@
-"""The published budget policies, one function each: how much memory may an engine take?
+"""The published budget policies, one function each: how much memory may an engine use?
 
-A policy is a pure function: the same inputs give the same ceiling. "Rethinking vllm-metal's Memory
-Budget for Apple Silicon" (14 February 2026) compares the policies; each function names its source.
+A policy is a pure function that returns a memory ceiling or a refusal. "Rethinking vllm-metal's
+Memory Budget for Apple Silicon" (14 February 2026) compares the policies; each function names its
+source.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from labkit.machine.memory_profile import MemoryProfile
 GIB = 1 << 30
 SMALL_MACHINE_BYTES = 36 * GIB
 MIN_HEADROOM_BYTES = 512 << 20
-# (RAM up to, reserve), both in GiB.
+# (largest RAM of the tier, memory reserved for macOS and other programs), both in GiB.
 RESERVE_TIERS_GIB = ((16, 4), (64, 6), (128, 8))
 MAX_RESERVE_GIB = 12
 FRACTION_DECIMALS = range(2, 10)
@@ -35,8 +36,8 @@ FRACTION_DECIMALS = range(2, 10)
 def fixed(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = engine.budget.blocks``, or ``engine.budget.bytes`` rounded down to whole blocks.
 
-    The user's number is refused only where weights, activations and pool together exceed the
-    machine's memory, or where the bytes hold fewer than two blocks.
+    The configured size is refused only where weights, activations and pool together exceed the
+    machine's memory, or where the pool would have fewer than two blocks.
     """
     given, total = inputs.budget.blocks, inputs.machine.total
     blocks = inputs.budget.bytes // inputs.block_bytes if given is None else given
@@ -66,8 +67,8 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
 def fraction(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram * fraction - weights - profile_peak``.
 
-    Refused where ``system_ram * fraction`` exceeds the memory that is free now; the message names
-    the fraction that is left, for desktops that share their memory.
+    Refused where ``system_ram * fraction`` exceeds the memory that is free now, as on a desktop
+    that other programs share. The message then names a fraction that is free.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Proposal, path 2 (``VLLM_METAL_MEMORY_FRACTION``).
@@ -79,8 +80,9 @@ def vllm(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = device_memory * utilization - weights - profile_peak``.
 
     On CUDA, device memory is the GPU's own. Here it is Metal's recommended working set, as in
-    vllm-metal's released cache policy, or RAM without Metal. Refused where the target is not free;
-    no smaller pool is tried. Utilization is ``engine.budget.fraction``, 0.9 by default.
+    vllm-metal's released cache policy; without Metal it is RAM. The policy refuses where
+    ``device_memory * utilization`` is not free, and tries no smaller pool. Utilization is
+    ``engine.budget.fraction``, 0.9 by default.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, vLLM.
@@ -93,12 +95,12 @@ def vllm(inputs: PolicyInputs) -> MemoryCeiling:
 def mistralrs(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     """``kv = min(memory_hint, ram_cap) * utilization - used``.
 
-    ``memory_hint`` is the recommended working set; ``ram_cap`` is 2/3 of RAM up to 36 GiB and 3/4
-    above. The weights are placed first, in ``memory_hint - allocated`` (nothing is allocated yet)
-    less a headroom of 2 %, at least 512 MiB. Where they do not fit, mistral.rs leaves layers on the
-    CPU; labkit refuses. ``used`` is the weights alone: activations are not profiled, and memory
-    held by other programs is not checked. Utilization is ``engine.budget.fraction``, 0.9 by
-    default.
+    ``memory_hint`` is the recommended working set. ``ram_cap`` is 2/3 of RAM on machines with up
+    to 36 GiB, else 3/4. The weights are placed first and must fit in ``memory_hint - allocated``
+    (nothing is allocated yet) minus a headroom: 2 % of ``memory_hint``, or 512 MiB if that is
+    more. Where they do not fit, mistral.rs leaves layers on the CPU; labkit refuses. ``used`` is
+    the weights alone: activations are not profiled, and memory held by other programs is not
+    checked. Utilization is ``engine.budget.fraction``, 0.9 by default.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, mistral.rs.
@@ -119,12 +121,13 @@ def mistralrs(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
 
 
 def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
-    """``kv = layers * 2 * kv_heads * head_dim * n_ctx * bytes``, allocated whole at start.
+    """``kv = layers * 2 * kv_heads * head_dim * n_ctx * bytes``, all of it allocated at start.
 
     ``n_ctx`` is ``engine.budget.blocks`` (without the null block) times the block size; by
-    default the context that the model was trained for. Weights, KV and the compute
-    buffer must fit in ``memory_hint - allocated`` (nothing is allocated yet). There is no RAM
-    cap and no utilization, and memory held by other programs is not checked.
+    default it is the context that the model was trained for. Weights, KV and the compute
+    buffer must fit in ``memory_hint - allocated`` (nothing is allocated yet), where
+    ``memory_hint`` is the recommended working set. There is no RAM cap and no utilization, and
+    memory held by other programs is not checked.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, llama.cpp.
@@ -161,8 +164,8 @@ def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
 def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram - reserve - weights - profile_peak``.
 
-    The reserve for macOS and other programs is 4 GiB up to 16 GiB of RAM, 6 up to 64,
-    8 up to 128 and 12 above. It has no setting.
+    The reserve for macOS and other programs is 4 GiB on machines with up to 16 GiB of RAM, 6 GiB
+    up to 64, 8 GiB up to 128 and 12 GiB above. No option sets the reserve.
 
     Source: an early draft of "Rethinking vllm-metal's Memory Budget for Apple Silicon"
     (14 February 2026).
@@ -194,7 +197,7 @@ POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefu
     BudgetPolicy.llamacpp: llamacpp,
     BudgetPolicy.tiered_reserve: tiered_reserve,
 }
-# Policies whose formula subtracts the activations, so that measuring them pays.
+# Policies whose formula subtracts the activations, so that measuring the activations matters.
 PROFILING_POLICIES = frozenset(POLICIES) - {BudgetPolicy.fixed, BudgetPolicy.mistralrs}
 
 
@@ -206,7 +209,11 @@ def _fraction_of(
     free: int | None,
     with_activations: bool = True,
 ) -> MemoryCeiling:
-    """Return ``engine.budget.fraction`` of ``base`` bytes as a ceiling; it must hold 16 blocks."""
+    """Return a ceiling of ``engine.budget.fraction`` times ``base`` bytes.
+
+    A ceiling that leaves room for fewer than ``MIN_AUTO_BLOCKS`` blocks is refused, as is one above
+    ``free`` bytes if ``free`` is not None. ``base_name`` describes ``base`` in the message.
+    """
     ceiling = int(base * inputs.fraction)
 
     def refuse(blocks: int) -> BudgetRefusal:
@@ -234,11 +241,11 @@ def _fraction_of(
 
 
 def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:
-    """Return the shortest decimal that, times ``base``, lies between ``low`` and ``high`` bytes.
+    """Return the shortest decimal fraction of ``base`` between ``low`` and ``high`` bytes.
 
-    With ``smallest`` the decimal is just above ``low / base``, else just below ``high / base``.
-    Returns None where no number of up to nine decimals lies between the two. Example: a need of
-    2.3 GiB of 32 GiB gives 0.08.
+    With ``smallest`` the fraction is just above ``low / base``, else just below ``high / base``.
+    Returns None where no fraction of up to nine decimals lies between ``low`` and ``high``.
+    Example: a need of 2.3 GiB of 32 GiB gives 0.08 (with ``smallest``).
     """
     for decimals in FRACTION_DECIMALS:
         scale = 10**decimals

@@ -1,4 +1,4 @@
-"""KV memory that requests of given lengths need, by the layout of the KV cache."""
+"""The KV slots and blocks that requests of given lengths need in each KV layout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from labkit import config
 
-# Layouts without blocks grow by this many tokens at a time, as mlx_lm's caches do.
+# The padded and contiguous layouts grow in steps of this many tokens, as mlx_lm's caches do.
 CACHE_STEP_TOKENS = 256
 
 
@@ -25,6 +25,6 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
 
 
 def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
-    """Return ``slots_for`` in blocks; the paged layout's null block is included."""
+    """Return the blocks that ``slots_for`` slots fill, plus the null block in the paged layout."""
     null_block = kv.layout is config.KVLayout.paged
     return -(-slots_for(kv, lengths) // kv.block_size) + null_block

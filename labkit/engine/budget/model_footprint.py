@@ -14,41 +14,42 @@ from typing import Any
 from labkit import config
 from labkit.engine.compute_dtype import MatrixStorage
 
-DEFAULT_GROUP_SIZE = 64  # mlx's default: quantised weights that share a scale
+DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default
 FLOAT32_BYTES = 4
-# Bytes by safetensors dtype; a dtype that is in neither table takes one byte.
+# Bytes per element by safetensors dtype; a dtype in neither table takes one byte.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 INTEGER_BYTES = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
 LM_HEAD = "lm_head"  # the matrix that turns the last hidden state into logits
-# The dtype that weights are cast to; None: each keeps the dtype it is stored in.
+# The dtype that weights are cast to on loading; None: each tensor keeps its stored dtype.
 CastDtype = str | None
 
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """A model's sizes."""
+    """A model's sizes after loading: its weights, KV cache and activations."""
 
     name: str  # for messages
     weight_bytes: int  # after loading
-    kv_bytes_per_token: int  # keys and values of one token in all layers, in float32
-    peak_live_floats: int  # numbers per token at a forward's widest point
+    kv_bytes_per_token: int  # one token's keys and values in all layers; float32 until replaced
+    peak_live_floats: int  # activation elements per token at a forward's widest point
     vocab_size: int  # logits in a row
-    max_context: int | None  # tokens it was trained for; None: config.json does not say
-    float_bytes: int = FLOAT32_BYTES  # bytes of a number that it computes with
+    max_context: int | None  # tokens of the trained context; None: config.json has no such entry
+    float_bytes: int = FLOAT32_BYTES  # bytes per element of the activations
     weights: int = 0  # number of weights
     lookup_weights: int = 0  # weights of an untied embedding: looked up, never multiplied
 
     @property
     def matmul_weights(self) -> int:
-        """Weights that every token is multiplied by; a token costs two operations for each."""
+        """Weights that every token is multiplied by (two floating-point operations per weight)."""
         return self.weights - self.lookup_weights
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
         """Estimate the peak bytes of a forward over ``tokens`` tokens and ``rows`` rows of logits.
 
-        The layers' arrays are freed before the logits are computed, so the larger of the two
-        counts. Measured on two qwen3 shapes and four steps: within 6 %.
+        The layers' arrays are freed before the logits are computed, so the estimate is the larger
+        of the layers' peak and the logits. On two qwen3 shapes with four steps it was within 6 %
+        of the measured peak.
         """
         return self.float_bytes * max(tokens * self.peak_live_floats, rows * self.vocab_size)
 
@@ -58,9 +59,9 @@ def from_model(
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> ModelFootprint | None:
-    """Return the footprint of a configured model; nothing is built or loaded.
+    """Return the footprint of a configured model without building or loading the model.
 
-    ``cast_dtype`` and ``matrix_storage`` say how its weights will be cast
+    ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast
     (``labkit.engine.compute_dtype``). Returns None where config.json lacks a size that planning
     needs.
 
@@ -108,7 +109,7 @@ def from_directory(
 ) -> ModelFootprint | None:
     """Return the footprint of a model directory, from config.json and the weights' headers.
 
-    Returns None where they lack a size or cannot be read; loading reports what is wrong.
+    Returns None where a file cannot be read or lacks a size; loading the model reports the error.
     """
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -149,7 +150,9 @@ def from_weights(
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> ModelFootprint:
-    """Return a footprint that knows the weights alone, for a config.json that lacks sizes.
+    """Return a footprint with the weights' sizes alone, for a config.json that lacks sizes.
+
+    ``kv_bytes_per_token``, ``peak_live_floats`` and ``vocab_size`` are 0.
 
     Raises
     ------
@@ -170,9 +173,10 @@ def weight_formats(
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> frozenset[str]:
-    """Return the formats that a configured model's weights will be held in, as counters name them.
+    """Return the formats of a configured model's weights after loading, as counters name them.
 
-    Norms and biases are included. Empty where no header can be read; loading reports why.
+    Norms and biases are included. The set is empty where the safetensors headers cannot be read;
+    loading the model reports the error.
 
     Raises
     ------
@@ -194,14 +198,14 @@ def weight_formats(
 
 
 def with_kv_bytes(model: ModelFootprint, kv_bytes_per_token: int) -> ModelFootprint:
-    """Return ``model`` with ``kv_bytes_per_token`` as the loaded layers cache it."""
+    """Return ``model`` with the given ``kv_bytes_per_token``, such as the loaded layers' own."""
     return replace(model, kv_bytes_per_token=kv_bytes_per_token)
 
 
 def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
-    """Return the numbers per token that are alive at a layer's widest point.
+    """Return the activation elements per token that are alive at a layer's widest point.
 
-    That is four arrays as wide as the residual, and the larger of attention (queries before and
+    These are four arrays as wide as the residual, plus the larger of attention (queries before and
     after RoPE, keys, values, output) and MLP (gate, up and their product).
     """
     return 4 * hidden + max(3 * queries + 3 * keys, 3 * inner)
@@ -209,7 +213,7 @@ def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
 
 @dataclass(frozen=True)
 class _WeightLoading:
-    """How loading casts weights."""
+    """The dtype and storage that loading gives to weights."""
 
     cast_dtype: CastDtype
     matrix_storage: MatrixStorage
@@ -238,8 +242,9 @@ class _WeightLoading:
 class _TensorHeader:
     """One entry of a safetensors header.
 
-    ``size``: stored numbers. ``weights``: the weights they stand for (0 for the scales and
-    biases of a quantised matrix).
+    ``size``: stored elements. ``weights``: the number of weights that the elements encode (0 for
+    the scales and biases of a quantised matrix). ``of_matrix``: whether the tensor is a 2-D weight
+    or a part of a quantised matrix.
     """
 
     dtype: str
@@ -251,7 +256,10 @@ class _TensorHeader:
 
 @dataclass(frozen=True)
 class _LoadedWeights:
-    """Totals over a model's weights after loading; ``float_bytes``: bytes of one float."""
+    """Totals over a model's weights after loading.
+
+    ``float_bytes``: bytes per element of the dtype that most floats are stored in, after the cast.
+    """
 
     bytes: int
     float_bytes: int
@@ -262,9 +270,10 @@ class _LoadedWeights:
 def _loaded_weights(
     path: Path, loading: _WeightLoading, quantization: dict[str, Any], tied: bool = False
 ) -> _LoadedWeights:
-    """Total the weights in ``path``.
+    """Sum the sizes of the weights in ``path``.
 
-    Where the embedding is ``tied`` to the output, mlx_lm drops a stored output matrix; so do we.
+    Where the embedding is ``tied`` to the output, a stored output matrix is not counted, because
+    mlx_lm drops it on loading.
     """
     tensors = {
         name: tensor
@@ -306,7 +315,7 @@ def _tensor_headers(
 
 
 def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:
-    """Return the bytes of a number of a safetensors dtype after loading."""
+    """Return the bytes per element after loading a tensor of a safetensors dtype."""
     if dtype not in FLOAT_BYTES:
         return INTEGER_BYTES.get(dtype, 1)
     if cast_dtype is None:

@@ -1,4 +1,4 @@
-"""The KV pool's size in the worker: from the loaded model's KV shapes and measured activations."""
+"""The worker's sizing of the KV pool, from the loaded model's KV shapes and its activations."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ if TYPE_CHECKING:
     from labkit.engine.packed_forward import PackedForward
     from labkit.machine.memory_profile import MemoryProfile
 
-# A profiling forward of more operations than this takes seconds: estimate it instead.
+# A profiling forward of more operations than this takes seconds: the activations are estimated.
 MAX_PROFILING_FLOPS = 200e9
-ROUNDING_BYTES = 1 << 20  # measurements are rounded up to it, so that equal arms get equal pools
+# Measurements are rounded up to multiples of this, so that equal arms get equal pools.
+ROUNDING_BYTES = 1 << 20
 
 
 def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
-    """Check the budget before the weights are loaded, as far as config.json has the sizes.
+    """Check the budget before the weights are loaded.
+
+    Nothing is checked if config.json lacks a size that the plan needs.
 
     Raises
     ------
     EngineError
-        The policy refuses the budget: one line that ends in the setting to change.
+        The policy refuses the budget. The message is one line that ends in the setting to change.
     """
     model = model_footprint.from_directory(
         model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
@@ -60,17 +63,18 @@ def size_pool(
     machine
         The memory before the model was loaded.
     shapes
-        What each layer caches per token.
+        The KV shape of each layer: what the layer caches per token.
     measure
         Runs the largest step and returns the bytes of its activations. It is called where the
-        policy subtracts them and the step is cheap, or where they cannot be estimated.
+        policy subtracts the activations and the step is cheap, or where config.json lacks the
+        sizes to estimate them.
 
     Raises
     ------
     EngineError
-        The policy refuses the budget: one line that ends in the setting to change.
+        The policy refuses the budget. The message is one line that ends in the setting to change.
     """
-    # A rank's shapes have its own heads; the budget counts the pools of all ranks.
+    # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
     weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     model = model_footprint.from_directory(*weights)
@@ -94,10 +98,11 @@ def measure_activation_bytes(
     shapes: tuple[KVShape, ...],
     scheduler: config.Scheduler,
 ) -> int:
-    """Run the largest step twice and return the second's peak bytes, NumPy's and MLX's together.
+    """Run the largest step and return its peak bytes, NumPy's and MLX's together.
 
     The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all of which
-    sample. The first forward compiles and fills caches, so only the second is measured.
+    sample. It runs twice: the first forward compiles and fills caches, so only the second is
+    measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
     """
     lengths = prompt_lengths(scheduler)
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
@@ -115,13 +120,13 @@ def measure_activation_bytes(
 
 
 def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
-    """Return the prompt tokens of each request in the largest step."""
+    """Return the number of prompt tokens of each request in the largest step."""
     tokens, rows = scheduler.max_step_tokens, scheduler.max_num_seqs
     return [tokens // rows + (row < tokens % rows) for row in range(rows)]
 
 
 def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
-    """Return a batch of whole prompts of ``lengths`` tokens; every token id is 0."""
+    """Return a prefill batch of one prompt for each of ``lengths``, with every token id 0."""
     states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
     for state in states:
         cache.reserve(state, state.num_tokens)
@@ -130,7 +135,7 @@ def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
 
 
 def _mlx_active() -> int:
-    """Reset MLX's peak and return its active bytes (0 where MLX is not loaded)."""
+    """Reset MLX's peak memory and return its active bytes, or 0 where MLX is not imported."""
     if "mlx.core" not in sys.modules:
         return 0
     import mlx.core as mx
