@@ -370,7 +370,8 @@ def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
         field = machine_difference(old, new)
         if field is not None:
             raise StudiesNotComparable(
-                f"{old_cell.name}: other machines: {field} is {old.get(field)} and {new.get(field)}"
+                f"{old_cell.name}: the studies ran on different kinds of machines: {field} is "
+                f"{old.get(field)} and {new.get(field)}"
             )
 
 

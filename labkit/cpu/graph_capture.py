@@ -138,7 +138,9 @@ class GraphCapture:
         """
         names = graph_ops.PARAMS[op].names or ()
         if {"out", *params} != set(names):
-            raise ValueError(f"operation {op} has the parameters {names}, not {sorted(params)}")
+            raise ValueError(
+                f"operation {op} has the parameters {names}, not {sorted({'out', *params})}"
+            )
         operands = {"out": Operand(0, 0) if out is None else out.operand}
         self._nodes.append(Node(op, operands | {k: _operand(v) for k, v in params.items()}))
         return len(self._nodes) - 1

@@ -113,7 +113,7 @@ class KVHandle:
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
         """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
         if mask is not None:
-            raise EngineError("its attention builds a mask of its own")
+            raise EngineError("the model's attention builds a mask that labkit does not support")
         cache = self.cache
         cache.bind(scale, queries.shape[1], sinks)
         context: Any = cache.context

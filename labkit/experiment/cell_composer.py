@@ -169,7 +169,7 @@ def resolve_isolation(
         return Isolation.in_process, None
     if design.isolation is Isolation.in_process:
         raise ConfigError(
-            f"design.isolation=in_process: {reason}; set design.isolation=process, or leave auto"
+            f"design.isolation=in_process: {reason}; set design.isolation to process or auto"
         )
     return Isolation.process, reason
 

@@ -138,8 +138,9 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
     """Return the prompts, each with a different first token, so that no prefix is shared."""
     require(
         len(prompts) <= model.vocab_size,
-        f"workload.prompts.unshared=true: {len(prompts):,} requests, and model={model.name} has "
-        f"{model.vocab_size:,} token ids to tell them apart by",
+        f"workload.prompts.unshared=true: each of the {len(prompts):,} requests needs a different "
+        f"first token, but model={model.name} has only {model.vocab_size:,} token ids; set "
+        "workload.num_requests",
     )
     return tuple(
         replace(prompt, token_ids=(index, *prompt.token_ids[1:]), messages=None)

@@ -91,7 +91,7 @@ def tensor(name, shape, kind, offset):
         (packed(keys=1, body=gguf_files.text("k") + struct.pack("<I", 99)), "value of type 99"),
         (
             packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)),
-            "4611686018427387904 bytes are missing",
+            "the header needs 4611686018427387904 bytes",
         ),
         (
             packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 8, 1 << 30)),

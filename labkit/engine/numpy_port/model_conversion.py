@@ -298,7 +298,7 @@ class _TrialHandle:
         for array in (queries, self.values):
             _require_numpy(array, "its attention is given")
         if mask is not None:
-            raise NoCounterpart("its attention builds a mask of its own")
+            raise NoCounterpart("the model's attention builds a mask that labkit does not support")
         return np.repeat(self.values, queries.shape[1] // self.values.shape[1], axis=1)
 
 

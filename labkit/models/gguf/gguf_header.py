@@ -233,7 +233,8 @@ class _HeaderReader:
         """Advance by ``size`` bytes, which must exist; return the offset where they start."""
         if size > self._end - self.position:
             raise GGUFError(
-                f"truncated or damaged: {size} bytes are missing at byte {self.position}"
+                f"truncated or damaged: the header needs {size} bytes at byte {self.position}, and "
+                f"{self._end - self.position} are left"
             )
         start, self.position = self.position, self.position + size
         return start
