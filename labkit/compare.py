@@ -2,8 +2,8 @@
 
 Meant for CI. Both studies must be of one machine and one config. For each arm, the change of its
 difference from the baseline is tested. Exit codes: 0 on success; 1 if a row has a verdict that
-``--fail-on`` names; 2, with a one-line message, if the studies cannot be compared or no row can
-have such a verdict.
+``--fail-on`` names; 2, with a one-line message, if the studies cannot be compared, or if
+``--fail-on`` is given and no row can be compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
 
 
 def margin(text: str) -> float:
-    """Return the percentage that ``2%`` or ``2`` stands for; it must be above 0 and at most 50."""
+    """Parse a percentage above 0 and at most 50, written as ``2%`` or ``2``."""
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:

@@ -1,8 +1,8 @@
 """``python -m labkit.post ARTICLE.md``: fill an article's placeholders from records.
 
 Exit codes: 0 on success; 1 with ``--check`` if the article no longer agrees with its records; 2,
-with a one-line message, if a record is missing, a name is unknown or a gate failed (then nothing is
-written).
+with a one-line message, if a record is missing, a name is unknown or a gate failed. Nothing is
+written in that case.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print text as UTF-8 whatever the locale; a closed pipe is not an error."""
+    """Print text as UTF-8 in every locale. A closed pipe is not an error."""
     try:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """From records to verdicts: statistics, gates, tables, plots and reports.
 
-Reads files only. Everything is loaded on first use, so that importing the package costs
-nothing (pandas, matplotlib, rich and jinja2 are imported only when used).
+The package only reads a study's files and never runs an arm. Modules are loaded on first use, so
+importing the package costs nothing (pandas, matplotlib, rich and jinja2 are imported when needed).
 """
 
 from __future__ import annotations

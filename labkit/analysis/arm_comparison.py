@@ -1,4 +1,4 @@
-"""Comparison of one arm with the baseline over all rows of a cell: numbers, no verdict."""
+"""Comparison of one arm with the baseline over all rows of a cell: the numbers behind a verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from labkit.analysis.statistics.power import between_run_sd, mde_pct
 class DecisionCriteria:
     """Criteria fixed by the design beforehand: runs per block, alpha, margin (percent).
 
-    ``withheld_reason`` says why nothing may be claimed yet (then ``alpha`` is 0), or is None.
+    ``withheld_reason`` is the reason that nothing may be claimed yet (``alpha`` is then 0), or
+    None.
     """
 
     runs: int
@@ -39,15 +40,17 @@ class DecisionCriteria:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """Effect, intervals, p-values and power of one arm in one row; None is unknown.
+    """Effect, intervals, p-values and power of one arm in one row; unknown values are None.
 
     ``effect_pct`` is above 0 if the metric is larger than the baseline's. ``ci_pct`` and
     ``p_adjusted`` belong to one test, adjusted over rows and arms: the interval is simultaneous
-    and excludes 0 if and only if ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` are
-    those of the row alone. ``level`` is the confidence level of both intervals (0.95, or 0.99
-    at a look that spends 0.01). ``p_floor`` is the smallest possible ``p_adjusted``.
-    ``mde_pct`` is the effect that 80 of 100 such studies detect, and ``alpha_row`` the level at
-    which they test the row. ``sd`` is the standard deviation between runs, on the log scale.
+    and excludes 0 if and only if ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` come
+    from the test of this row alone, unadjusted. ``level`` is the confidence level of both
+    intervals (0.95, or 0.99 at an interim look that spends 0.01). ``p_floor`` is the smallest
+    possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of
+    this design would detect it, testing the row at level ``alpha_row``. ``wins`` is the number of
+    blocks in which the arm is better. ``sd`` is the standard deviation between runs, on the log
+    scale.
     """
 
     arm: str
@@ -74,11 +77,11 @@ def compare_arm(
     criteria: DecisionCriteria,
     arms_tested: int = 1,
 ) -> list[ArmComparison]:
-    """Compare ``arm`` with ``baseline`` in every row.
+    """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
 
-    Intervals and p-values are adjusted by single-step max-T over the rows of the primary metric
-    as one family and over all other rows as another, and for ``arms_tested`` arms, which share
-    no relabelling (C. E. Bonferroni).
+    Intervals and p-values are adjusted by single-step max-T over the primary rows as one family
+    and over all other rows as another. The tests of different arms share no relabelling, so they
+    are adjusted for ``arms_tested`` arms by the method of C. E. Bonferroni.
     """
     comparisons = [ArmComparison(arm, baseline) for _ in rows]
     for primary in (True, False):
@@ -98,9 +101,10 @@ def compare_arm(
 def row_tests(
     rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
 ) -> dict[int, RowPermutations]:
-    """Return the tests of one family by row index; rows without values have none.
+    """Return the permutation tests of the primary (or all other) rows, by row index.
 
-    A row that lacks a block is tested on the blocks that it has, under the same relabellings.
+    Skipped rows, rows without a complete block and rows with values that are not positive have no
+    test. A row that lacks a block is tested on its other blocks, under the same relabellings.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
@@ -137,7 +141,11 @@ def _compare(
     criteria: DecisionCriteria,
     alpha: float,
 ) -> ArmComparison:
-    """Compare one row; ``alpha`` is the level at which the row alone is tested."""
+    """Compare one row.
+
+    ``alpha`` is the level for the row alone at which the family spends its alpha
+    (:func:`.per_row_alphas`). It determines the minimum detectable effect.
+    """
     blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)
     alone, sd = test.inverted_test(), between_run_sd(base, other)

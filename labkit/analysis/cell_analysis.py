@@ -1,7 +1,7 @@
 """Analysis of one cell: ``cell.json`` is derived from the records.
 
 The runner first writes ``cell.json`` with the declared facts (question, design, published
-numbers). The analysis keeps these and computes the rest anew each time.
+numbers). The analysis copies these facts and recomputes everything else each time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from labkit.records import (
 
 @dataclass(frozen=True)
 class CellData:
-    """The files of a cell: its manifest, the arms (baseline first) and the records."""
+    """The contents of a cell's files: its manifest, the arms (baseline first) and the records."""
 
     dir: Path
     manifest: Mapping[str, Any]
@@ -53,22 +53,22 @@ class CellData:
 
     @property
     def baseline(self) -> str:
-        """The arm that the others are compared with."""
+        """Name of the arm that the others are compared with."""
         return self.arms[0].name
 
     @property
     def control(self) -> str | None:
-        """The A/A arm, or None."""
+        """Name of the A/A arm, or None."""
         return next((arm.name for arm in self.arms if arm.role == "control"), None)
 
     @property
     def treatment_arms(self) -> list[str]:
-        """The arms that are compared: neither the baseline nor the control."""
+        """Names of the arms under test: all but the baseline and the control."""
         return [arm.name for arm in self.arms if arm.role == "arm"]
 
     @property
     def emulated(self) -> list[str]:
-        """The arms, without the control, whose Metal kernels ran in the emulator."""
+        """Names of the arms, without the control, whose Metal kernels ran in the emulator."""
         return [
             arm.name
             for arm in self.arms
@@ -78,12 +78,12 @@ class CellData:
 
     @cached_property
     def looks(self) -> tuple[InterimLook, ...]:
-        """The predeclared looks; empty if there are none."""
+        """The predeclared interim looks; empty if there are none."""
         return parse_looks(self.design.get("looks"), float(self.design["alpha"]))
 
     @cached_property
     def criteria(self) -> DecisionCriteria:
-        """Runs per block, margin, and the alpha that may be spent now."""
+        """Runs per block, margin, and the alpha that may be spent now (0 if none may)."""
         runs, margin = int(self.design["runs_per_block"]), float(self.design["margin_pct"])
         if self.withheld_reason is not None:
             return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
@@ -101,7 +101,10 @@ class CellData:
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """Numbers of finished blocks at which results were shown, including now."""
+        """The numbers of finished blocks at which results were shown.
+
+        The current number is included if the design is complete.
+        """
         before = tuple(int(n) for n in self.design.get("shown", ()))
         now = (len(self.blocks_done),) if self.complete else ()
         return tuple(sorted({*before, *now}))
@@ -117,7 +120,7 @@ class CellData:
 
     @cached_property
     def hosts(self) -> Mapping[str, tuple[int, ...]]:
-        """Blocks by the host that ran them."""
+        """The blocks that each host ran, by host name."""
         hosts: dict[str, set[int]] = {}
         for record in self.records:
             if record.environment.get("host"):
@@ -126,7 +129,7 @@ class CellData:
 
     @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
-        """Each run's probe before its arm, in mean log microseconds, by (block, position)."""
+        """The probe before each run's arm, by (block, position): mean log microseconds."""
         return probe_values(self.records)
 
     @property
@@ -159,10 +162,10 @@ def read_data(cell_dir: Path) -> CellData:
 
 
 def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) -> dict[str, Any]:
-    """Infer a lost ``cell.json`` from the runs.
+    """Return a replacement for a lost ``cell.json``, inferred from the runs.
 
-    The declared design is unknown: alpha and margin are the schema's defaults, and nothing is
-    claimed.
+    The declared design is unknown: alpha and margin are the config schema's defaults, and
+    ``declared`` is False, so nothing is claimed.
     """
     blocks = {record.block for record in records}
     runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
@@ -188,7 +191,7 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
 
 @dataclass(frozen=True)
 class JudgedComparison:
-    """The comparison and verdict of one arm in one row; ``index`` is that of the row."""
+    """The comparison and verdict of one arm in one row; ``index`` is the row's index."""
 
     index: int
     row: MetricRow
@@ -200,9 +203,9 @@ class JudgedComparison:
 class CellAnalysis:
     """A cell's files, rows, gates and, on first use, comparisons and verdicts.
 
-    ``companion()`` returns the cell with the other isolation, which confirms this one or is
-    confirmed by it, or None. ``alternative_rows`` are the rows with the other treatment of
-    stalls; they are empty if there were no stalls.
+    ``companion()`` returns the analysis of the same cell under the other isolation (interleaved
+    or separate processes), or None. ``alternative_rows`` include stalls if ``rows`` exclude them,
+    and exclude stalls if ``rows`` include them. They are empty if there were no stalls.
     """
 
     data: CellData
@@ -220,11 +223,11 @@ class CellAnalysis:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """The fingerprint of the first run that has one."""
+        """The machine's fingerprint from the first run that recorded one."""
         return next((dict(r.environment) for r in self.data.records if r.environment), {})
 
     def rows_by_stalls(self, *, included: bool) -> tuple[MetricRow, ...]:
-        """Return the rows with the machine's stalls in their times, or without."""
+        """Return the rows whose times include the machine's stalls, or those that exclude them."""
         if self.stalls is None or included == (self.stalls.kept_reason is not None):
             return self.rows
         return self.alternative_rows
@@ -237,7 +240,7 @@ class CellAnalysis:
 
     @cached_property
     def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
-        """Per row, the comparison of each arm with the baseline; empty for a skipped row."""
+        """For each row, the comparisons with the baseline by arm; empty for a skipped row."""
         data = self.data
         arms_tested = len(data.treatment_arms)
         per_arm = {
@@ -281,7 +284,7 @@ class CellAnalysis:
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        """``cell.json`` with the fields of design.md section 8."""
+        """The content of ``cell.json``, with the fields of design.md section 8."""
         data = self.data
         return {
             "schema_version": SCHEMA_VERSION,
@@ -327,7 +330,7 @@ class CellAnalysis:
 def analyse(
     cell_dir: Path, companion: Callable[[], CellAnalysis | None] = lambda: None
 ) -> CellAnalysis:
-    """Analyse one cell from its files; raise :class:`RecordError` if one is not valid."""
+    """Analyse one cell from its files; raise :class:`RecordError` if a file is not valid."""
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
     claim = data.arms[0].identity
@@ -344,7 +347,7 @@ def analyse(
 def _rows(
     data: CellData,
 ) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], stall_exclusion.StallAttribution | None]:
-    """Return the verdicts' rows, those with the other treatment of stalls, and the stalls."""
+    """Return the rows that get verdicts, the alternative rows, and the attribution of stalls."""
     interleaved = data.design.get("isolation") == "in_process"
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline))
@@ -384,7 +387,7 @@ def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _order(data: CellData) -> list[list[str]]:
-    """Return the order in which arms really ran: per block, the arms by position."""
+    """Return the arms of each block in the order in which they actually ran."""
     blocks: dict[int, list[str]] = {}
     for record in data.records:
         blocks.setdefault(record.block, []).append(record.arm)

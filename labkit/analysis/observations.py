@@ -7,9 +7,9 @@ In a block whose arms were interleaved in one process (``in_process``), repeat `
 arm was taken in the same round, and whatever the machine did in that round happened to all
 arms. There an arm is compared with the baseline round by round: its log value is the
 baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. The arm that comes
-first in a round finds the caches as the round before left them, so the effect of an arm's
-position in the rounds is removed first (:func:`without_position_effects`). Per-arm medians are
-not changed.
+first in a round finds the caches as the previous round left them, so the effect of an arm's
+position within a round is removed before (:func:`without_position_effects`). The medians shown
+for each arm are not changed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ MAX_POLISH_PASSES = 10
 
 @dataclass(frozen=True)
 class RunValue:
-    """One run's number and its record (``file`` is relative to the cell).
+    """One metric's value in one run (``file`` is the run's record, relative to the cell).
 
-    ``round_positions`` is the arm's position in each round, from 0, or empty if not recorded.
+    ``repeats`` is empty unless arms were interleaved. ``round_positions`` is the arm's position in
+    each round, from 0, or empty if not recorded.
     """
 
     block: int
@@ -46,10 +47,11 @@ class RunValue:
 
 @dataclass
 class MetricRow:
-    """One case and metric with every arm's values; ``metric`` is None if the case was skipped.
+    """One metric of one case, with the values of every arm.
 
-    ``paired_baseline`` is the arm that the others are compared with round by round, within a
-    process. It is None where every run had a process of its own.
+    For a skipped case, ``skipped`` is the reason, and ``metric`` is that of the other primary rows
+    (None if there are none). ``paired_baseline`` is the arm that the others are compared with
+    round by round, within a process. It is None if every run had a process of its own.
     """
 
     case: str
@@ -67,8 +69,8 @@ class MetricRow:
     def rounds(self, block: int) -> dict[str, Floats]:
         """Return every arm's log values in a block's process, float64 [rounds], by arm.
 
-        Position effects are removed where positions were recorded. Results are cached, because
-        every arm and analysis needs them again.
+        Position effects are removed if positions were recorded. The result is cached, because it
+        is used for every arm and by several analyses.
         """
         if block not in self._rounds:
             by_arm = {
@@ -90,7 +92,7 @@ class MetricRow:
 
     @property
     def positive(self) -> bool:
-        """Whether all values (and repeats, where rounds are paired) have a logarithm."""
+        """Whether all values (all repeats, if rounds are paired) are above 0."""
         all_values = (v for values in self.arms.values() for v in values)
         if self.paired_baseline is not None:
             return all(min(v.repeats) > 0 for v in all_values)
@@ -98,7 +100,11 @@ class MetricRow:
 
 
 def run_value(repeats: Sequence[float]) -> float:
-    """Return the median of the repeats on the log scale, or plain if one is not positive."""
+    """Return the median of the repeats.
+
+    For an even count it is the geometric mean of the middle two, or their arithmetic mean if one
+    of them is not positive.
+    """
     values = sorted(repeats)
     median_over_rounds = len(values) // 2
     if len(values) % 2:
@@ -108,7 +114,7 @@ def run_value(repeats: Sequence[float]) -> float:
 
 
 def median_over_rounds(log_ratios: Floats) -> float:
-    """Return the median of a run's log ratios, float64 [rounds]."""
+    """Return the median of a run's log ratios (``log_ratios``: float64 [rounds])."""
     return float(_medians(log_ratios))
 
 
@@ -141,7 +147,10 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
 
 
 def _medians(values: Floats) -> Floats:
-    """Return medians along the last axis; on so few values np.median takes five times as long."""
+    """Return medians along the last axis.
+
+    ``np.median`` takes five times as long for arrays of this size.
+    """
     ordered, half = np.sort(values), values.shape[-1] // 2
     if values.shape[-1] % 2:
         return np.asarray(ordered[..., half])
@@ -149,12 +158,12 @@ def _medians(values: Floats) -> Floats:
 
 
 def build_rows(records: Iterable[Record], paired_baseline: str | None = None) -> list[MetricRow]:
-    """Build a cell's rows: cases in the order of the records, the primary metric first.
+    """Build a cell's rows: cases in the order of the records, each case's primary metric first.
 
     Parameters
     ----------
-    by_round
-        The baseline's name, if the arms of a block were interleaved in one process.
+    paired_baseline
+        The baseline's name if the arms of a block were interleaved in one process, else None.
 
     Raises
     ------
@@ -212,7 +221,7 @@ def _row(
 
 
 def _check_rounds(row: MetricRow) -> None:
-    """Raise :class:`RecordError` if an arm has other rounds than the baseline."""
+    """Raise :class:`RecordError` if an arm's number of rounds differs from the baseline's."""
     if row.paired_baseline is None:
         return
     rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}
@@ -226,7 +235,7 @@ def _check_rounds(row: MetricRow) -> None:
 
 
 def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:
-    """Give skipped rows the primary metric of the others: they are rows of the same table."""
+    """Give skipped rows the primary metric of the measured rows, so that they share a table."""
     primary = next((row for row in rows if row.metric is not None and row.primary), None)
     if primary is not None:
         for row in rows:
@@ -242,7 +251,10 @@ def complete_blocks(row: MetricRow, arms: Sequence[str], runs: int) -> tuple[int
 
 
 def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return an arm's log values, float64 [blocks, runs], paired by round if interleaved."""
+    """Return an arm's log values, float64 [blocks, runs].
+
+    The values of an interleaved arm are paired with the baseline's round by round.
+    """
     if row.paired_baseline is not None and arm != row.paired_baseline:
         return _paired_values(row, arm, blocks)
     values = row.by_block(arm)
@@ -258,7 +270,7 @@ def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
 
 
 def summary(values: Sequence[RunValue]) -> dict[str, Any]:
-    """Return median, quartiles, count and list of an arm's runs."""
+    """Return the median, quartiles and number of an arm's runs, and the runs themselves."""
     runs = [{"file": v.file, "value": v.value} for v in values]
     if not values:
         return {"median": None, "q1": None, "q3": None, "n": 0, "runs": runs}
@@ -273,7 +285,11 @@ def summary(values: Sequence[RunValue]) -> dict[str, Any]:
 
 
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
-    """Return each run's probe before its arm, in mean log microseconds, by (block, position)."""
+    """Return the machine probe's result before each run's arm, by (block, position).
+
+    It is the mean over the probe's kernels of the log time in microseconds. Runs without a probe
+    are left out.
+    """
     probes = {}
     for record in records:
         times = [t for t in record.probe.get("before", {}).values() if t > 0]

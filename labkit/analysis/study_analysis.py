@@ -24,7 +24,10 @@ class AnalysisCache:
         self._known: dict[Path, tuple[Stamp, CellAnalysis]] = {}
 
     def cell(self, cell_dir: Path) -> CellAnalysis:
-        """Return a cell's analysis, cached if its runs are the same; raise :class:`RecordError`."""
+        """Return a cell's analysis, from the cache unless its runs have changed.
+
+        Raises :class:`RecordError` if a file of the cell is not valid.
+        """
         stamp, known = _stamp(cell_dir), self._known.get(cell_dir)
         if known is not None and known[0] == stamp:
             return known[1]
@@ -33,11 +36,11 @@ class AnalysisCache:
         return analysis
 
     def study(self, study_dir: Path) -> list[CellAnalysis]:
-        """Return the analyses of a study's cells; raise :class:`RecordError`."""
+        """Return the analyses of a study's cells; raise :class:`RecordError` for a bad file."""
         return [self.cell(path) for path in cell_dirs(study_dir)]
 
     def decided(self, cell_dir: Path) -> bool:
-        """Return whether every arm has a decided verdict in every primary row."""
+        """Return whether every treatment arm has a decided verdict in every primary row."""
         analysis = self.cell(cell_dir)
         arms = analysis.data.treatment_arms
         words = {
@@ -48,7 +51,10 @@ class AnalysisCache:
         return bool(words) and words <= DECIDED_WORDS
 
     def _companion(self, cell_dir: Path) -> CellAnalysis | None:
-        """Return the interleaved cell that this one confirms, or the one that confirms it."""
+        """Return the analysis of the same cell under the other isolation, or None without runs.
+
+        For an interleaved cell that is the separate-process cell that confirms it, and vice versa.
+        """
         name = cell_dir.name
         interleaved = name.removesuffix(PROCESSES_SUFFIX)
         other = cell_dir.with_name(
@@ -65,19 +71,24 @@ def _stamp(cell_dir: Path) -> Stamp:
 
 
 def is_cell(folder: Path) -> bool:
-    """Return whether a folder is a cell: it has a ``cell.json``, or arms and runs to rebuild it."""
+    """Return whether a folder is a cell.
+
+    A cell has a ``cell.json``, or the arms and runs from which it can be rebuilt.
+    """
     if (folder / "cell.json").is_file():
         return True
     return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))
 
 
 def cell_dirs(study_dir: Path) -> list[Path]:
-    """Return a study's cell folders, sorted by name; a cell's own folder is a study of one.
+    """Return a study's cell folders, sorted by name.
+
+    If ``study_dir`` is itself a cell, the list holds only that folder.
 
     Raises
     ------
     RecordError
-        The folder does not exist, or has no cell.
+        The folder does not exist, or contains no cell.
     """
     if not study_dir.is_dir():
         raise RecordError(f"{study_dir}: no such directory")
@@ -103,8 +114,8 @@ def exit_code(study_dir: str | Path) -> int:
 def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
     """Return ``study.json``: the cells with their status, gates and verdicts.
 
-    With several cells, ``family`` holds the p-values of all primary rows, adjusted as one family:
-    max-T over joint relabellings, times the largest number of arms in a cell.
+    With several cells, ``family`` holds the p-values of all primary rows, adjusted as one family
+    by max-T over joint relabellings and multiplied by the largest number of arms in any cell.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -140,7 +151,11 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
 
 
 def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
-    """Adjust the primary rows of all cells as one family, arm by arm."""
+    """Return the p-values of the primary rows of all cells, adjusted as one family.
+
+    There is one entry per cell, row and arm. Cells for which nothing may be claimed yet are left
+    out.
+    """
     tested, families = [], []
     most_arms = max(len(analysis.data.treatment_arms) for analysis in analyses)
     for analysis in analyses:

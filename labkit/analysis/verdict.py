@@ -3,20 +3,20 @@
 The first rule that applies decides:
 
 1. ``invalid``, with the cause: a failed gate affects the arm;
-2. ``inconclusive``: there are no values, or values without a logarithm;
-3. ``estimate_only``: there are under 3 blocks of 2 runs (6 blocks of 1), the design cannot
+2. ``inconclusive``: no block is complete, or a value is not above 0;
+3. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
    reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
-   blocks are still to run, or no look was declared here);
+   blocks are still to run, or no interim look was declared at this number of blocks);
 4. the interval lies inside the margin: ``trivial`` if the difference is significant, else
-   ``equivalent``. Both are withheld where the A/A control's own interval, that of its row
-   alone, exceeds the margin;
+   ``equivalent``. The verdict is ``inconclusive`` instead if the A/A control's unadjusted
+   interval in the same row exceeds the margin;
 5. ``faster`` or ``slower``: the adjusted p is at most alpha;
 6. ``inconclusive``, with the smallest detectable effect.
 
 Interval and p are simultaneous over the rows and arms: the probability that a study claims a
 wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary rows is at
-most alpha. The control's interval is not, because it describes the noise of one row, which
-other rows do not increase.
+most alpha. The control's interval is not simultaneous, because it describes the noise of one row,
+which does not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of :data:`VERDICT_WORDS`; ``reason`` is None if the numbers suffice."""
+    """A verdict: one of :data:`VERDICT_WORDS`, and the reason for it if the word needs one."""
 
     word: str
     reason: str | None = None
 
 
 def exceeds_margin(control: ArmComparison | None, margin_pct: float) -> bool:
-    """Return whether the A/A control's own interval exceeds the margin."""
+    """Return whether the A/A control's unadjusted interval exceeds the margin.
+
+    False if there is no control or it has no interval.
+    """
     if control is None or control.ci_raw_pct is None:
         return False
     return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
@@ -68,9 +71,9 @@ def judge(
     Parameters
     ----------
     better
-        ``higher`` or ``lower``: the direction of the metric that is faster.
+        ``higher`` or ``lower``: which values of the metric count as faster.
     causes
-        Why failed gates forbid a verdict; empty if all gates hold.
+        The reasons for which failed gates forbid a verdict; empty if all gates hold.
     control
         The A/A control's comparison in the same row, or None if there is no control.
     """
@@ -111,9 +114,9 @@ def _bound_reason(comparison: ArmComparison) -> str | None:
 
 
 def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
-    """State the smallest detectable effect, and how many blocks the estimated effect needs.
+    """Return a text with the smallest detectable effect and the blocks that would decide.
 
-    An estimate below 1 % is replaced by 1 %.
+    These are the blocks needed to detect the estimated effect, or 1 % if the estimate is smaller.
     """
     parts = []
     if comparison.p is not None and comparison.p <= criteria.alpha:

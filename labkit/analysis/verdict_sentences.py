@@ -20,18 +20,19 @@ Json = Mapping[str, Any]
 
 
 def title(cell: Json) -> str:
-    """Return a cell's question (or its name), with its scale."""
+    """Return a cell's question (or its name), with its scale if it has one."""
     scale = cell.get("scale")
     return f"{cell['question'] or cell['cell']}" + (f" (scale={scale})" if scale else "")
 
 
-MAX_UNREMARKED_P = 0.02  # A/A rows with a smaller p are named
+MAX_UNREMARKED_P = 0.02  # the sentence on the A/A control names rows with a smaller p
 
 
 def test_method_text(cell: Json) -> str:
-    """Return how p-values were computed: ``exact``, or ``Monte Carlo, 100,000 draws``.
+    """Return the way p-values were computed: ``exact``, or ``Monte Carlo, 100,000 draws``.
 
-    Rows that lack a block are tested under the relabellings of the complete rows.
+    It is the same for all rows: a row that lacks a block is tested under the relabellings of the
+    complete rows.
     """
     labels = _labels(cell)
     if labels is None or labels.exact:
@@ -40,7 +41,7 @@ def test_method_text(cell: Json) -> str:
 
 
 def relabellings_text(cell: Json) -> str:
-    """Return the set behind the p-values: ``all 1,296 relabellings``, or the draws."""
+    """Return ``all 1,296 relabellings``, or ``Monte Carlo, 100,000 draws`` if they were sampled."""
     labels = _labels(cell)
     if labels is None or not labels.exact:
         return test_method_text(cell)
@@ -53,20 +54,23 @@ def _labels(cell: Json) -> Relabellings | None:
 
 
 def level_text(cell: Json) -> str:
-    """Return the confidence level of the intervals: ``95 %``, or ``99 %`` at a look."""
+    """Return the confidence level: ``95 %``, or ``99 %`` at an interim look that spends 0.01."""
     known = (c["level"] for row in cell["rows"] for c in row["comparisons"] if c["level"])
     return f"{100 * next(known, 1 - float(cell['design']['alpha'])):g} %"
 
 
 def identity_phrase(cell: Json, claim: str) -> str:
-    """Return what the identity gate established about the outputs."""
+    """Return a phrase on the outputs, such as ``outputs bit-identical``.
+
+    It is ``outputs not compared`` unless the identity gate passed.
+    """
     if cell["gates"]["identical"]["status"] != "pass":
         return "outputs not compared"
     return IDENTITY_CLAIMS.get(claim, "outputs not compared")
 
 
 def direction(unit: str | None, better: str | None, effect_pct: float) -> str:
-    """Return an effect as text: ``2.1 % faster``; bytes are ``more`` or ``less``."""
+    """Return an effect as text: ``2.1 % faster``, or ``2.1 % more`` if the unit is bytes."""
     size = f"{magnitude_text(effect_pct)} %"
     if unit == "bytes":
         return f"{size} {'more' if effect_pct > 0 else 'less'}"
@@ -78,7 +82,11 @@ def _direction(row: Json, comparison: Json) -> str:
 
 
 def _interval(comparison: Json, key: str, directed: bool) -> str:
-    """Return an interval as text: sizes in the effect's direction, or signed limits."""
+    """Return an interval as text, with signed limits.
+
+    If ``directed``, limits are sizes in the direction of the effect instead: after "faster",
+    ``1.2 to 3.4``.
+    """
     low, high = comparison[f"{key}_low_pct"], comparison[f"{key}_high_pct"]
     if low is None:
         return "unknown"
@@ -91,7 +99,7 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
 
 
 def _evidence(cell: Json, comparison: Json, directed: bool) -> str:
-    """Return the evidence for a verdict: adjusted interval and p, then the row's own."""
+    """Return the evidence in parentheses: adjusted interval and p, unadjusted ones, blocks."""
     effect = "" if directed else f"{percent_text(comparison['effect_pct'])}, "
     return (
         f"({effect}adjusted {level_text(cell)} CI {_interval(comparison, 'ci', directed)}, "
@@ -124,12 +132,12 @@ def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str
 
 
 def row_name(row: Json) -> str:
-    """Return a row's name: its case, or its metric if the case is all requests."""
+    """Return a row's name: its case, or its metric if the case is ``all`` (all requests)."""
     return str(row["metric"] if row["case"] == "all" else row["case"])
 
 
 def verdict_sentences(cell: Json, claim: str) -> list[str]:
-    """Return the sentences of a cell's primary rows, arm by arm, or why a row was skipped."""
+    """Return a sentence for each primary row and arm, and the reason for each skipped row."""
     lines = []
     for row in cell["rows"]:
         if not row["primary"]:
@@ -143,7 +151,7 @@ def verdict_sentences(cell: Json, claim: str) -> list[str]:
 
 
 def real_arms(cell: Json) -> list[str]:
-    """Return the names of all arms but the control, the baseline first."""
+    """Return the names of all arms except the A/A control, the baseline first."""
     return [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
 
 
@@ -153,10 +161,10 @@ def control_name(cell: Json) -> str | None:
 
 
 def control_sentence(cell: Json) -> str | None:
-    """Return what the A/A control measured, the noise, or None without a control.
+    """Return a sentence on the A/A control, or None if there is none or it has no effects.
 
-    The sentence has its largest effect, its smallest p, and every row whose p alone is so small
-    that a reader would take it for an effect.
+    The sentence gives the control's largest effect, its smallest p and its widest interval. It
+    names every row with an unadjusted p below 0.02, which a reader might take for an effect.
     """
     control = control_name(cell)
     comparisons = [
