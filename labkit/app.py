@@ -163,8 +163,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     from hydra import compose
 
     from labkit.experiment.cell_composer import compose_cell
-    from labkit.experiment.config_errors import explain_config_error
     from labkit.experiment.hydra_composer import Composer, expand_sweep
+    from labkit.experiment.hydra_error_text import explain_config_error
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -377,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
-    from labkit.experiment.config_errors import explain_config_error
+    from labkit.experiment.hydra_error_text import explain_config_error
 
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
         say(explain_config_error(error, words))

@@ -69,7 +69,7 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
     from omegaconf import OmegaConf
 
     from labkit.app import CONF
-    from labkit.experiment.config_errors import explain_config_error
+    from labkit.experiment.hydra_error_text import explain_config_error
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")

@@ -16,7 +16,7 @@ LEAVES = [leaf for group in option_index.option_groups() for leaf in group.entri
 # Readers of options that no module outside labkit.config reads by name.
 READERS = {
     **{
-        f"workload.prompts.{lengths}.{end}": "labkit.config.request_mix.Lengths.bounds"
+        f"workload.prompts.{lengths}.{end}": "labkit.config.requests.Lengths.bounds"
         for lengths in ("input", "output")
         for end in ("low", "high")
     },

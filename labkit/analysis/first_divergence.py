@@ -118,7 +118,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     """Return the first request whose text differs, and the position, or None.
 
     For servers that return no token ids. Texts are compared without special tokens, the space
-    around them, and U+FFFD (:mod:`labkit.models.text_codec`).
+    around them, and U+FFFD (:mod:`labkit.models.server_text`).
     """
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
     if not differing:

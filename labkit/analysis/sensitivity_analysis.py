@@ -7,7 +7,7 @@ Their rules are fixed here, before any data:
 - undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``, some
   of which read the machine while the arm ran (noted there, and beside the numbers);
 - with stalls, if they were removed from interleaved arms, or without, if they were kept
-  (``labkit.analysis.stall_exclusion``).
+  (``labkit.analysis.stall_origin``).
 
 They are shown beside the verdict's own numbers and never replace them. Their intervals and
 p-values are those of one row alone, not adjusted.

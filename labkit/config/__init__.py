@@ -47,11 +47,11 @@ from labkit.config.experiment import (
     Redo,
     Scale,
 )
-from labkit.config.mlx import Mlx
+from labkit.config.mlx_variables import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
 from labkit.config.openai_server import PRESETS, Api, EosHandling, OpenAIServer, ServerPreset
 from labkit.config.option import ConfigError, is_class_path, require
-from labkit.config.request_mix import (
+from labkit.config.requests import (
     ArrivalKind,
     Arrivals,
     LatencySLO,

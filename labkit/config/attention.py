@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from labkit.config.option import CLASS_PATH, Group, ReadBy, option
-from labkit.config.request_mix import MAX_LENGTH_TOKENS
+from labkit.config.requests import MAX_LENGTH_TOKENS
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")

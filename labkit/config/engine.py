@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
 from labkit.config.budget import Budget, BudgetPolicy
-from labkit.config.mlx import Mlx
+from labkit.config.mlx_variables import Mlx
 from labkit.config.openai_server import OpenAIServer
 from labkit.config.option import Group, is_class_path, option, require
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler

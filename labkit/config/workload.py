@@ -7,13 +7,7 @@ from enum import Enum
 
 from labkit.config.attention import Precision
 from labkit.config.option import CLASS_PATH, Group, ReadBy, option, require
-from labkit.config.request_mix import (
-    TIMESTAMPED_SOURCES,
-    ArrivalKind,
-    Arrivals,
-    LatencySLO,
-    Prompts,
-)
+from labkit.config.requests import TIMESTAMPED_SOURCES, ArrivalKind, Arrivals, LatencySLO, Prompts
 from labkit.config.video import Clip, Decoder, FramePicks
 
 

@@ -32,8 +32,8 @@ from labkit.cpu.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.graph_op_kernels import attention_at, compute_unit, greedy_at, num_units
 from labkit.cpu.greedy_sampling import CANDIDATE, MAX_PARTS, merge_candidates
 from labkit.cpu.jit import inner, intrinsic, kernel
+from labkit.cpu.launch_stamps import audit_launches
 from labkit.cpu.simd_emitter import POINTER
-from labkit.cpu.stamp_check import audit_launches
 from labkit.cpu.traced_array import Operand
 
 MAX_REPLAY_ROWS = 64  # of a step that is replayed: in larger ones Python's share is small

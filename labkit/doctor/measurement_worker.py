@@ -51,7 +51,7 @@ def cpu_bandwidth() -> dict[str, Any]:
     import numpy as np
 
     from labkit.cpu.roofline_peaks import read_gb_per_s
-    from labkit.machine.memory_profile import this_machine
+    from labkit.machine.machine_memory import this_machine
     from labkit.machine.worker_environment import core_count
 
     size = min(STREAM_BYTES, this_machine().available // 8) // 4096 * 4096
@@ -70,7 +70,7 @@ def mlx() -> dict[str, Any]:
         library, reason = openblas_for_mlx.activate("stock", core_count()), str(error)
     import mlx.core as mx
 
-    from labkit.experiment import mlx_canary
+    from labkit.experiment import mlx_known_answer_test
 
     metal = bool(mx.metal.is_available())
     a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))
@@ -88,7 +88,7 @@ def mlx() -> dict[str, Any]:
         stream = mx.ones(STREAM_BYTES // 4)
         mx.eval(stream)
         result["gpu_gb_s"] = STREAM_BYTES / _median_s(lambda: mx.eval(mx.sum(stream))) / 1e9
-    mlx_canary.check()
+    mlx_known_answer_test.check()
     return result
 
 

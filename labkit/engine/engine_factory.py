@@ -9,10 +9,10 @@ from labkit import config
 from labkit.engine import (
     compute_dtype,
     environment_checks,
-    instantiate,
     kv_layout,
-    load_self_test,
+    logits_self_test,
     speculation,
+    user_classes,
 )
 from labkit.engine.budget.budget_decision import BudgetDecision
 from labkit.engine.budget.pool_sizing import (
@@ -22,6 +22,7 @@ from labkit.engine.budget.pool_sizing import (
 )
 from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine
+from labkit.engine.engine_step import StepLoop
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import KVCache
 from labkit.engine.llm_engine import LLMEngine
@@ -31,8 +32,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import PreparedModel, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_launcher import create_launcher
-from labkit.engine.step_loop import StepLoop
-from labkit.machine import memory_profile
+from labkit.machine import machine_memory
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring
@@ -115,7 +115,7 @@ def _create_own(
             "requests need a prefill; set another resolver"
         )
     kv_layout.create_factory(options)  # raises now rather than after the model is loaded
-    machine = memory_profile.find_profile(options.budget.machine)
+    machine = machine_memory.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
     prepared = models.prepare(
         model_dir,
@@ -130,9 +130,9 @@ def _create_own(
     factory = kv_layout.create_factory(options, expected.dtype)
     small = expected.create_kv_cache(factory)
     kv_dtype = options.kv.dtype.value
-    difference = load_self_test.verify(prepared.loaded, choice.forward, small, expected, kv_dtype)
+    difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
-        load_self_test.require_batch_invariance(options, choice.forward, factory, expected)
+        logits_self_test.require_batch_invariance(options, choice.forward, factory, expected)
 
     draft = load_draft(options, model_dir, factory, expected, models)
     shapes = expected.shapes + (draft.shapes if draft else ())
@@ -203,7 +203,7 @@ def _assemble(
 
 def _create_plugin(options: config.Engine, model_dir: Path) -> InferenceEngine:
     try:
-        engine: InferenceEngine = instantiate.create_plugin(
+        engine: InferenceEngine = user_classes.create_plugin(
             "engine.name", options.name, ENGINE_METHODS, options, model_dir
         )
     except ValueError as error:

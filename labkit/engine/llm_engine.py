@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Mapping
 
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, KVBytes, TokenEvent
+from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.step_loop import StepLoop
 
 # Counters that are returned even if they are 0.
 ALWAYS_COUNTED = (

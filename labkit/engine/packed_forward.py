@@ -12,7 +12,7 @@ import numpy as np
 from labkit.config import Device
 from labkit.engine import compute_dtype
 from labkit.engine.batch import Batch
-from labkit.engine.compiled_blocks import CompiledBlocks
+from labkit.engine.compiled_feed_forward import CompiledBlocks
 from labkit.engine.device_logits import DeviceLogits, Logits, WaitLogits
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.layer_cache import ForwardContext, LayerCache

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device
-from labkit.engine import load_self_test
+from labkit.engine import logits_self_test
 from labkit.engine.compute_dtype import MatrixStorage
-from labkit.engine.load_self_test import ExpectedLogits
+from labkit.engine.logits_self_test import ExpectedLogits
 from labkit.engine.model_loader import LoadedModel, load_model
 from labkit.engine.packed_forward import ForwardChoice, choose_forward
-from labkit.machine import memory_profile
+from labkit.machine import machine_memory
 
 if TYPE_CHECKING:
     from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
@@ -76,7 +76,7 @@ class SharedModels:
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
-            self._expected[expected_key] = load_self_test.compute_expected(fresh, block_size)
+            self._expected[expected_key] = logits_self_test.compute_expected(fresh, block_size)
         expected = self._expected[expected_key]
         if prepared is not None:
             return PreparedModel(prepared.loaded, prepared.choice, expected)
@@ -85,10 +85,10 @@ class SharedModels:
             from labkit.engine.parallel.model_sharding import shard
 
             fresh = shard(fresh, self._ring)
-            expected = replace(expected, shapes=load_self_test.kv_shapes(fresh)[0])
+            expected = replace(expected, shapes=logits_self_test.kv_shapes(fresh)[0])
             self._expected[expected_key] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
-        memory_profile.trim_heap()  # the dequantised weights, and MLX's that were copied
+        machine_memory.trim_heap()  # the dequantised weights, and MLX's that were copied
         prepared = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._prepared[key] = prepared

@@ -16,12 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
-from labkit.experiment import mlx_canary, run_stages
+from labkit.experiment import mlx_known_answer_test, run_stages
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.machine import fingerprint
 from labkit.records import Arm, Record
-from labkit.workload.interleaving import MachineKernels, TurnContext
+from labkit.workload.workload_kind import MachineKernels, TurnContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,7 +135,7 @@ class WorkerProcess:
 
     def _test_known_answers(self) -> None:
         with self.shared.stage("canary"):
-            self.shared.note(canary="ok" if mlx_canary.check() else "no mlx")
+            self.shared.note(canary="ok" if mlx_known_answer_test.check() else "no mlx")
 
     def _measure_peak_rates(self) -> None:
         experiment = self.runs[0].experiment

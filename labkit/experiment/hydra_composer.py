@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Experiment, from_plain, require
 from labkit.config.option import options
-from labkit.experiment.config_errors import explain_config_error
+from labkit.experiment.hydra_error_text import explain_config_error
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

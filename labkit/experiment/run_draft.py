@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from labkit.experiment import mlx_canary
+from labkit.experiment import mlx_known_answer_test
 from labkit.experiment.run_failures import RunFailure, failure_of
 from labkit.machine.exception_text import one_line
 from labkit.records import Arm, Record
@@ -100,7 +100,7 @@ class RunDraft:
             traceback.print_exc()
             self.fail(failure_of(error, self.timer.stage))
             try:
-                mlx_canary.check()
+                mlx_known_answer_test.check()
             except Exception as stale:
                 self.note(canary=one_line(stale))
 

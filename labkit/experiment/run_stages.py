@@ -31,7 +31,7 @@ from labkit.config import Device, Experiment, from_plain
 from labkit.records import Arm
 
 if TYPE_CHECKING:
-    from labkit.workload.interleaving import InterleavedArms, TurnContext
+    from labkit.workload.workload_kind import InterleavedArms, TurnContext
 
 PEAK_RATE_BLOCKS = 3  # the number of first blocks that measure the machine's peak rates
 

@@ -19,10 +19,10 @@ def resolve(model: Model) -> ModelDir:
     CacheError
         The cache folder cannot be written.
     """
-    from labkit.models import model_directory, shipped_model
+    from labkit.models import model_directory, packaged_model
 
     if model.packaged is not None:
-        return shipped_model.find_shipped_model(model.packaged, name=model.name)
+        return packaged_model.find_shipped_model(model.packaged, name=model.name)
     if model.shape is None:
         return model_directory.find_model(model.path or "")
     from labkit.models.synthetic_model import build

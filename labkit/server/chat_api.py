@@ -10,6 +10,15 @@ import msgspec
 
 from labkit.server.api_error import invalid
 from labkit.server.chat_responses import ChatWriter
+from labkit.server.endpoint_helpers import (
+    check_choices,
+    check_model,
+    check_stream,
+    decode,
+    encode_conversation,
+    resolve_max_tokens,
+    to_params,
+)
 from labkit.server.openai_types import (
     ChatMessage,
     ChatRequest,
@@ -19,15 +28,6 @@ from labkit.server.openai_types import (
     ToolCall,
 )
 from labkit.server.response_streams import GenerationResponse
-from labkit.server.sampling_translation import (
-    check_choices,
-    check_model,
-    check_stream,
-    decode,
-    encode_conversation,
-    resolve_max_tokens,
-    to_params,
-)
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 from labkit.server.tool_calls import ToolCallFormat

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.api_generation import Generation, TokenOutput
+from labkit.server.endpoint_helpers import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.openai_types import (
     ChatChoice,
     ChatChunk,
@@ -26,7 +27,6 @@ from labkit.server.openai_types import (
     Usage,
 )
 from labkit.server.response_streams import DONE, sse_event
-from labkit.server.sampling_translation import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.serving_service import Service
 from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
 

@@ -11,15 +11,7 @@ from msgspec import UNSET
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.api_error import invalid
 from labkit.server.api_generation import Generation
-from labkit.server.openai_types import (
-    Completion,
-    CompletionRequest,
-    TextChoice,
-    TextLogprobs,
-    Usage,
-)
-from labkit.server.response_streams import DONE, GenerationResponse, sse_event
-from labkit.server.sampling_translation import (
+from labkit.server.endpoint_helpers import (
     GeneratedChoice,
     check_choices,
     check_model,
@@ -32,6 +24,14 @@ from labkit.server.sampling_translation import (
     to_params,
     usage,
 )
+from labkit.server.openai_types import (
+    Completion,
+    CompletionRequest,
+    TextChoice,
+    TextLogprobs,
+    Usage,
+)
+from labkit.server.response_streams import DONE, GenerationResponse, sse_event
 from labkit.server.serving_service import Service, new_id
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default

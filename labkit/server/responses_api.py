@@ -12,15 +12,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from labkit.server.api_error import ApiError, invalid
-from labkit.server.openai_types import JsonObject, Sampling
-from labkit.server.response_streams import GenerationResponse, named_sse_event
-from labkit.server.sampling_translation import (
+from labkit.server.endpoint_helpers import (
     Conversation,
     GeneratedChoice,
     check_model,
     converse,
     decode,
 )
+from labkit.server.openai_types import JsonObject, Sampling
+from labkit.server.response_streams import GenerationResponse, named_sse_event
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 

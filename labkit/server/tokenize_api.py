@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from labkit.server.api_error import invalid
 from labkit.server.chat_api import to_template_messages
+from labkit.server.endpoint_helpers import check_model, decode, encode_conversation, encode_text
 from labkit.server.openai_types import ChatMessage, TokenId
-from labkit.server.sampling_translation import check_model, decode, encode_conversation, encode_text
 from labkit.server.serving_service import Service
 
 

@@ -11,14 +11,14 @@ from importlib import import_module
 from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
-from labkit.engine.instantiate import create_plugin
-from labkit.workload.interleaving import (
+from labkit.engine.user_classes import create_plugin
+from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.workload_kind import (
     InterleavedArms,
     TurnContext,
     WorkloadKind,
     single_arm_context,
 )
-from labkit.workload.measurement import Estimate, Measurement
 
 METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {

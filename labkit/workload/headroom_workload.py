@@ -13,11 +13,11 @@ from labkit.config import ConfigError, Experiment, KVLayout, require
 from labkit.engine import budget, compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.engine.budget.kv_demand import slots_for
-from labkit.machine import memory_profile
+from labkit.machine import machine_memory
 from labkit.records import CaseRecord, Metric
-from labkit.workload.interleaving import START_SECONDS, TurnContext
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.sources import source_of
+from labkit.workload.workload_kind import START_SECONDS, TurnContext
 
 PROCESS_BYTES = 150 << 20
 
@@ -59,7 +59,7 @@ def claim(experiment: Experiment) -> Claim:
             f"workload.kind=headroom: the KV memory of engine={engine.name} with "
             f"model={experiment.model.name} cannot be planned; choose another engine or model"
         )
-    total = memory_profile.find_profile(engine.budget.machine).total
+    total = machine_memory.find_profile(engine.budget.machine).total
     if engine.kv.layout is KVLayout.paged:
         taken = sum(part.bytes for part in planned.parts)
         tokens = (planned.blocks - 1) * engine.kv.block_size

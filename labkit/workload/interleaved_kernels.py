@@ -38,12 +38,12 @@ from labkit.config import Precision, State
 from labkit.machine import parent_death
 from labkit.records import CaseRecord
 from labkit.workload import kernel_cases, kernel_samples
-from labkit.workload.interleaving import TurnContext
 from labkit.workload.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernel_samples import ArmSamples, CaseRounds
 from labkit.workload.kernel_warmup import KernelWarmup
 from labkit.workload.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
 from labkit.workload.measurement import Measurement
+from labkit.workload.workload_kind import TurnContext
 
 
 def _mlx_queue(dtype: Precision) -> LaunchQueue:

@@ -3,7 +3,7 @@
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
 arrivals and latencies are in the arm's own time. What the machine does within a second happens
 to all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.noise_spikes`); the record also holds the times as measured.
+(:mod:`labkit.workload.stall_times`); the record also holds the times as measured.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload import noise_spikes
+from labkit.workload import stall_times
 from labkit.workload.arm_clock import ArmClock
-from labkit.workload.interleaving import EnterTurn
 from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
 from labkit.workload.serving_session import ServingSession
+from labkit.workload.workload_kind import EnterTurn
 
 # A slice ends after the first step that exceeds this much of its arm's time. Shorter slices lose
 # more time to cold caches; longer ones let the machine change between arms.
@@ -125,8 +125,8 @@ def _stalled_seconds(progress: Sequence[ServingProgress]) -> list[NDArray[np.flo
     times = [arm.generator.step_seconds() for arm in progress]
     schedules = [[step.receivers for step in arm.generator.steps] for arm in progress]
     if len(progress) > 1 and all(schedule == schedules[0] for schedule in schedules):
-        return list(noise_spikes.by_same_step(np.stack(times)))
+        return list(stall_times.by_same_step(np.stack(times)))
     return [
-        noise_spikes.by_similar_steps(own, np.diff(arm.tokens, prepend=0.0))
+        stall_times.by_similar_steps(own, np.diff(arm.tokens, prepend=0.0))
         for arm, own in zip(progress, times, strict=True)
     ]

@@ -12,10 +12,10 @@ from labkit.engine.budget import model_footprint
 from labkit.engine.budget.kv_demand import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
 from labkit.workload import capacity_warnings, in_process_rules
-from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
 from labkit.workload.sources import PromptSource, source_of
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
+from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
     from labkit.engine.shared_models import SharedModels
@@ -92,8 +92,8 @@ class RequestKind:
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
-        from labkit.workload.decoded_tokens import TokenTexts
         from labkit.workload.serving_session import ServingSession
+        from labkit.workload.token_texts import TokenTexts
 
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
-from labkit.models.text_codec import text_digest
+from labkit.models.server_text import text_digest
 from labkit.records import CaseRecord
 from labkit.workload import arrivals
 from labkit.workload.attainable_prefix_hits import sharing_notes
-from labkit.workload.decoded_tokens import TokenTexts
 from labkit.workload.load_generator import Clock, LoadGenerator, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.memory_timeline import MemoryTimeline
@@ -31,6 +30,7 @@ from labkit.workload.serving_metrics import (
     sending_metrics,
     serving_metrics,
 )
+from labkit.workload.token_texts import TokenTexts
 from labkit.workload.tokenized_prompts import Prompt
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
+from labkit.engine.engine_step import StepLoop
 from labkit.engine.input_builder import InputBuilder, staircase, window
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
@@ -21,7 +22,6 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer
 from labkit.engine.step_launcher import create_launcher
-from labkit.engine.step_loop import StepLoop
 
 VOCAB, EOS = 31, 30
 CUTS = {"window": window, "staircase": staircase}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.machine import cgroups, memory_profile
+from labkit.machine import cgroups, machine_memory
 
 
 def write(folder, **files):
@@ -92,7 +92,7 @@ def test_an_ancestors_limit_counts(controller, files, tmp_path, monkeypatch):
     monkeypatch.setattr(cgroups, "folders", lambda controller="": folders.get(controller, []))
     assert cgroups.memory_limit() == 5_000_000
     assert cgroups.memory_headroom() == 1_000_000
-    machine = memory_profile.this_machine()
+    machine = machine_memory.this_machine()
     assert (machine.total, machine.available) == (5_000_000, 1_000_000)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.client_lateness import ServerArm, server_arms
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.server_arms import ServerArm, server_arms
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine import instantiate
+from labkit.engine import user_classes
 from labkit.engine.attention.kernel_switches import KernelSwitches
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     """
     kernel_switches = KernelSwitches(**switches)
     if ":" in backend:
-        own_backend: PagedBackend = instantiate.create_plugin(
+        own_backend: PagedBackend = user_classes.create_plugin(
             "engine.attention.backend", backend, _METHODS, resolver=kernel_switches.resolver
         )
         return own_backend

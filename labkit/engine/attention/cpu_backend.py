@@ -25,8 +25,8 @@ from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_log import Launch, report_launches
 from labkit.engine.attention.launch_report import Reports
+from labkit.engine.attention.launch_totals import Launch, report_launches
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.prepared_launch import LAYER_ARRAYS, CpuPrepared, PreparedLaunch
 from labkit.kernel_abi import BQ, RESOLVER_IDS

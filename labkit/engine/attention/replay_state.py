@@ -13,7 +13,7 @@ from labkit.cpu.attention_launch import COUNTER_COLUMNS
 from labkit.cpu.graph_attention import LAUNCH, SUMMARY, AttentionInputs
 from labkit.engine.attention.attention_metadata import AttentionMetadata
 from labkit.engine.attention.captured_layers import CapturedLayers
-from labkit.engine.attention.launch_log import LaunchTotals, launch_stamp, report_launches
+from labkit.engine.attention.launch_totals import LaunchTotals, launch_stamp, report_launches
 from labkit.engine.attention.prepared_launch import CpuPrepared, PreparedLaunch
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_abi import STAMP_MASK

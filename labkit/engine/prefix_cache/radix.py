@@ -163,7 +163,9 @@ class RadixPrefixCache(PrefixCache):
     def evict(self, count: int) -> None:
         """Cut ``count`` blocks from the ends of the leaves unlocked first; see ``PrefixCache``."""
         if count > self._pool.num_evictable:
-            raise ValueError(f"evict({count}): {self._pool.num_evictable} blocks are evictable")
+            raise ValueError(
+                f"evict({count}): only {self._pool.num_evictable} blocks are evictable"
+            )
         self._cut(count)
         self.num_evicted += count
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit import config
-from labkit.engine import compute_dtype, load_self_test
+from labkit.engine import compute_dtype, logits_self_test
 from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.input_builder import stack_block_tables
@@ -164,7 +164,7 @@ def load_draft(
     options: config.Engine,
     model_dir: Path,
     factory: KVCacheFactory,
-    target: load_self_test.ExpectedLogits,
+    target: logits_self_test.ExpectedLogits,
     models: SharedModels,
 ) -> LoadedDraft | None:
     """Load the draft model that ``options`` name, or return None if there is none.
@@ -194,7 +194,7 @@ def load_draft(
             raise EngineError(f"its vocabulary has {vocab} ids, the model's {target_vocab}")
         shapes = target.shapes + expected.shapes
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
-        load_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
+        logits_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error
     layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from labkit.config import ConfigError, from_plain, require
-from labkit.config.request_mix import MAX_REQUESTS
+from labkit.config.requests import MAX_REQUESTS
 from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")

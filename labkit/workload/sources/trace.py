@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.config import Experiment, require
 from labkit.config.option import Group, option
-from labkit.config.request_mix import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
+from labkit.config.requests import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
 from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first

@@ -10,8 +10,8 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload, require
-from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
+from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64, one decoder thread; for estimates only.
 PIXELS_PER_SECOND = 300e6

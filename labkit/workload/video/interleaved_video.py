@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import FramePicks, Workload
 from labkit.records import CaseRecord, Metric
 from labkit.workload.interleaved_kernels import spread_rounds
-from labkit.workload.interleaving import TurnContext
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
@@ -26,6 +25,7 @@ from labkit.workload.video.clip_reader import Pixels
 from labkit.workload.video.frame_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.planted_events import shares
+from labkit.workload.workload_kind import TurnContext
 
 if TYPE_CHECKING:
     from labkit.workload.video.frame_decoding import DecodedFrames

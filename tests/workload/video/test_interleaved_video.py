@@ -21,12 +21,12 @@ import clip_files as files
 from labkit.analysis.frame_identity import frames_difference
 from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
-from labkit.workload.interleaving import NoMachineKernels, TurnContext, single_arm_context
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding
 from labkit.workload.video.frame_checks import strided_ranges
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_video import InterleavedVideo
+from labkit.workload.workload_kind import NoMachineKernels, TurnContext, single_arm_context
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ CHILD = """
 import json, resource, sys
 sys.path[:0] = {paths}
 import clip_files as files
-from labkit.workload.interleaving import single_arm_context
+from labkit.workload.workload_kind import single_arm_context
 from labkit.workload.video import clip_library
 from labkit.workload.video.interleaved_video import InterleavedVideo
 arms = [files.asks(p, d, frames=8, clips=sys.argv[1], warmup=1) for p, d in files.WAYS]

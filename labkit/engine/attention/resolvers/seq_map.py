@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine import instantiate
+from labkit.engine import user_classes
 from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 from labkit.kernel_abi import BQ
 
@@ -98,7 +98,7 @@ class UserResolver(SeqMapResolver):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._user_resolver = instantiate.create_plugin("resolver", path, ("maps",))
+        self._user_resolver = user_classes.create_plugin("resolver", path, ("maps",))
         self.name = self._user_resolver.name
 
     def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[SeqMapLookup, float]:
@@ -114,7 +114,7 @@ class UserResolver(SeqMapResolver):
             maps = self._user_resolver.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
             raise ValueError(
-                f"resolver={self._path}: maps() {instantiate.one_line(error)}"
+                f"resolver={self._path}: maps() {user_classes.one_line(error)}"
             ) from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:

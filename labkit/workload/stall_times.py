@@ -13,7 +13,7 @@ is rougher, so only a step over ``ROUGH_SPIKE_RATIO`` times it counts as a spike
 few similar ones (a long prefill) is left as measured.
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
-One process cannot tell the two apart, many can: :mod:`labkit.analysis.stall_exclusion`.
+One process cannot tell the two apart, many can: :mod:`labkit.analysis.stall_origin`.
 
 Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired sd between
 processes): alone 1.0 % of a copy and 0.5 of an arm with a planted 3 % (3.0 found), where

@@ -1,7 +1,7 @@
 """Stall attribution: were the stalls removed from interleaved arms' times the machine's?
 
 Where request arms are interleaved in one process, the excess of a step that took clearly
-longer than the same step of the other arms is removed (:mod:`labkit.workload.noise_spikes`).
+longer than the same step of the other arms is removed (:mod:`labkit.workload.stall_times`).
 Work that an arm itself does now and then (compaction, copies, eviction) looks the same in one
 process, but not in many: the machine stalls whichever arm is running, while an arm's own work
 returns in that arm. So the removed share of an arm's time, and its number of steps, are compared
@@ -15,7 +15,7 @@ with the baseline's in the same process by the exact signed-rank test over proce
   stalls and the baseline's also lies inside the margin (80 % interval of the same test), because
   that much could be its own work.
 
-Simulated (``tests/analysis/test_stall_exclusion.py``): p <= .05 in at most 6 % of A/A studies;
+Simulated (``tests/analysis/test_stall_origin.py``): p <= .05 in at most 6 % of A/A studies;
 an arm's own work of 3 % or more of its time that looks like stalls goes unnoticed in at most
 3 % of studies.
 """

@@ -1,6 +1,6 @@
 """The thread pool under load: kernel launches on labkit's pool and on numba's threading layers.
 
-    python benchmarks/pool.py [--rounds 5] [--layers labkit,omp,workqueue,tbb]
+    python benchmarks/thread_pool_under_load.py [--rounds 5] [--layers labkit,omp,workqueue,tbb]
 
 Decode attention and one small matrix product run on each layer, in a process of its own; all
 processes start first. Then they are measured in turns of a fraction of a second, in an order that

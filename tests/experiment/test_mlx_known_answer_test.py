@@ -7,12 +7,12 @@ import types
 
 import pytest
 
-from labkit.experiment import mlx_canary
+from labkit.experiment import mlx_known_answer_test
 
 
 def test_without_mlx_nothing_is_tested(monkeypatch):
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
-    assert mlx_canary.check() is False
+    assert mlx_known_answer_test.check() is False
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def test_a_healthy_mlx_passes_and_no_value_repeats(mx, monkeypatch):
     seen = []
     real = mx.full
     monkeypatch.setattr(mx, "full", lambda shape, value: seen.append(value) or real(shape, value))
-    assert mlx_canary.check() is True
+    assert mlx_known_answer_test.check() is True
     first = set(seen)
     seen.clear()
-    assert mlx_canary.check() is True
+    assert mlx_known_answer_test.check() is True
     assert first != set(seen)
 
 
@@ -35,8 +35,8 @@ def test_a_healthy_mlx_passes_and_no_value_repeats(mx, monkeypatch):
 def test_stale_values_are_detected(mx, monkeypatch, broken):
     stale = mx.array(3.0)
     monkeypatch.setattr(mx, broken, lambda array: stale)
-    with pytest.raises(mlx_canary.StaleResult, match="stale"):
-        mlx_canary.check()
+    with pytest.raises(mlx_known_answer_test.StaleResult, match="stale"):
+        mlx_known_answer_test.check()
 
 
 def test_mlx_is_tested_only_if_it_is_imported(monkeypatch):
@@ -54,5 +54,5 @@ def test_mlx_is_tested_only_if_it_is_imported(monkeypatch):
     fake.sum = fake.min = fake.max = lambda array: wrong
     monkeypatch.setitem(sys.modules, "mlx.core", fake)
     monkeypatch.setitem(sys.modules, "mlx", types.SimpleNamespace(core=fake))
-    with pytest.raises(mlx_canary.StaleResult):
-        mlx_canary.check()
+    with pytest.raises(mlx_known_answer_test.StaleResult):
+        mlx_known_answer_test.check()

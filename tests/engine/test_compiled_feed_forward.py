@@ -13,7 +13,7 @@ from test_paged_tokens import create_mlx
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create, decode_padding
-from labkit.engine.compiled_blocks import CompiledBlocks
+from labkit.engine.compiled_feed_forward import CompiledBlocks
 from labkit.engine.engine_protocol import Counters, EngineError
 
 LAYERS = CONFIGS["llama"]["num_hidden_layers"]
