@@ -1,6 +1,6 @@
 """Inference engines: labkit's own with continuous batching, mlx_lm's, and OpenAI-compatible ones.
 
-Importing this package imports neither MLX nor numba; the names below load on first use.
+Importing this package imports neither MLX nor numba: the names in ``__all__`` load on first use.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from labkit.engine.request import RequestState
 
 Ints = NDArray[np.int32]
-# Stands for a token that the step in flight will sample.
+# The placeholder for a token that the step in flight will sample.
 PLACEHOLDER_TOKEN_ID = -1
 
 
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     seq_lens: Ints  # [num_seqs], context including the new tokens
     block_tables: Ints  # [num_seqs, max_blocks], padded with 0
     logit_rows: Ints  # packed rows after which a token is sampled
-    sampling: tuple[RequestState, ...]  # the requests of these rows
+    sampling: tuple[RequestState, ...]  # the request of each row in ``logit_rows``
     prefill_tokens: int
     # Row and request id of every token that the step in flight will sample.
     placeholders: tuple[tuple[int, str], ...] = ()
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     @property
     def num_segments(self) -> int:
-        """Segments of requests: one per chunk, and one per draft that has a segment of its own."""
+        """Segments without padding: one per chunk, and one per draft with its own segment."""
         return len(self.seq_lens) - self.padding
 
 
@@ -55,7 +55,11 @@ def pack(
     prefill_tokens: int = 0,
     placeholders: tuple[tuple[int, str], ...] = (),
 ) -> Batch:
-    """Return a batch of tokens whose segments have these (start, length) in their sequences."""
+    """Return the batch of packed tokens.
+
+    ``segments`` has the (start, length) of each segment in its sequence, and ``rows`` becomes
+    ``Batch.logit_rows``.
+    """
     starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
     cu_seqlens_q = np.zeros(len(segments) + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens_q[1:])
@@ -75,7 +79,7 @@ def pack(
 
 
 def with_padding(batch: Batch, count: int) -> Batch:
-    """Return the batch with ``count`` more rows, which belong to no request."""
+    """Return the batch with ``count`` padding rows at the end, which belong to no request."""
     zeros, steps = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
     tables = np.zeros((count, batch.block_tables.shape[1]), np.int32)
     return batch._replace(
@@ -90,6 +94,6 @@ def with_padding(batch: Batch, count: int) -> Batch:
 
 
 def read_only(array: Ints) -> Ints:
-    """Make an array read-only, because batches share it; return the array."""
+    """Make an array read-only, because several batches share it, and return the array."""
     array.flags.writeable = False
     return array

@@ -1,12 +1,12 @@
-"""The pool of KV blocks: reference counts, the free list, and blocks that stay cached.
+"""The pool of KV blocks: reference counts, the free list, and cached blocks.
 
 A block is in one of three states: *free*; *in use*, with a reference for each request whose
 block table names it; or *evictable*, with no reference but cached, because a later request may
 begin with the same tokens.
 
     allocate            free -> in use
-    touch               one more reference (evictable -> in use)
-    free                one reference less; the last one: in use -> evictable if cached, else free
+    touch               adds a reference (evictable -> in use)
+    free                removes a reference; after the last: evictable if cached, else free
     cache, evict        mark a block's contents as reusable, or not (evictable -> free)
 """
 
@@ -19,11 +19,11 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Allocates KV blocks by id; block 0 is the null block and is never allocated.
+    """Allocates KV blocks by id. Block 0 is the null block and is never allocated.
 
-    The block freed last is allocated first, so that a pool larger than the work touches little
-    memory. ``num_blocks`` includes the null block and is at least 2. ``peak_used`` is the largest
-    number of blocks in use at once; evictable blocks are not in use.
+    The block freed last is allocated first, so that few requests touch little of a large pool.
+    ``num_blocks`` includes the null block and is at least 2. ``peak_used`` is the largest number of
+    blocks in use at once (evictable blocks are not in use).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -53,7 +53,7 @@ class BlockPool:
         return self._cached.count(1)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` are evictable."""
+        """Return the number of ``blocks`` that are evictable."""
         return sum(self._cached[block] and not self._ref_cnt[block] for block in blocks)
 
     def allocate(self, count: int) -> list[int]:
@@ -79,7 +79,7 @@ class BlockPool:
         Raises
         ------
         ValueError
-            A block is free, so its contents are undefined.
+            A block is free: its contents are undefined.
         """
         for block in blocks:
             if not self._ref_cnt[block]:
@@ -90,7 +90,7 @@ class BlockPool:
         self._update_peak()
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove one reference from each block, the last block of the sequence first.
+        """Remove one reference from each block, in reverse order.
 
         A block without references becomes evictable if it is cached, else free.
 
@@ -124,7 +124,7 @@ class BlockPool:
             self._cached[block] = 1
 
     def evict(self, blocks: Iterable[int]) -> None:
-        """Mark blocks as no longer cached; evictable ones become free, the last block first.
+        """Mark blocks as no longer cached. Evictable blocks become free, in reverse order.
 
         Raises
         ------
@@ -153,14 +153,14 @@ class BlockPool:
         self.peak_used = self.num_used
 
     def check(self, block_tables: Iterable[Iterable[int]], cached: Iterable[int] = ()) -> None:
-        """Raise ``AssertionError`` unless the pool agrees with its users.
+        """Raise ``AssertionError`` unless the pool agrees with block tables and prefix cache.
 
         Parameters
         ----------
         block_tables
-            Each request's blocks; a shared block is in several tables.
+            The block ids of each request. A shared block is in several tables.
         cached
-            The blocks that the prefix cache holds.
+            The ids of the blocks that the prefix cache holds.
         """
         references = Counter(block for blocks in block_tables for block in blocks)
         cached = set(cached)

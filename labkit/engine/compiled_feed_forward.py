@@ -1,9 +1,10 @@
 """``mx.compile`` of a model's feed-forward blocks, one graph per shape.
 
-A whole step is not compiled: attention has operands of another shape in every step (block tables,
-maps) and writes pools that nothing else may reference. The feed-forward block between two
-attentions is compiled. MLX keeps a graph for every shape and never frees one (mlx #4464), so only
-steps of few shapes use them: pure decodes, if ``engine.decode_shape`` is not exact.
+A whole step is not compiled, because attention has operands of a different shape in every step
+(block tables, maps) and writes to pools that nothing else may reference. Only the feed-forward
+blocks between the attentions are compiled. MLX keeps a graph for every shape and never frees it
+(mlx #4464), so only steps of few shapes use compiled blocks: pure decodes, if
+``engine.decode_shape`` is not exact.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BLOCK_NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
 class CompiledBlocks:
     """The feed-forward blocks of an mlx_lm model on MLX arrays, which can run compiled.
 
-    Each block is replaced in its layer; layers without such a block stay as they are.
+    Each block is replaced in its layer. Layers without a feed-forward block are not changed.
     ``num_blocks`` is the number of blocks replaced.
     """
 
@@ -46,9 +47,9 @@ class CompiledBlocks:
         self._state.enabled = value
 
     def count(self, counters: Counters) -> None:
-        """Add the graphs traced and the calls that reused one since the last ``count``.
+        """Add to ``compile.count`` the graphs traced since the last call of ``count``.
 
-        The counters are ``compile.count`` and ``compile.reused``.
+        ``compile.reused`` gets the calls that reused a graph.
         """
         state = self._state
         if state.calls:
@@ -65,7 +66,7 @@ class _CompileState:
 
 
 class _SwitchableBlock:
-    """Replaces a block; runs it as it is, or compiled."""
+    """A replacement for a block that runs it compiled or not, as ``state.enabled`` says."""
 
     def __init__(self, block: Block, state: _CompileState) -> None:
         self._block = block
@@ -80,12 +81,12 @@ class _SwitchableBlock:
 
 
 class _CompiledFunction(threading.local):
-    """A block's compiled function, a separate one in each thread.
+    """A block's compiled function, separate for each thread.
 
-    MLX caches graphs by thread and by the function's address. A function that is freed removes
-    its graphs only from the cache of the thread that called it last (up to mlx 0.32.4). A
-    function called in two threads, the self-test's and a pipeline's worker, would leave graphs
-    in the other cache, and the next function at the same address would run them: with the
+    MLX caches graphs by thread and by the function's address. When a function is freed, its graphs
+    are removed only from the cache of the thread that called it last (up to mlx 0.32.4). Suppose a
+    function were called in two threads, the self-test's and a pipeline's worker. Its graphs would
+    stay in one of the caches, and the next function at the same address would run them with the
     weights of a model that no longer exists.
     """
 
@@ -93,7 +94,7 @@ class _CompiledFunction(threading.local):
         import mlx.core as mx
 
         def trace(x: Any) -> Any:
-            state.traces += 1  # Python runs once per graph
+            state.traces += 1  # MLX runs this Python code once per graph
             return block(x)
 
         self.run: Block = mx.compile(trace)

@@ -1,12 +1,12 @@
-"""The dtypes of computation, weights and KV memory that ``engine.dtype`` and others resolve to.
+"""The dtypes of computation, weights and KV memory that the options of the engine resolve to.
 
-On a CPU, MLX multiplies half-precision matrices number by number (512 x 1024 x 1024: 200 ms; in
-float32 with OpenBLAS: 10 ms), and labkit's own kernels compute in float32. So ``dtype=model`` means
-float32 there, in every engine; half precision runs only if it is named, fast or not. On Metal
-``dtype=model`` keeps every weight as it is stored.
+On a CPU, MLX has no fast product of half-precision matrices (512 x 1024 x 1024: 200 ms; in float32
+with OpenBLAS: 10 ms), and labkit's own kernels compute in float32. So ``engine.dtype=model`` means
+float32 on a CPU in every engine, and half precision is used only if ``engine.dtype`` names it. On
+Metal ``engine.dtype=model`` keeps the stored dtype of every weight.
 
-Computing in float32 does not take float32 matrices: labkit's kernels read quantised and
-half-precision weights as they are stored (``engine.weights``).
+Computing in float32 does not need float32 matrices: labkit's kernels read quantised and
+half-precision weights in their stored dtype (``engine.weights``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labkit.machine.macos import has_metal
 
 # Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# The attention backends that are MLX's; with them the model runs on MLX's default device.
+# The attention backends by MLX. With them the model runs on MLX's default device.
 MLX_BACKENDS = ("gather", "sdpa")
 # Storage narrower than float32, as counters name it.
 NARROW_DTYPES = ("quantised", "float16", "bfloat16")
@@ -29,8 +29,8 @@ NARROW_DTYPES = ("quantised", "float16", "bfloat16")
 class MatrixStorage(Enum):
     """How loading stores the matrices of linear layers and embeddings.
 
-    ``as_stored``: unchanged. ``cast``: floating-point ones are cast like all other weights,
-    quantised ones stay. ``dequantized``: all become float32.
+    ``as_stored``: unchanged. ``cast``: floating-point matrices are cast like all other weights,
+    quantised matrices stay quantised. ``dequantized``: all matrices become float32.
     """
 
     as_stored = "as_stored"
@@ -39,7 +39,7 @@ class MatrixStorage(Enum):
 
 
 def cast_target(options: config.Engine) -> str | None:
-    """Return the MLX dtype that weights are cast to; None: each keeps its own."""
+    """Return the MLX dtype that weights are cast to, or None if each keeps its own."""
     if options.weights is config.Weights.float32:
         return "float32"
     if options.dtype is not config.DType.model:
@@ -66,19 +66,25 @@ def _on_metal(options: config.Engine) -> bool:
 
 
 def compute_itemsize(options: config.Engine, stored: int) -> int:
-    """Return the bytes of an activation, for a model with ``stored`` bytes per number."""
+    """Return the bytes per element of activations.
+
+    ``stored`` is the bytes per element of the model's stored weights.
+    """
     dtype = cast_target(options)
     return stored if dtype is None else ITEM_BYTES[dtype]
 
 
 def kv_dtype(options: config.Engine, computed: str) -> str:
-    """Return the dtype of the KV memory of a model that computes in ``computed``."""
+    """Return the dtype of the KV memory, for a model that computes in dtype ``computed``."""
     narrow = options.kv.dtype is not config.Precision.float32
     return str(options.kv.dtype.value) if narrow else computed
 
 
 def kv_itemsize(options: config.Engine, stored: int) -> int:
-    """Return the bytes of a cached number, for a model with ``stored`` bytes per number."""
+    """Return the bytes per element of the KV memory.
+
+    ``stored`` is the bytes per element of the model's stored weights.
+    """
     narrow = options.kv.dtype is not config.Precision.float32
     return ITEM_BYTES[options.kv.dtype.value] if narrow else compute_itemsize(options, stored)
 
@@ -119,7 +125,7 @@ def cast_parameters(
 
 
 def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
-    """Return the bytes of an MLX model's weights by dtype, or ``quantised``."""
+    """Return the bytes of an MLX model's weights by dtype; quantised ones as ``quantised``."""
     from mlx.utils import tree_flatten
 
     total: dict[str, int] = {}
@@ -131,7 +137,7 @@ def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
 
 
 def weight_counters(weight_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Return the counters ``weights.<dtype>`` and ``weights.narrow`` of weights, in bytes."""
+    """Return the counters of weight bytes: ``weights.<dtype>`` and ``weights.narrow``."""
     narrow = sum(weight_bytes.get(dtype, 0) for dtype in NARROW_DTYPES)
     return {
         **{f"weights.{dtype}": nbytes for dtype, nbytes in weight_bytes.items()},

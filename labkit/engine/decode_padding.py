@@ -1,4 +1,4 @@
-"""Pad steps of pure decodes to few shapes (``engine.decode_shape``)."""
+"""Pad steps of pure decodes, so that they have few different shapes (``engine.decode_shape``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bucketed(needed: int, capacity: int) -> int:
 
 
 def fixed(needed: int, capacity: int) -> int:
-    """Return ``capacity``, always.
+    """Return ``capacity``.
 
     LocalAI's patched llama.cpp tested and rejected it for serving: padding rows cost as much as
     rows of requests (DECODE_SERVING_SCOPE.md, "Padded-shape lever").
@@ -41,12 +41,12 @@ ROW_COUNTS: dict[DecodeShape, Callable[[int, int], int]] = {
 
 
 class DecodePadding:
-    """Pads steps of pure decodes, and counts how often a shape is seen again.
+    """Pads steps of pure decodes, and counts how often the shape of a step was seen before.
 
-    ``capacity`` is the most rows that such a step can have. Counters: ``shape.new``, steps of a
-    shape not seen before; ``shape.reused``, steps of a shape seen before, the hits of a cache of
-    graphs; ``shape.repeated``, steps of the shape of the step before, the hits of an engine that
-    keeps one graph.
+    ``capacity`` is the largest number of rows that a step of pure decodes can have. Counters:
+    ``shape.new`` has the steps with a shape not seen before; ``shape.reused`` those with a shape
+    seen before, the hits of a cache of graphs; ``shape.repeated`` those with the shape of the
+    previous step, the hits of an engine that keeps one graph.
     """
 
     def __init__(self, shape: DecodeShape, capacity: int, counters: Counters) -> None:
@@ -58,7 +58,7 @@ class DecodePadding:
         self._last: tuple[int, int] | None = None
 
     def pad(self, batch: Batch) -> Batch:
-        """Return the batch with the rows of its shape; a step with prefill stays as it is."""
+        """Return the batch with padding rows added. A batch with prefill is returned unchanged."""
         if not batch.prefill_tokens:
             needed = len(batch.tokens)
             rows = self._row_count(needed, self._capacity)

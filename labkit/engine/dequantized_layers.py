@@ -1,4 +1,4 @@
-"""Dequantise MLX's layers to float32: permanently, or each time that a layer is used."""
+"""Dequantise MLX's layers to float32: permanently, or each time a layer is used."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mlx.utils import tree_map_with_path
 Multiply = Callable[[mx.array, mx.array], mx.array]
 
 QUANTIZED_LAYERS = (nn.QuantizedLinear, nn.QuantizedEmbedding)
-# The layers whose weights a forward on NumPy arrays reads as they are stored.
+# The layers whose weights a forward on NumPy arrays reads in the stored dtype.
 MATRIX_LAYERS = (nn.Linear, nn.Embedding, *QUANTIZED_LAYERS)
 MATRIX_PARAMETERS = ("weight", "scales", "biases")
 
 
 def matrix_parameter_names(model: Any) -> frozenset[str]:
-    """Return the paths of the parameters that are matrices, or their scales and biases."""
+    """Return the paths of all matrices, and of the scales and biases of quantised matrices."""
     return frozenset(
         f"{path}.{name}"
         for path, layer in model.named_modules()
@@ -30,7 +30,7 @@ def matrix_parameter_names(model: Any) -> frozenset[str]:
 
 
 def dequantized_weight(layer: Any) -> mx.array:
-    """Return a layer's weight, lazy float32 [out, in]."""
+    """Return a layer's weight as a lazy float32 array [out, in]."""
     return _dequantized_rows(layer, slice(None))
 
 
@@ -70,16 +70,16 @@ def mlx_product(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def numpy_product(x: mx.array, weight: mx.array) -> mx.array:
-    """Return the product, computed at once by NumPy's BLAS.
+    """Return x [..., K] @ weight [N, K].T, computed immediately by NumPy's BLAS.
 
-    It may be twenty times as fast as the BLAS that MLX was built with.
+    This may be twenty times as fast as the BLAS that MLX was built with.
     """
     return mx.array(np.asarray(x.astype(mx.float32)) @ np.asarray(weight).T)
 
 
 @contextmanager
 def dequantized_on_use(model: Any, multiply: Multiply = mlx_product) -> Iterator[None]:
-    """Let a model compute in float32 inside the context; its matrices stay as they are stored."""
+    """Let a model compute in float32 inside the context, without changing its stored matrices."""
     original = model.leaf_modules()
     _replace(
         model,
@@ -99,7 +99,7 @@ def _replace(model: Any, replacement: Callable[[Any], Any]) -> None:
 
 
 class _DequantizedOnUse(nn.Module):  # type: ignore[misc]
-    """A layer that dequantises its weight each time it is used."""
+    """A layer that dequantises its weight at each call."""
 
     def __init__(self, layer: Any, multiply: Multiply) -> None:
         super().__init__()

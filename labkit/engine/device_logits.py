@@ -1,4 +1,4 @@
-"""Logits of a step: a NumPy array, or rows that stay on the device until they are read."""
+"""Logits of a step: a NumPy array, or an object with greedy tokens and rows on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = NDArray[np.float32]
 
 
 class DeviceLogits:
-    """Logits of an MLX model, whose greedy tokens are computed on the device.
+    """Logits of an MLX model. The greedy tokens are computed on the device.
 
     ``logits`` is a lazy MLX array [rows, vocabulary] of any floating type.
     """
@@ -26,7 +26,7 @@ class DeviceLogits:
             best = mx.argmax(self._logits, axis=1)
             ids = mx.arange(logits.shape[1])
             others = mx.where(ids == best[:, None], -mx.inf, self._logits)
-            # A maximum may lose a NaN, so it is added.
+            # A maximum may lose a NaN, so a NaN is added to the margin of a row that has one.
             nan_rows = mx.where(mx.isnan(self._logits).any(axis=1), mx.nan, 0.0)
             margins = self._logits.max(axis=1) - others.max(axis=1) + nan_rows
         else:
@@ -45,7 +45,7 @@ class DeviceLogits:
         return int(self._logits.shape[0])
 
     def __getitem__(self, row: int) -> Rows:
-        """Return a row, float32 [vocabulary]; the first call copies all rows to the host."""
+        """Return a row, float32 [vocabulary]. The first call copies all rows to the host."""
         if self._host is None:
             self._host = np.array(self._logits)
         logits: Rows = self._host[row]
@@ -58,7 +58,8 @@ class DeviceLogits:
 class GreedyLogits:
     """NumPy logits, float32 [rows, vocabulary], with greedy tokens computed by the forward.
 
-    ``best`` has each row's best token, ``margins`` its margin over the next best.
+    ``best`` has each row's token with the largest logit, ``margins`` its margin over the second
+    largest.
     """
 
     __slots__ = ("_best", "_margins", "_rows")

@@ -1,4 +1,4 @@
-"""Create the engine of a config and a model directory, and run its self-test."""
+"""Create an engine from a config and a model directory, and run its self-test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ENGINE_METHODS = (
 def create(
     options: config.Engine, model_dir: Path, models: SharedModels | None = None
 ) -> InferenceEngine:
-    """Load a model and create the engine that ``options`` describe.
+    """Load a model and create the engine that ``options`` describes.
 
     If ``options.name`` is ``package.module:Class``, that class is called with ``(options,
     model_dir)``.
@@ -60,16 +60,16 @@ def create(
     Parameters
     ----------
     options
-        The engine's part of the config, already checked.
+        The group ``engine`` of a checked config.
     model_dir
         A directory with config.json and model*.safetensors.
     models
-        The models shared with the engines that run interleaved with this one; None: no sharing.
+        Models shared with engines that step alternately with this one (None: no sharing).
 
     Raises
     ------
     EngineError
-        The model cannot be served with these options; one line with the reason.
+        The model cannot be served with these options. The message gives the reason.
     """
     environment_checks.check_preconditions(options)
     if config.is_class_path(options.name):
@@ -94,7 +94,7 @@ def create_rank(
 ) -> LLMEngine:
     """Create one rank's engine over its share of the model.
 
-    ``schedule_check`` compares its schedule with that of the other ranks.
+    ``schedule_check`` compares the rank's schedule with those of the other ranks.
 
     Raises
     ------

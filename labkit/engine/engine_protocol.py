@@ -1,4 +1,4 @@
-"""The protocol of engines: token events, counters, and what an engine may offer besides."""
+"""The protocol of engines, their token events and counters, and optional protocols."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ NO_TOKEN = -1
 
 
 class EngineError(ValueError):
-    """An engine cannot serve a request or a configuration; the message is one line."""
+    """An engine cannot serve a request or a configuration. The message is a single line."""
 
 
 class StaleLaunchError(RuntimeError):
-    """An attention launch left the stamp of another launch; its output is not to be trusted."""
+    """An attention kernel wrote the stamp of another launch, so its output may be stale.
+
+    The stamp is a number, different for every launch, that a kernel writes beside its output.
+    """
 
 
 class InvalidLogitsError(RuntimeError):
-    """The model computed logits that are NaN, or nothing but infinities."""
+    """The model computed a row of logits with a NaN, or with nothing but infinities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural log probabilities at one position: of the token, and of the likeliest tokens.
+    """Natural log probabilities at one position.
 
-    ``top`` has pairs (token id, log probability), the likeliest first.
+    ``token`` is that of the sampled token. ``top`` has a pair (token id, log probability) for
+    each of the likeliest tokens, the likeliest first.
     """
 
     token: float
@@ -41,10 +45,10 @@ class TokenEvent:
     """One sampled token, or the end of a request without a token.
 
     ``token`` is ``NO_TOKEN`` for an event without a token (``finish_reason="error"``).
-    ``margin`` is the logit gap between the greedy token and the next best one; None when
-    the token was drawn at random. A request's last event, and only that, has a
-    ``finish_reason``; an aborted request has no event after its abort. ``logprobs`` is
-    None unless the request asked for them.
+    ``margin`` is the gap between the largest logit, which is the greedy token's, and the second
+    largest. It is None if the token was drawn at random. Only the last event of a request has a
+    ``finish_reason``. An aborted request has no event after its abort. ``logprobs`` is None
+    unless the request asked for log probabilities.
     """
 
     request_id: str
@@ -59,9 +63,9 @@ class TokenEvent:
 class StreamEvent(TokenEvent):
     """An event of a server's stream, received at ``received`` (on ``time.perf_counter``).
 
-    It has a token if the server sends token ids, else a ``text`` (``token=NO_TOKEN``). The last
-    event has neither: it has the number of tokens ``counted`` and, if the server sends no ids,
-    the ``whole`` text in the form in which texts are compared.
+    If the server sends token ids, the event has a token, else a ``text`` (``token=NO_TOKEN``).
+    The last event of a request has neither. It has ``counted``, the number of output tokens, and,
+    if the server sends no ids, ``whole``, the complete text normalised for comparison.
     """
 
     received: float = 0.0
@@ -82,21 +86,21 @@ class Counters:
         self._values[name] += amount
 
     def record_peak(self, name: str, value: float) -> None:
-        """Set ``name`` to ``value`` if that is larger."""
+        """Raise the counter ``name`` to ``value`` if it is smaller."""
         self._values[name] = max(self._values[name], value)
 
     def add_all(self, amounts: Mapping[str, float]) -> None:
-        """Add every amount to its name."""
+        """Add to each named counter its amount."""
         values = self._values
         for name, amount in amounts.items():
             values[name] += amount
 
     def defer(self, amounts: Callable[[], Mapping[str, float]]) -> None:
-        """Call ``amounts`` and add its result when the counters are next read."""
+        """Call ``amounts`` when the counters are next read, and add the result then."""
         self._deferred.append(amounts)
 
     def flush(self) -> None:
-        """Add the deferred amounts."""
+        """Call the deferred functions and add their amounts now."""
         deferred, self._deferred = self._deferred, []
         for amounts in deferred:
             self.add_all(amounts())
@@ -114,7 +118,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """KV memory at one moment, in bytes: ``reserved`` for requests, ``used`` by computed tokens."""
+    """KV memory in bytes now: ``reserved`` for requests, and ``used`` by computed tokens."""
 
     reserved: int
     used: int
@@ -122,7 +126,7 @@ class KVBytes:
 
 @runtime_checkable
 class Observable(Protocol):
-    """An engine whose state can be read between two steps, in one or two microseconds."""
+    """An engine whose state can be read between two steps (in 1 or 2 microseconds)."""
 
     def is_running(self, request_id: str) -> bool:
         """Return whether a request is admitted and has not ended."""
@@ -133,10 +137,10 @@ class Observable(Protocol):
 
 @runtime_checkable
 class LengthLimited(Protocol):
-    """An engine that limits the length of a request."""
+    """An engine with a limit on the length of a request."""
 
     def max_request_tokens(self) -> int:
-        """Return the most tokens, prompt and output together, that a request may have."""
+        """Return the largest number of tokens, prompt and output, that a request may have."""
 
 
 @runtime_checkable
@@ -144,32 +148,32 @@ class StaticBatching(Protocol):
     """An engine that may compute the rows of finished requests until their batch ends."""
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the finished requests whose rows every step still computes."""
+        """Return the ids of the finished requests whose rows every step still computes."""
 
 
 @runtime_checkable
 class PipelinedEngine(Protocol):
-    """An engine that computes between two calls of ``step``."""
+    """An engine whose computation continues between two calls of ``step``."""
 
     def drain(self) -> None:
-        """Wait until nothing is being computed; the next step returns the results."""
+        """Wait until nothing is being computed. The next ``step`` returns the results."""
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """An engine whose tokens another process computes; its events have arrival times."""
+    """An engine whose tokens another process computes. Its events have the time of arrival."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until an event has arrived, at most ``seconds``."""
+        """Wait until an event has arrived, or until ``seconds`` have passed."""
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Prepare to send these requests, at most ``streams`` at once.
+        """Prepare to send these requests, at most ``streams`` at a time.
 
-        The client's own cost for them is measured, without the engine.
+        The cost of the requests in the client alone is measured, without the engine.
         """
 
     def process_memory(self) -> dict[str, float]:
-        """Return the memory of the computing processes, bytes by name; empty if unknown."""
+        """Return the memory of the computing processes: bytes by name, empty if unknown."""
 
 
 class InferenceEngine(Protocol):
@@ -183,26 +187,26 @@ class InferenceEngine(Protocol):
         Raises
         ------
         EngineError
-            The request id is already live.
+            A live request has this id already.
         """
 
     def abort(self, request_id: str) -> None:
-        """End a request now and release its memory; unknown or finished ids are ignored."""
+        """End a request now and release its memory. Unknown or finished ids are ignored."""
 
     def step(self) -> list[TokenEvent]:
         """Run one batch and return its events, in the order of the batch."""
 
     def has_work(self) -> bool:
-        """Return whether another ``step`` would compute or report anything."""
+        """Return whether the next ``step`` has something to compute or to report."""
 
     def counters(self) -> dict[str, float]:
         """Return the counters since the last reset."""
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peaks to what is reserved now."""
+        """Set the counters to 0 and each peak to its present value."""
 
     def clear_cache(self) -> None:
-        """Empty the prefix cache, so that later requests find nothing cached."""
+        """Empty the prefix cache, so that later requests have no cached prefix."""
 
     def close(self) -> None:
         """Release the model and the KV memory."""

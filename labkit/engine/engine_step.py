@@ -1,4 +1,4 @@
-"""The step loop: schedule, build, pad, launch, sample, update; ``sync`` beside ``overlap``.
+"""The step loop: schedule, build, pad, launch, sample, update; ``sync`` or ``overlap``.
 
 A synchronous step:
 
@@ -9,17 +9,18 @@ A synchronous step:
     sampled   = sampler(step.wait_logits())  # drafts are accepted or rejected
     events    = scheduler.update(scheduled, sampled)
 
-``overlap`` keeps one step in flight. While step N runs, the host schedules and builds step N+1;
-once N's tokens are sampled, they are filled into the rows of N+1 that wait for them, and N+1 is
-launched; then N's results are processed (append, stop, free, detokenise) while N+1 runs. Requests,
-blocks and sampling stay in the calling thread.
+``overlap`` keeps one step in flight. While step N runs, the host schedules and builds step N+1.
+When step N has ended, its tokens are sampled and replace the placeholders in the batch of step N+1,
+which is launched. While N+1 runs, N's results are processed (append, stop, free, detokenise).
+Scheduling, block management and sampling stay in the calling thread.
 
 Invariants, each pinned by a test:
 
-- The tokens are those of ``sync``: a row is launched only when its token is known.
-- A request that ends while a step is in flight has one row too many in it, whose result is
-  dropped. Its blocks may be allocated again at once: the next owner is launched after the step
-  in flight has ended, and writes a slot before reading it.
+- The tokens are the same as with ``sync``: a row is launched only when its token is known.
+- If a request ends while a step is in flight, that step computes one superfluous row for the
+  request, and its result is dropped. The request's blocks may be allocated again at once: the
+  step of their next owner is launched after the step in flight has ended, and it writes a slot
+  before it reads the slot.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SampledTokens = dict[str, Sequence[Sampled]]  # by request id
 
 
 class PendingStep(NamedTuple):
-    """A launched step; ``wait_logits`` blocks until its logits are computed."""
+    """A launched step. ``wait_logits`` blocks until the step's logits are computed."""
 
     scheduled: SchedulerOutput
     batch: Batch
@@ -54,9 +55,9 @@ class PendingStep(NamedTuple):
 class StepLoop:
     """Runs the parts of a step in the order of ``engine.pipeline``.
 
-    ``schedule_check`` compares the schedule with that of the other ranks before it is computed.
+    ``schedule_check`` compares each schedule with those of the other ranks before the step runs.
     The counter ``pipeline.overlapped`` is the number of steps that were launched before the
-    results of the step before were processed.
+    results of the previous step were processed.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class StepLoop:
         }
 
     def step(self) -> list[TokenEvent]:
-        """Run one step as ``engine.pipeline`` says and return its events."""
+        """Run ``sync`` or ``overlap``, according to ``engine.pipeline``, and return the events."""
         return self.overlap() if self._pipeline is config.Pipeline.overlap else self.sync()
 
     def sync(self) -> list[TokenEvent]:
-        """Launch a step and process its own results: nothing stays in flight."""
+        """Launch a step, wait for its logits, and return its events. No step stays in flight."""
         scheduled = self._schedule()
         if not scheduled:
             return []
@@ -101,7 +102,7 @@ class StepLoop:
         return self._scheduler.update(step.scheduled, self._sample(step))
 
     def overlap(self) -> list[TokenEvent]:
-        """Launch a step and, while it runs, process the results of the step before."""
+        """Launch a step; while it runs, process the previous step and return that step's events."""
         scheduled, last = self._schedule(), self._in_flight
         batch = self._build(scheduled) if scheduled else None
         self._in_flight = None
@@ -140,12 +141,12 @@ class StepLoop:
         return step
 
     def _sample(self, step: PendingStep) -> SampledTokens:
-        """Wait for a step's logits and return the tokens of every request that samples."""
+        """Wait for a step's logits; return the new tokens of every request that samples."""
         rows = self._sampler(step.wait_logits(), step.batch.sampling)
         return self._speculation.accept(step.scheduled, rows)
 
     def discard(self) -> None:
-        """Wait for the step in flight and drop its results; every request in it has ended."""
+        """Wait for the step in flight and drop its results. Its requests must all have ended."""
         last, self._in_flight = self._in_flight, None
         if last:
             last.wait_logits()
@@ -158,12 +159,12 @@ class StepLoop:
 
 
 def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
-    """Replace a batch's placeholders by the tokens sampled in the step before.
+    """Replace a batch's placeholders by the tokens that the previous step sampled.
 
     Raises
     ------
     RuntimeError
-        A placeholder has no sampled token.
+        There is no sampled token for a placeholder.
     """
     for row, request_id in batch.placeholders:
         if request_id in sampled:

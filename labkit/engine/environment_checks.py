@@ -10,12 +10,12 @@ from labkit.machine import machine_memory, wired_advice
 
 
 def check_preconditions(options: config.Engine) -> None:
-    """Check the wired collector and MLX's variables, and set MLX's cache limit.
+    """Check the wired collector of macOS and MLX's variables, and set MLX's cache limit.
 
     Raises
     ------
     EngineError
-        The machine or a variable is not as the options demand; one line with the remedy.
+        The machine or a variable is not as the options demand. The message names the remedy.
     """
     require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)
@@ -26,7 +26,7 @@ def check_preconditions(options: config.Engine) -> None:
 
 
 def require_mlx_variables(mlx: config.Mlx) -> None:
-    """Raise ``EngineError`` unless MLX's environment variables are those of ``engine.mlx``."""
+    """Raise ``EngineError`` unless the environment has the MLX variables of ``engine.mlx``."""
     for name, value in mlx.environment().items():
         actual = os.environ.get(name)
         if actual != value:
@@ -37,7 +37,7 @@ def require_mlx_variables(mlx: config.Mlx) -> None:
 
 
 def require_wired_collector(budget: config.Budget) -> None:
-    """Raise ``EngineError`` unless the wired collector is as ``engine.budget`` demands."""
+    """Raise ``EngineError`` unless the state of the wired collector is what ``budget`` demands."""
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:
         return

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# The most ids that are decoded again, and the ids of context that stay. A character is incomplete
-# for at most three bytes and an id has at least one, so four ids include any incomplete character.
+# The largest number of ids that are decoded again, and the number of ids that stay as context. An
+# incomplete character has at most three bytes and an id at least one, so four ids include it.
 MAX_WINDOW_IDS, CONTEXT_IDS = 16, 4
 
 
@@ -18,22 +18,22 @@ class Tokenizer(Protocol):
         """Return the ids of a text."""
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids; incomplete characters become U+FFFD."""
+        """Return the text of ids. Incomplete characters become U+FFFD."""
 
 
 class IncrementalDetokenizer:
-    """Decodes a growing list of ids; an incomplete character is held back.
+    """Decodes a growing list of ids. An incomplete character at the end is held back.
 
-    For each new id a window of the last ids is decoded again: the ids since the text was last
-    complete, and the ids before them, because a decoder may treat the first id in a special way.
+    For each new id, a window of the last ids is decoded again. It has the ids since the text was
+    last complete and some ids before them, because a decoder may treat the first id specially.
 
     Parameters
     ----------
     tokenizer
         Decodes ids.
     prompt
-        The ids before the first one added. Their text is not returned, except for a last
-        character that is completed by the ids added.
+        The ids of the prompt. Their text is not returned, except for an incomplete last character
+        that the added ids complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
@@ -47,7 +47,7 @@ class IncrementalDetokenizer:
         self._num_complete = 0 if self._open_prompt else len(self._window)
 
     def add(self, token: int) -> str:
-        """Add one id; return the text that it completes, "" if none."""
+        """Add one id; return the text that the id completes ("" if none)."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         if self._open_prompt and not text.startswith(self._open_prompt):
@@ -64,12 +64,12 @@ class IncrementalDetokenizer:
         return delta
 
     def _slide(self, start: int, *, complete: bool) -> None:
-        """Remove the window's ids before ``start``, whose text was returned."""
+        """Remove the window's ids before index ``start``. Their text was returned before."""
         self._window = self._window[start:]
         self._num_complete = len(self._window) if complete else 0
         self._num_returned = len(self._tokenizer.decode(self._window)) - (not complete)
         self._open_prompt = ""
 
     def finish(self) -> str:
-        """Return the text held back; incomplete characters are U+FFFD."""
+        """Return the text held back. Incomplete characters become U+FFFD."""
         return self._tokenizer.decode(self._window)[self._num_returned :]

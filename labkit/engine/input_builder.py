@@ -11,28 +11,32 @@ from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
-# Returns the segments, (start, length) each, of a chunk and its number of draft tokens. A segment
+# Returns the segments, each (start, length), for a chunk and its number of draft tokens. A segment
 # is a run of query tokens with causal attention among them: an entry of ``cu_seqlens_q``.
 SegmentLayout = Callable[[ScheduledChunk, int], list[tuple[int, int]]]
 
 
 def window(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
-    """Return one segment: the chunk and its drafts, causal within."""
+    """Return one segment of the chunk and its drafts, with causal attention within."""
     return [(chunk.start, chunk.num_tokens + drafts)]
 
 
 def staircase(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
-    """Return the chunk, then each draft as a segment of one token with one more token of context.
+    """Return a segment for the chunk and one for each draft token.
 
-    The segments share a block table, and all keys are written before any is read, so a draft
-    attends to the drafts before it.
+    Each draft's segment has one token and one more token of context than the previous segment. The
+    segments share a block table, and all keys are written before any is read, so a draft attends
+    to the drafts before it.
     """
     stop = chunk.start + chunk.num_tokens
     return [(chunk.start, chunk.num_tokens), *((stop + i, 1) for i in range(drafts))]
 
 
 def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
-    """Return read-only int32 [tables, max_blocks], padded with 0, the null block."""
+    """Return the block tables as a read-only int32 array [tables, max_blocks].
+
+    Shorter tables are padded with 0, the null block.
+    """
     stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
     for row, table in zip(stacked, tables, strict=True):
         row[: len(table)] = table.block_ids
@@ -42,9 +46,9 @@ def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
 class InputBuilder:
     """Builds the ``Batch`` of a step.
 
-    ``segment_layout`` says how draft tokens become segments. The stacked block tables are reused
-    as long as the step has the same ``BlockTable`` objects, and ``cu_seqlens_q`` and
-    ``logit_rows`` of pure decodes as long as as many requests decode.
+    ``segment_layout`` determines how draft tokens become segments. The stacked block tables are
+    reused while the steps have the same ``BlockTable`` objects. ``cu_seqlens_q`` and ``logit_rows``
+    of pure decodes are reused while the number of requests is the same.
     """
 
     def __init__(self, cache: KVCacheManager, segment_layout: SegmentLayout = window) -> None:
@@ -52,11 +56,11 @@ class InputBuilder:
         self._segment_layout = segment_layout
         self._stacked_tables: list[BlockTable] = []
         self._block_tables_array: Ints = np.zeros((0, 0), np.int32)
-        self._cu_seqlens_q: Ints = read_only(np.zeros(1, np.int32))  # of as many decodes: 0, 1, ...
+        self._cu_seqlens_q: Ints = read_only(np.zeros(1, np.int32))  # of pure decodes: 0, 1, ...
         self._logit_rows: Ints = read_only(np.zeros(0, np.int32))
 
     def build(self, output: SchedulerOutput) -> Batch:
-        """Return the batch of a step: its chunks packed in their order."""
+        """Return the batch of a step, with its chunks packed in their order."""
         if output.is_decode_only:
             return self._build_decodes(output.chunks)
         tokens: list[int] = []

@@ -1,9 +1,9 @@
-"""Duck-typed caches through which an unedited mlx_lm model reaches the KV memory, one per layer.
+"""Duck-typed mlx_lm caches, one per layer, that connect an unedited model with the KV memory.
 
 The model is fed ids of shape [T, 1]: every token is a batch entry of its own, so RoPE takes a
-position per token. A layer calls ``update_and_fetch`` with its new keys and values and gets a
-``KVHandle`` back, which it passes to ``scaled_dot_product_attention`` as keys and values.
-``model_loader`` has replaced that function by one that calls ``KVHandle.attend``.
+position per token. A layer calls ``update_and_fetch`` with its new keys and values, gets a
+``KVHandle``, and passes it to ``scaled_dot_product_attention`` as keys and values.
+``model_loader`` has replaced that function by a function that calls ``KVHandle.attend``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """State of one forward that all layers share.
+    """What all layers of one forward share.
 
     Attributes
     ----------
     owner
         The attention that owns the KV memory.
     attention
-        The attention that the layers call: ``owner``, or an adapter to it for other arrays.
+        The attention that the layers call: ``owner``, or an adapter that converts arrays for it.
     metadata
         The step's attention metadata.
     positions
@@ -44,7 +44,7 @@ class ForwardContext:
 
 
 class LayerCache:
-    """The cache of one layer as the model sees it; ``context`` is set during each forward."""
+    """The cache of one layer as the model sees it. ``context`` is set during each forward only."""
 
     def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
@@ -68,18 +68,21 @@ class LayerCache:
     def make_mask(
         self, _length: int, return_array: bool = False, window_size: int | None = None
     ) -> None:
-        """Return None: the attention backend applies causality and the layer's window."""
+        """Return None, because the attention backend applies causality and the layer's window."""
         if window_size not in (None, self.window):
             raise EngineError(f"it masks a window of {window_size} that its cache does not have")
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[KVHandle, KVHandle]:
-        """Return a handle of new keys and values, [T, kv_heads, 1, head_dim], twice."""
+        """Return a handle of new keys and values [T, kv_heads, 1, head_dim].
+
+        The handle is returned twice, because the model expects a pair of keys and values.
+        """
         self._handle = KVHandle(self, keys, values)
         return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[KVHandle, KVHandle]:
-        """Return the last handle, for a layer that shares this layer's keys and values."""
+        """Return the last handle twice, for a layer that shares this layer's keys and values."""
         if self._handle is None:
             raise EngineError("a layer shares the keys of one that has none yet")
         return self._handle, self._handle
@@ -95,12 +98,12 @@ class LayerCache:
             context.attention.bind(
                 self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
             )
-            # A weak reference: a model outlives the KV memory of its engines.
+            # A weak reference, because a shared model outlives the KV memory of an engine.
             self._owner, self._bound = weakref.ref(context.owner), (scale, heads, sinks)
 
 
 class KVHandle:
-    """New keys and values of one layer; its first attention writes them to the KV memory."""
+    """New keys and values of one layer. The first ``attend`` writes them to the KV memory."""
 
     __slots__ = ("cache", "dtype", "keys", "values")
 
@@ -111,7 +114,10 @@ class KVHandle:
         self.dtype = values.dtype  # some models cast the attention's output to it
 
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
-        """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
+        """Attend over each sequence's whole context.
+
+        ``queries`` and the result are [T, heads, 1, dim].
+        """
         if mask is not None:
             raise EngineError("the model's attention builds a mask that labkit does not support")
         cache = self.cache
@@ -136,11 +142,11 @@ class ShapeRecorder:
         self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return None: one token needs no mask."""
+        """Return None, because one token needs no mask."""
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Record the shapes and return the arrays as they are."""
+        """Record the shapes and the dtype, and return the arrays unchanged."""
         self.shape = KVShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
         self.dtype = dtype_name(keys.dtype)
         self._cached = keys, values

@@ -35,11 +35,11 @@ class LiveRequest:
 
 
 class LLM:
-    """An engine for a model directory, for offline inference; also a context manager.
+    """An engine over a model directory, for offline inference. It is also a context manager.
 
-    It stays usable after an exception or ctrl-C: the running step is finished first, and the
-    requests of the interrupted call are aborted. A step that fails ends the requests of every
-    call.
+    The ``LLM`` stays usable after an exception or ctrl-C: the running step is finished first,
+    and the requests of the interrupted call are aborted. If a step fails, the requests of every
+    call end.
 
         with LLM("path/to/model", max_num_seqs=8) as llm:
             (output,) = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
@@ -51,17 +51,17 @@ class LLM:
     **options
         The options of ``labkit.config.Engine``, named without their group:
         ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``. ``parallel_size`` is
-        ``engine.parallel.size``; the ranks are started and ended here. ``name``, ``blas``,
-        ``threads``, ``memory_limit`` and the group ``mlx`` are not among them, because they must
-        be set before MLX and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``,
-        MLX's own variables).
+        ``engine.parallel.size``; the ranks are started and ended with the ``LLM``. ``name`` is
+        not accepted. Neither are ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``,
+        because they must be set before MLX and numba are imported (``labkit.machine``,
+        ``NUMBA_NUM_THREADS``, MLX's own variables).
 
     Raises
     ------
     ConfigError
         An option is unknown, or its value is not allowed.
     EngineError
-        The model cannot be served; one line with the reason.
+        The model cannot be served. The message gives the reason.
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:
@@ -91,13 +91,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete all prompts in batches, and return the outputs in the order of the prompts.
 
-        ``prompts`` are texts or lists of token ids, ``params`` one for all prompts or one for
-        each. A request that cannot be served has ``finish_reason="error"``; the others go on.
+        ``prompts`` are texts or lists of token ids. ``params`` is one ``SamplingParams`` for all
+        prompts, or one for each. A request that cannot be served has ``finish_reason="error"``,
+        and the others are still served.
 
         Raises
         ------
         EngineError
-            A prompt is neither text nor token ids, or ``params`` are not as many as prompts.
+            A prompt is neither text nor token ids, or the numbers of ``params`` and prompts
+            differ.
         """
         last: dict[str, RequestOutput] = {}
         with contextlib.closing(self.stream(prompts, params)) as outputs:
@@ -161,7 +163,7 @@ class LLM:
                     self._end(request_id)
 
     def _step(self, unfinished: set[str]) -> None:
-        """Run one batch and append each output to its stream."""
+        """Run one batch and append each event's output to the stream of its request."""
         if not self._engine.has_work():
             lost = ", ".join(sorted(unfinished, key=int))
             raise EngineError(f"requests {lost} are lost: a step failed, or the LLM was closed")
@@ -211,7 +213,7 @@ def defer_sigint() -> Iterator[None]:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a single text or list of token ids is one prompt."""
+    """Return a list of prompts. A single text, or a single list of token ids, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     try:
@@ -227,7 +229,7 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
     Raises
     ------
     EngineError
-        The prompt has something else than integers of 0 or more.
+        An item of the prompt is not an integer, or is negative.
     """
     try:
         ids = [operator.index(token) for token in prompt]
@@ -241,10 +243,12 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
 def engine_config(options: dict[str, Any]) -> config.Engine:
     """Return the engine's config from options that are named without their group.
 
+    For example, ``block_size`` sets ``engine.kv.block_size``.
+
     Raises
     ------
     ConfigError
-        An unknown option or a value that is not allowed.
+        An option is unknown, or its value is not allowed.
     """
     tree: dict[str, Any] = {}
     groups = _option_groups()
@@ -266,7 +270,7 @@ CONFIG_NAMES = {"parallel_size": "size"}
 
 
 def _option_groups() -> dict[str, str | None]:
-    """Map every option of the engine to its group; None for one at the top level."""
+    """Return the group of every engine option by its name (None: an option of no group)."""
     groups: dict[str, str | None] = {}
     default = config.Engine()
     for item in dataclasses.fields(default):

@@ -34,14 +34,14 @@ class LLMEngine:
     scheduler, cache, loop, counters
         The engine's parts.
     vocab_size
-        Token ids of prompts are below it.
+        Size of the vocabulary. Prompts with a token id of ``vocab_size`` or more are refused.
     notes
-        Decisions made at load, for the record.
+        Decisions made at load (the forward and its reason, the dtype, ...), for the records.
     load_counters
-        The same decisions as counters: the budget's policy, the dtype, the bytes of weights by
-        dtype, batch invariance.
+        Decisions made at load, as counters: the budget's policy, the dtype, the bytes of weights
+        by dtype, batch invariance.
     name
-        The preset's name; every step counts as ``engine.<name>``.
+        The preset's name. The counter ``engine.<name>`` is the number of steps.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class LLMEngine:
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
-        """Queue a request; a request that can never be served ends with an error event.
+        """Queue a request. A request that can never be served ends with an error event.
 
         Raises
         ------
         EngineError
-            The request id is live already.
+            A live request has this id already.
         """
         request_id = request.request_id
         if self._scheduler.is_live(request_id):
@@ -105,21 +105,22 @@ class LLMEngine:
             )
 
     def abort(self, request_id: str) -> None:
-        """End a request now and free its memory; unknown or finished ids are ignored."""
+        """End a request now and free its memory. Unknown or finished ids are ignored."""
         self._scheduler.abort(request_id)
         if not self._scheduler.has_work():
             start = time.perf_counter()
             self._loop.discard()
-            # Waiting for the step in flight is part of ``pipeline.wait_ms``, so of ``step_ms`` too.
+            # ``discard`` waits for the step in flight and counts the wait in ``pipeline.wait_ms``.
+            # ``step_ms`` must include it too.
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
-        """Return whether a request is live or a refusal is not yet reported."""
+        """Return whether a request is live, or an error event is not reported yet."""
         return bool(self._refused) or self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
-        """Run one batch; return the refusals since the last step, then the batch's tokens.
+        """Run one batch. Return the error events of refused requests, then those of the batch.
 
         An exception aborts every request, because the state of the step in flight is unknown.
         """
@@ -143,25 +144,29 @@ class LLMEngine:
     def kv_bytes(self) -> KVBytes:
         """Return the KV memory reserved and used now.
 
-        A token that requests share counts for each of them, at most up to the reserved bytes.
+        A token in a shared block is counted for each request that shares it, but ``used`` never
+        exceeds ``reserved``.
         """
         reserved = self._cache.reserved_bytes
         computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
         return KVBytes(reserved=reserved, used=min(reserved, computed))
 
     def max_request_tokens(self) -> int:
-        """Return the most tokens of a request; the last one sampled needs no KV memory."""
+        """Return the largest number of tokens (prompt and output) that a request may have.
+
+        It is the capacity of the KV memory plus 1, because the last token is never computed.
+        """
         return self._cache.capacity_tokens + 1
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the finished requests whose rows every step still computes."""
+        """Return the ids of the finished requests whose rows every step still computes."""
         return self._cache.lingering_requests()
 
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.
 
-        ``host_ms`` is the time of all steps in which the host did not wait for a forward,
-        ``device_ms`` the time of the forwards.
+        ``device_ms`` is the time of the forwards, ``host_ms`` the time of the steps without the
+        time in which the host waited for a forward.
         """
         values = dict.fromkeys(ALWAYS_COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
@@ -173,13 +178,13 @@ class LLMEngine:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peaks to what is reserved now."""
+        """Set the counters to 0 and each peak to its present value."""
         self._counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 
     def clear_cache(self) -> None:
-        """Evict the cached prefixes that no live request uses."""
+        """Evict the blocks of the prefix cache that no live request uses."""
         self._cache.clear()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The self-test at load: labkit's forward must compute the logits of plain mlx_lm.
 
-Two sequences are computed by the plain model with its own caches, and by labkit's forward in
-uneven chunks over shuffled memory, mixed with decodes. The logits of every token must agree.
+Two sequences are computed twice: by the plain model with mlx_lm's caches, and by labkit's forward
+in uneven chunks, mixed with decodes, over blocks in shuffled order. The logits of every token must
+agree within ``TOLERANCE``.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
 
-# The largest difference allowed, as a fraction of the range of the logits, by dtype. Another order
-# of summation stays below it (at most 5e-3 in float16 and 2e-2 in bfloat16 over 46
-# architectures); a wrong position exceeds it.
+# The largest allowed difference as a fraction of the range of the logits, by dtype. A different
+# order of summation stays below it (at most 5e-3 in float16 and 2e-2 in bfloat16 over 46
+# architectures), while a wrong position exceeds it.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLogits:
-    """What the plain model computes for the test sequences.
+    """The test sequences, and the logits that the plain model computes for them.
 
     Attributes
     ----------
     shapes
-        What each layer caches per token.
+        The shape of the key and value that each layer caches per token.
     dtype
         The dtype of the cached keys, as MLX names it.
     sequences
@@ -60,7 +61,7 @@ class ExpectedLogits:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Tokens of the longest sequence."""
+        """The number of tokens of the longest sequence."""
         return max(map(len, self.sequences))
 
     def create_kv_cache(self, factory: KVCacheFactory) -> KVCache:
@@ -71,12 +72,12 @@ class ExpectedLogits:
 def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     """Compute the expected logits with the plain model, before its parts are replaced.
 
-    Weights stored in less than float32 are dequantised for it, layer by layer.
+    Weights stored in less than float32 are dequantised layer by layer meanwhile.
 
     Raises
     ------
     EngineError
-        mlx_lm itself fails, or a layer caches something else than keys and values.
+        mlx_lm itself fails, or a layer does not use its cache.
     """
     try:
         return _compute_expected(loaded, block_size)
@@ -104,15 +105,16 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
 
 
 def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
-    """Return each step's tokens of both sequences: chunked, mixed, ragged, two blocks long.
+    """Return, for each step, the number of tokens of both sequences.
 
-    They end with two decodes, so that the second can reuse what the first cached (a graph).
+    The steps include chunks, mixed batches and sequences longer than a block. The last two are pure
+    decodes, so that the second one can replay a graph that the first one captured.
     """
     return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1), (1, 1))
 
 
 def kv_shapes(loaded: LoadedModel) -> tuple[tuple[KVShape, ...], str]:
-    """Return what each layer caches per token, and its dtype, by running one token.
+    """Run one token; return the KV shape of each layer, and the dtype of the keys.
 
     Raises
     ------
@@ -137,7 +139,7 @@ def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
 def _all_logits(
     model: Any, sequences: tuple[NDArray[np.int32], ...]
 ) -> tuple[NDArray[np.float32], ...]:
-    """Compute all sequences in one batch; zeros behind the shorter ones have no effect on them."""
+    """Compute all sequences in one batch. The shorter ones are padded with zeros at the end."""
     import mlx.core as mx
 
     ids = np.zeros((len(sequences), max(map(len, sequences))), np.int32)
@@ -158,7 +160,7 @@ def verify(
 ) -> float:
     """Compare the forward's logits with the expected ones.
 
-    ``kv_cache`` has room for the sequences, in ``kv_dtype``.
+    ``kv_cache`` must have room for the test sequences. It stores keys and values in ``kv_dtype``.
 
     Returns
     -------
@@ -168,7 +170,7 @@ def verify(
     Raises
     ------
     EngineError
-        The difference exceeds the tolerance, or the forward fails; with the reason.
+        The difference exceeds the tolerance, or the forward fails.
     """
     where = f"model_type={loaded.model_type} ({forward.name} forward)"
     differences = []
@@ -191,9 +193,10 @@ def verify(
 def compute_logits(
     forward: PackedForward, kv_cache: KVCache, expected: ExpectedLogits, *, some_rows: bool = False
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield each step's logits, a row per token, and the expected ones.
+    """Yield each step's logits, one row per token, together with the expected logits.
 
-    ``some_rows``: compute only every other row of the first step, as serving does.
+    ``some_rows``: compute only every other row of logits in the first step, because serving does
+    not compute all rows either.
     """
     for index, (batch, reference) in enumerate(_steps(expected, kv_cache.manager)):
         if some_rows and index == 0:
@@ -210,16 +213,17 @@ def require_batch_invariance(
 ) -> None:
     """Check ``engine.batch_invariant``: a token's logits have the same bits in every batch.
 
-    They must not depend on the rows beside the token, on the chunks of its prompt, or on the
-    step that computes it. That holds if every operation computes each row with the same tile and
-    the same order of summation. The config refuses options that are known to break it; what
-    depends on the model is tested here: the self-test's sequences are computed whole and alone,
-    then in chunks beside each other.
+    The logits must not depend on the other rows of the batch, on the chunks of the prompt, or on
+    the step that computes the token. That holds if every operation computes each row with the same
+    tile and the same order of summation. The config refuses options that are known to break batch
+    invariance. This function tests the model: each of the self-test's sequences is computed alone
+    and in one chunk, then both are computed in chunks of mixed batches.
 
     Raises
     ------
     EngineError
-        The logits differ in a bit, or the forward's BLAS is known to make them differ.
+        The logits differ in a bit, or the model runs on MLX with OpenBLAS, whose products are
+        known to depend on the number of rows.
     """
     if forward.name == "mlx" and options.blas is config.Blas.openblas:
         raise EngineError(
@@ -244,7 +248,7 @@ def require_batch_invariance(
 def _steps(
     expected: ExpectedLogits, cache: KVCacheManager
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """Yield the batches of the test, each with its expected logits."""
+    """Yield the batch of each step, and the expected logits of its tokens."""
     states = [
         RequestState(Request(f"self-test {i}", tuple(ids.tolist())))
         for i, ids in enumerate(expected.sequences)
@@ -265,7 +269,7 @@ def _steps(
             for state, logits, count in zip(states, expected.logits, counts, strict=True)
         ]
         rows = np.arange(batch.total_q, dtype=np.int32)
-        # One token of each is a step of pure decodes, so that its own paths are tested too.
+        # A step of one token per sequence counts as pure decodes, to test their code paths too.
         prefill = batch.prefill_tokens if max(counts) > 1 else 0
         batch = batch._replace(logit_rows=rows, prefill_tokens=prefill)
         yield batch, np.concatenate(spans)
@@ -274,7 +278,7 @@ def _steps(
 
 
 def _shuffle(cache: KVCacheManager, requests: int) -> None:
-    """Put the free blocks out of order, as they are in use."""
+    """Put the free blocks out of order, as they are after some time of serving."""
     decoys = [RequestState(Request(f"decoy {i}", (0,))) for i in range(2 * requests)]
     for decoy in decoys:
         cache.reserve(decoy, 1)

@@ -1,4 +1,4 @@
-"""Load a model directory into mlx_lm's class for it, with an attention that labkit can replace."""
+"""Load a model directory into mlx_lm's model class, with an attention that labkit can replace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.engine.layer_cache import KVHandle
 from labkit.engine.module_rebinding import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
 
-# mlx_lm's module of a ``model_type`` in config.json, if their names differ.
+# mlx_lm's module for a ``model_type`` of config.json, if their names differ.
 MODULE_OF_TYPE = {
     "deepseek_v41_text": "deepseek_v41",
     "falcon_mamba": "mamba",
@@ -45,15 +45,15 @@ class LoadedModel:
     model
         mlx_lm's model.
     model_type
-        As in config.json.
+        ``model_type`` of config.json.
     windows
-        Per cached layer the sliding window in tokens, or None.
+        The sliding window of each cached layer in tokens, or None.
     eos_token_ids
         Token ids that end a request.
     matrix_storage
-        How loading stored its matrices.
+        How loading stored the matrices of linear layers and embeddings.
     num_all_reduces
-        Layers whose outputs are summed over the ranks that share the model.
+        The number of layers whose outputs are summed over the ranks (tensor parallelism).
     """
 
     model: Any
@@ -68,10 +68,10 @@ class LoadedModel:
 def _modules() -> ModuleLoader:
     """Return mlx_lm's model modules, whose attention calls ``KVHandle.attend``.
 
-    Keys that are no handle go to mlx_lm's own function, so a model also runs with mlx_lm's
-    caches. The modules have no state, so any number of engines share them. They are never freed:
-    MLX would give the graphs of their compiled functions to a function compiled later at the same
-    address (see ``compiled_blocks``).
+    Keys that are not a ``KVHandle`` are passed to mlx_lm's own function, so a model also runs with
+    mlx_lm's caches. The modules have no state, so any number of engines share them. They are never
+    freed, because MLX would run the graphs of their compiled functions for a function that is
+    compiled later at the same address (see ``compiled_blocks``).
     """
     original = import_plain("base").scaled_dot_product_attention
 
@@ -102,11 +102,11 @@ def load_model(
     Parameters
     ----------
     model_dir
-        The directory.
+        A directory with config.json and model*.safetensors.
     layers
         Load only the first ``layers`` layers, the last norm and the output layer; None: all.
     dtype
-        The MLX dtype that floating-point weights are cast to; None: they keep their own.
+        The MLX dtype that floating-point weights are cast to (None: each keeps its own).
     matrix_storage
         How the weights of linear layers and embeddings are stored.
 
@@ -142,7 +142,7 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
-    """Raise ``EngineError`` for quantised weights in another format than mlx_lm's affine one."""
+    """Raise ``EngineError`` if the weights are quantised in a format other than mlx_lm's affine."""
     text = settings.get("text_config") or {}
     own = settings.get("quantization")
     foreign = settings.get("quantization_config") or text.get("quantization_config")
@@ -162,7 +162,7 @@ def _module(model_type: str) -> ModuleType:
         if error.name != name:
             raise
         raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
-    except SystemExit:  # mlx_lm's olmo exits if hf_olmo is not installed
+    except SystemExit:  # mlx_lm's olmo calls sys.exit() if hf_olmo is not installed
         raise EngineError(f"model_type={model_type}: mlx_lm lacks a package for it") from None
 
 
@@ -209,13 +209,13 @@ def _load_weights(
 
 
 def _layer_index(name: str) -> int:
-    """Return the index of the layer that a weight belongs to; -1 if it belongs to none."""
+    """Return the index of the layer that a weight belongs to, or -1 if it belongs to no layer."""
     match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     return int(match[1]) if match else -1
 
 
 def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> None:
-    """Replace the layers whose weights are quantised by their quantised class."""
+    """Replace each layer that has quantised weights by its quantised class."""
     import mlx.nn as nn
 
     def options(path: str, layer: Any) -> Any:
@@ -227,7 +227,10 @@ def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any])
 
 
 def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
-    """Return each cached layer's window, read from the cache that mlx_lm would use."""
+    """Return each cached layer's window, read from the cache that mlx_lm would use for it.
+
+    Raises ``EngineError`` if a cache is not one of ``PLAIN_CACHES``.
+    """
     windows: list[int | None] = []
     for cache in make_prompt_cache(model):
         class_name = type(cache).__name__
@@ -251,7 +254,7 @@ def make_prompt_cache(model: Any) -> Sequence[Any]:
 
 
 def read_eos_token_ids(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
-    """Return the ids that end a text; generation_config.json overrides config.json."""
+    """Return the end-of-text ids. Those in generation_config.json override config.json's."""
     generation = model_dir / "generation_config.json"
     sources = [settings, settings.get("text_config") or {}]
     if generation.is_file():

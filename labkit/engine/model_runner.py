@@ -1,4 +1,4 @@
-"""The model and its KV memory as one call per step."""
+"""The runner of a model over its KV memory, called once per step."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class ModelRunner:
         return self._forward.name == "mlx" and self.memory.attention.arrays != "numpy"
 
     def __call__(self, batch: Batch) -> Logits:
-        """Return logits [len(batch.logit_rows), vocabulary], float32."""
+        """Run a step and return its logits, float32 [len(batch.logit_rows), vocabulary]."""
         return self.launch(batch, ahead=False)()
 
     def launch(self, batch: Batch, *, ahead: bool = True) -> WaitLogits:
-        """Launch a step; calling the result waits for its logits.
+        """Launch a step and return a function that waits for its logits and returns them.
 
-        A model on NumPy arrays runs the step at once, as does a lazy one unless ``ahead``.
+        The step is computed before ``launch`` returns if the model runs on NumPy arrays, or if
+        ``ahead`` is false.
         """
         padded, attention = self.memory.prepare_step(batch)
         wait_logits = self._forward.launch(padded, attention, self._counters, ahead=ahead)

@@ -1,11 +1,10 @@
 """Load mlx_lm's unedited model modules with some of their names bound to other objects.
 
-A module loaded here runs mlx_lm's own code in a separate namespace. Nothing is patched globally:
-``import mlx_lm.models.qwen3`` returns the original, and any number of loaders have their own
-modules beside it.
+A ``ModuleLoader`` runs mlx_lm's own code in a separate namespace. Nothing is patched globally:
+``import mlx_lm.models.qwen3`` still returns the original, and each loader has copies of its own.
 
-``import mlx_lm`` takes about 800 ms, most of it transformers; a model module alone takes 40 ms, so
-only those are imported (``light_package``).
+``import mlx_lm`` takes about 800 ms, most of it for transformers. A model module alone takes 40 ms,
+so only the model modules are imported (``light_package``).
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ SHARED_MODULES = (f"{PACKAGE}.cache",)
 def light_package() -> Iterator[None]:
     """Make ``mlx_lm.models.*`` importable without running ``mlx_lm/__init__.py``.
 
-    Inside the context ``mlx_lm`` is an empty package with mlx_lm's path. It is removed at the
-    end, so that a later ``import mlx_lm`` is the real one and reuses the modules imported here.
+    Inside the context ``mlx_lm`` is an empty package with mlx_lm's path. The empty package is
+    removed at the end, so that a later ``import mlx_lm`` imports the real package and reuses the
+    model modules imported meanwhile.
 
     Raises
     ------
@@ -60,14 +60,16 @@ def import_plain(name: str) -> ModuleType:
 
 
 class ModuleLoader:
-    """Loads model modules with rebound names; modules of one loader import each other.
+    """Loads copies of model modules with rebound names.
+
+    Modules loaded by the same loader import each other's copies, not the originals.
 
     Parameters
     ----------
     modules
         By module name, the object that an ``import`` inside the loaded modules returns instead.
     members
-        By module name, the objects that replace names that the module defines.
+        By module name, objects by name that replace those that the module itself defines.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class ModuleLoader:
         self._loaded: dict[str, ModuleType] = {}
 
     def load(self, name: str) -> ModuleType:
-        """Return a module by its full name; it is executed on first use.
+        """Return the loader's copy of a module by its full name. It is executed on first use.
 
         Raises
         ------
@@ -91,7 +93,8 @@ class ModuleLoader:
         return self._loaded[name]
 
     def _run(self, name: str) -> None:
-        # The original is imported first: dataclasses look up a class's module by its name.
+        # The original is imported first, because dataclasses look up the module of a class by name
+        # in ``sys.modules``.
         original, module = importlib.import_module(name), ModuleType(name)
         module.__dict__.update(
             __package__=PACKAGE,
@@ -115,7 +118,7 @@ class ModuleLoader:
         names: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """Replace ``__import__`` inside a loaded module."""
+        """Import for a loaded module: its ``__import__``, with names rebound."""
         full = importlib.util.resolve_name("." * level + name, PACKAGE) if level else name
         if full in self._modules:
             # ``import mlx.core as mx`` imports the package and reads ``core`` from it.

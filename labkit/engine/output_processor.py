@@ -12,11 +12,11 @@ from labkit.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's output so far, after each token of a stream or at its end.
+    """A request's output so far: after each token of a stream, or at the end of ``generate``.
 
-    ``token_ids`` include a stop token and a stop text, ``text`` does not. ``delta`` is the text
-    that the last event added. ``logprobs`` has an entry per token, or is None if the request did
-    not ask for them.
+    ``token_ids`` include a stop token and the tokens of a stop text, ``text`` excludes both.
+    ``delta`` is the text that the last event added. ``logprobs`` has an entry per token, or is None
+    if the request did not ask for log probabilities.
     """
 
     request_id: str
@@ -31,12 +31,12 @@ class RequestOutput:
 
 
 class OutputProcessor:
-    """Turns one request's events into ``RequestOutput``.
+    """Turns the events of one request into ``RequestOutput``.
 
-    The output that completes a stop text is the request's last, whatever its event says: its
-    ``finish_reason`` is "stop", and the caller must abort the request in the engine.
+    The output that completes a stop text is the request's last, even if the engine's event has no
+    ``finish_reason``. Its own is "stop", and the caller must abort the request in the engine.
 
-    ``prompt`` is its text, or None if the request came as token ids.
+    ``prompt`` is the prompt's text, or None if the prompt was given as token ids.
     """
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
@@ -66,7 +66,7 @@ class OutputProcessor:
         )
 
     def advance(self, event: TokenEvent) -> tuple[str, FinishReason | None]:
-        """Process the next event; return the text that it adds, and the finish reason."""
+        """Process the next event; return the text that the event adds, and the finish reason."""
         delta, reason = self._stops.add(self._add_token(event)), event.finish_reason
         if self._stops.matched is not None:
             reason = "stop"
@@ -80,7 +80,7 @@ class OutputProcessor:
         return self._stops.matched
 
     def _add_token(self, event: TokenEvent) -> str:
-        """Record the event's token; return the text that it completes."""
+        """Record the event's token; return the text that the token completes."""
         text = ""
         if event.token != NO_TOKEN:
             self._token_ids.append(event.token)
@@ -94,8 +94,8 @@ class OutputProcessor:
 class StopTexts:
     """Finds the first stop text in a stream, and holds back text that may begin one.
 
-    The result does not depend on how the text is split into pieces. The stop text that is
-    complete first is ``matched``; if several are complete at once, the longest.
+    The result does not depend on how the text is split into pieces. ``matched`` is the stop text
+    that is complete first (the longest, if several are complete at the same character).
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class StopTexts:
         self.matched: str | None = None
 
     def add(self, piece: str) -> str:
-        """Add a piece of text; return the text that is certainly before any stop text."""
+        """Add a piece of text; return the text that cannot belong to a stop text."""
         if not self._stops:
             return piece
         text, self._held_back = self._held_back + piece, ""
@@ -119,7 +119,7 @@ class StopTexts:
         return text[:safe]
 
     def _possible_stop_length(self, text: str) -> int:
-        """Return the number of characters at the end that may begin a stop text."""
+        """Return the number of characters at the end of ``text`` that may begin a stop text."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         for count in range(longest, 0, -1):
             if any(stop.startswith(text[-count:]) for stop in self._stops):
@@ -127,6 +127,6 @@ class StopTexts:
         return 0
 
     def finish(self) -> str:
-        """Return the text held back; call it at the end of the stream."""
+        """Return the text held back. Call this at the end of the stream."""
         text, self._held_back = self._held_back, ""
         return text

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class LogitRowSelector:
-    """Replaces a model's last norm; normalises only the rows whose logits are needed.
+    """A replacement for a model's last norm that normalises only the rows whose logits are needed.
 
     ``rows`` is set before each forward (None: all rows). A norm treats its rows independently, so
-    the result is the same.
+    the logits of these rows do not change.
     """
 
     def __init__(self, norm: Any) -> None:
@@ -42,7 +42,7 @@ class LogitRowSelector:
 
 
 def select_rows(model: Any) -> LogitRowSelector | None:
-    """Replace the model's last norm by a selector; return None if the norm is not found."""
+    """Replace the model's last norm by a selector. Return None if the model has no such norm."""
     for owner in (model, getattr(model, "language_model", None)):
         inner = getattr(owner, "model", None)
         norm = getattr(inner, "norm", None)
@@ -65,11 +65,11 @@ class PackedForward:
     loaded
         The model.
     arrays
-        The kind of arrays that the model runs on, which is also the forward's ``name``.
+        The kind of arrays that the model runs on. It is also the forward's ``name``.
     first_layer
-        The layer of the KV memory that is the model's first.
+        The index in the KV memory of the model's first layer.
     blocks
-        The model's feed-forward blocks, which run compiled in steps of pure decodes.
+        The model's feed-forward blocks, if they run compiled in steps of pure decodes.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class PackedForward:
         Raises
         ------
         StaleLaunchError
-            An attention launch left the stamp of another launch.
+            An attention kernel wrote the stamp of another launch.
         """
         return self.launch(batch, step, counters, ahead=False)()
 
     def launch(
         self, batch: Batch, step: StepAttention, counters: Counters, *, ahead: bool
     ) -> WaitLogits:
-        """Launch a step; calling the result waits for its logits.
+        """Launch a step and return a function that waits for its logits and returns them.
 
         With ``ahead`` a lazy graph is computed asynchronously. The counter ``device_ms`` is the
         time from the call of ``launch`` to the end of the wait.
@@ -146,7 +146,10 @@ class PackedForward:
 
     @property
     def replay_refusal(self) -> str | None:
-        """The reason why no step is replayed, or None; known after the first step."""
+        """The reason why no step is replayed from a captured graph, or None.
+
+        It is known after the first step.
+        """
         return None if self._graph_runner is None else self._graph_runner.reason
 
     def _replay(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
@@ -165,7 +168,7 @@ class PackedForward:
         return logits[batch.logit_rows]
 
     def _run_model(self, batch: Batch, context: ForwardContext) -> Any:
-        """Return the logits [rows, vocabulary]; MLX's are lazy."""
+        """Run the model and return the logits [rows, vocabulary]. MLX's logits are lazy."""
         for cache in self._caches:
             cache.context = context
         if self._selector is not None:
@@ -194,7 +197,7 @@ class PackedForward:
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:
-    """Compute a step's graph; with ``ahead`` asynchronously, without waiting."""
+    """Compute a step's graph. With ``ahead``, return before it is computed."""
     import mlx.core as mx
 
     if ahead:
@@ -204,12 +207,12 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
 
 
 def check_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
-    """Count the layers' attention launches.
+    """Check the stamps of the layers' attention launches, and add their counters.
 
     Raises
     ------
     StaleLaunchError
-        A launch left the stamp of another launch, so its output may be that launch's.
+        A kernel wrote the stamp of another launch, so its output may be that launch's.
     """
     for report in attention.report(metadata):
         if report.stale:
@@ -223,8 +226,9 @@ def check_launches(attention: Attention, metadata: Any, counters: Counters) -> N
 class ForwardChoice:
     """The forward of a model, decided once at load.
 
-    ``reason`` says why it runs on MLX arrays (None on NumPy arrays). ``weight_bytes`` has the
-    bytes of weights by dtype, named as in counters; on NumPy arrays only those of matrices.
+    ``reason`` is the reason that the model runs on MLX arrays (None: it runs on NumPy arrays).
+    ``weight_bytes`` has the bytes of the weights by dtype, named as in counters. On NumPy arrays
+    only matrices are included.
     """
 
     forward: PackedForward
@@ -237,9 +241,9 @@ def choose_forward(
 ) -> ForwardChoice:
     """Return a forward on NumPy arrays and labkit's kernels if the model allows it, else on MLX.
 
-    If the attention runs on Metal, so does the model. ``compiled`` compiles the feed-forward
-    blocks on MLX for steps of pure decodes; on NumPy arrays it has no effect. The model's parts
-    are replaced in place, so whatever is needed of the plain model must be computed before.
+    If the attention does not run on device ``cpu``, the model runs on MLX. With ``compiled``, a
+    model on MLX runs its feed-forward blocks compiled in steps of pure decodes. Parts of the model
+    are replaced in place, so the self-test's expected logits must be computed before.
     """
     conversion = _convert_to_numpy(loaded, device)
     if conversion.ok:
@@ -254,7 +258,7 @@ def choose_forward(
 
 
 def _convert_to_numpy(loaded: LoadedModel, device: Device) -> Conversion:
-    """Convert the model to NumPy arrays; the result has the reason if it stays on MLX."""
+    """Convert the model to NumPy arrays, or return the reason that it stays on MLX."""
     from labkit.engine.numpy_port.model_conversion import Conversion, convert
 
     if device is not Device.cpu:

@@ -1,4 +1,4 @@
-"""A client's request and its sampling parameters, and the scheduler's mutable state of it."""
+"""A client's request, its sampling parameters, and its mutable state inside the engine."""
 
 from __future__ import annotations
 
@@ -18,50 +18,54 @@ class Constraint(Protocol):
     """A rule that allows or forbids every next token of one request's output."""
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-        """Return which ids may follow ``output``: bool [vocab_size], at least one of them true.
+        """Return a mask of the ids that may follow ``output``: bool [vocab_size], not all false.
 
-        Must depend on its arguments only: ``output`` may end with draft tokens that are rejected
-        later.
+        The result must depend on the arguments only, because ``output`` may end with draft
+        tokens that are rejected later.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a request's tokens are chosen and when it ends.
+    """How a request's tokens are sampled, and when the request ends.
 
     Parameters
     ----------
     temperature
-        0 is greedy; otherwise logits are divided by it before sampling.
+        0: greedy. Otherwise logits are divided by the temperature before sampling.
     top_k, top_p
         Keep the ``top_k`` likeliest tokens (0: all), then the smallest set of them whose
         probability reaches ``top_p``.
     min_p
-        Of these, keep the tokens at least this fraction as likely as the likeliest.
+        Of the tokens that ``top_k`` and ``top_p`` keep, keep those whose probability is at least
+        this fraction of the likeliest token's.
     repetition_penalty
-        Positive logits of tokens in prompt or output are divided by it, negative ones
-        multiplied (CTRL; Keskar et al. 2019); 1: off.
+        Logits of tokens in the prompt or the output are divided by this factor if positive, and
+        multiplied by it if negative (CTRL; Keskar et al. 2019). 1: off.
     presence_penalty, frequency_penalty
-        Taken from the logits of tokens in the output: once, and per occurrence.
+        Subtracted from the logits of tokens in the output: once per token, and once per
+        occurrence.
     logit_bias
-        Added to the logits, by token id.
+        By token id, a number that is added to its logit.
     logprobs
-        Return the log probability of each token and of this many likeliest tokens (0 to 20);
-        None: no log probabilities. They are the model's own, before all of the above.
+        Return the log probability of each sampled token and of the likeliest ``logprobs`` tokens
+        (0 to 20). None: no log probabilities. They are those of the model's own logits, before
+        all of the above.
     max_tokens
-        At most this many tokens are generated.
+        The largest number of tokens to generate.
     stop
-        One text or several that end the request and are not part of its text. Matching them
-        takes a tokenizer, so ``LLM`` does it; an engine alone refuses them.
+        One or several texts that end the request. The stop text is not part of the output text.
+        Matching needs a tokenizer, so ``LLM`` does it, and an engine alone refuses stop texts.
     stop_token_ids
-        Token ids that end the request, besides the model's end-of-text ids.
+        Token ids that end the request, in addition to the model's end-of-text ids.
     ignore_eos
         Do not stop at the model's end-of-text ids.
     seed
-        Seed of this request's own random stream; None: derived from the request id. A
-        draw depends on the seed and the position only, never on the batch.
+        Seed of this request's own random stream (None: derived from the request id). A random
+        number depends on the seed and the position only, never on the batch.
     constraint
-        Tokens that it does not allow are never chosen. One instance serves one request.
+        Tokens that the constraint does not allow are never chosen. An instance serves one
+        request only.
 
     Raises
     ------
@@ -84,13 +88,14 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     constraint: Constraint | None = field(default=None, hash=False, compare=False, repr=False)
-    # Derived once, because the sampler reads them for every token. ``adjusts``: the logits change
-    # before sampling; ``plain``: greedy on the model's own logits, without log probabilities.
+    # Derived once, because the sampler reads both for every token. ``adjusts``: bias, penalties or
+    # a constraint change the logits. ``plain``: greedy on the model's own logits, without log
+    # probabilities.
     adjusts: bool = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges, copy mutable values and derive ``adjusts`` and ``plain``."""
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature}: allowed are 0 or more")
         if self.top_k < 0:
@@ -113,7 +118,7 @@ class SamplingParams:
         self._freeze()
 
     def _freeze(self) -> None:
-        """Copy what the caller could still change, and derive the rest."""
+        """Check and copy the values that the caller could still change; set derived fields."""
         bias = {int(token): float(value) for token, value in dict(self.logit_bias).items()}
         for token, value in bias.items():
             if token < 0 or not math.isfinite(value):
@@ -141,11 +146,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and its parameters.
+    """A prompt and its sampling parameters.
 
-    ``arrival`` is in seconds on the client's clock. ``priority`` orders requests under
-    ``engine.scheduler.queue=priority``: the lower number is served first. ``messages`` is the
-    conversation behind the prompt, for a server that applies its own chat template.
+    ``arrival`` is the time of arrival in seconds on the client's clock. ``priority`` orders
+    requests under ``engine.scheduler.queue=priority``: the lower number is served first.
+    ``messages`` is the conversation behind the prompt, for a server that applies its own chat
+    template.
     """
 
     request_id: str
@@ -156,7 +162,7 @@ class Request:
     messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        """Freeze the prompt."""
+        """Make the prompt a tuple."""
         object.__setattr__(self, "prompt_token_ids", tuple(self.prompt_token_ids))
 
 
@@ -169,29 +175,30 @@ class RequestStatus(Enum):
 
 
 class RequestState:
-    """A request inside the engine: ``num_computed_tokens`` catches up with its tokens.
+    """The state of a request inside the engine, written by the scheduler only.
 
-    Only the scheduler writes to it. Between the steps of a synchronous engine
-    ``num_in_flight_tokens`` and ``num_output_placeholders`` are 0.
+    A step computes tokens until ``num_computed_tokens`` has caught up with ``token_ids``.
+    Between the steps of a synchronous engine ``num_in_flight_tokens`` and
+    ``num_output_placeholders`` are 0.
 
     Attributes
     ----------
     arrival_index
-        The number of requests that arrived before it.
+        The number of requests that arrived before this one.
     token_ids
         Prompt and output tokens known so far.
     num_computed_tokens
-        Tokens with keys and values in the KV cache.
+        The number of tokens whose keys and values are in the KV cache.
     num_in_flight_tokens
-        Tokens that a launched step is computing, whose results are not yet recorded.
+        The number of tokens that a launched step computes and whose results are not recorded yet.
     num_output_placeholders
-        Output tokens that a launched step will sample (0 or 1).
+        The number of output tokens that a launched step will sample (0 or 1).
     num_reserved_tokens
-        Tokens that the request's KV memory can hold at least.
+        The number of tokens for which KV memory was reserved. Its blocks may have room for more.
     num_preemptions
-        How often it was sent back to the waiting queue.
+        How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
-        The most tokens that were computed or in flight when it was preempted.
+        The number of tokens that were computed or in flight at a preemption (the largest one).
     """
 
     __slots__ = (
@@ -240,7 +247,7 @@ class RequestState:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that can be scheduled now: known, or sampled by the step in flight.
+        """Tokens that can be scheduled now, including one that the step in flight will sample.
 
         The last output token (``max_tokens``) is never computed, because nothing follows it.
         """
@@ -250,7 +257,7 @@ class RequestState:
         return known - self.num_computed_tokens - self.num_in_flight_tokens
 
     def with_output(self, tokens: Sequence[int]) -> RequestState:
-        """Return a copy with ``tokens`` appended, for sampling after draft tokens."""
+        """Return a copy with ``tokens`` appended, as the sampler needs it after draft tokens."""
         copy = RequestState(self.request)
         copy.token_ids = [*self.token_ids, *tokens]
         return copy
@@ -259,17 +266,17 @@ class RequestState:
     def num_prefill_tokens(self) -> int:
         """Tokens to compute before the request decodes: all but its newest output token.
 
-        That is the prompt; after a preemption, also the output tokens that are computed again.
+        These are the prompt tokens and, after a preemption, the output tokens to compute again.
         """
         return max(self.num_prompt_tokens, len(self.token_ids) - 1)
 
     @property
     def is_prefill(self) -> bool:
-        """Whether some of ``num_prefill_tokens`` are not yet scheduled."""
+        """Whether some of the ``num_prefill_tokens`` tokens are not scheduled yet."""
         scheduled = self.num_computed_tokens + self.num_in_flight_tokens
         return scheduled < self.num_prompt_tokens or scheduled < len(self.token_ids) - 1
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens in the KV cache at the request's end; the last output token is not computed."""
+        """Tokens in the KV cache after ``max_tokens`` tokens; the last one is never computed."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1

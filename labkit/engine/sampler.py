@@ -1,8 +1,8 @@
-"""Sample a token per request from logits, with its own parameters and random stream.
+"""Sample a token per request from logits, with the request's own parameters and random stream.
 
-The order is that of vLLM and mlx_lm: logit bias, penalties (repetition, frequency, presence), the
-constraint; then greedy takes the largest logit, or temperature, top-k, top-p and min-p select
-candidates, of which one uniform number picks one.
+The order is that of vLLM and mlx_lm. Logit bias, penalties (repetition, frequency, presence) and
+the constraint change the logits. Greedy sampling then takes the largest logit. Otherwise
+temperature, top-k, top-p and min-p select candidates, and a uniform random number picks one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Ids = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """A sampled token; ``margin`` is its logit less the second largest, None if drawn at random."""
+    """A sampled token and its margin.
+
+    ``margin`` is the largest logit minus the second largest, or None if drawn at random.
+    """
 
     token: int
     margin: float | None
@@ -32,22 +35,22 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Samples a token per row. Plain greedy rows share one argmax.
+    """Samples a token per row of logits. One argmax serves all plain greedy rows.
 
-    A request's token depends on its row, its parameters and its own tokens only, so it is the
-    same in every batch.
+    A request's token depends on its row, its parameters and its own tokens only, never on the
+    other requests of the batch.
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
         """Return a token for each state from its row of ``logits``.
 
-        ``logits`` are float32 [rows, vocabulary], a writable NumPy array or on the device; rows
-        after the last state are padding.
+        ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
+        greedy tokens already (``device_logits``). Rows after the last state are padding.
 
         Raises
         ------
         InvalidLogitsError
-            A row holds a NaN, or nothing but infinities.
+            A row has a NaN, or nothing but infinities.
         """
         if isinstance(logits, np.ndarray):
             best, top_margins = greedy(logits[: len(states)])
@@ -72,11 +75,11 @@ def _invalid_logits(states: Sequence[RequestState], margins: Sequence[float]) ->
 
 
 def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Return each row's best token (of equal ones the lowest id) and its margin over the second.
+    """Return each row's token with the largest logit, and its margin over the second largest.
 
-    NumPy's argmax is vectorised, and a NaN makes the margin NaN. Two passes take a quarter of
-    the time of a numba kernel with one pass (16 rows of 16,384, two threads). The logits are
-    changed temporarily.
+    Of equal logits the lowest id wins. A NaN in a row makes its margin NaN. Two passes of NumPy's
+    vectorised argmax take a quarter of the time of a numba kernel with one pass (16 rows of
+    16,384, two threads). ``logits`` is changed temporarily.
     """
     rows = np.arange(len(logits))
     best = logits.argmax(axis=1)
@@ -102,7 +105,7 @@ def sample_row(logits: Rows, state: RequestState) -> Sampled:
 
 
 def request_seed(state: RequestState) -> int:
-    """Return the seed of the request's parameters, else one derived from its id."""
+    """Return the seed in the request's parameters, or a seed derived from the request id."""
     seed = state.request.params.seed
     if seed is not None:
         return seed
@@ -112,13 +115,13 @@ def request_seed(state: RequestState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidate token ids with unnormalised probabilities above 0."""
+    """Token ids that may be sampled, with unnormalised probabilities above 0."""
 
     ids: Ids
     weights: NDArray[np.float64]
 
     def pick(self, uniform: float) -> int:
-        """Return the token at ``uniform`` in [0, 1) of the cumulative distribution."""
+        """Return the token at which the cumulative distribution exceeds ``uniform`` in [0, 1)."""
         cumulative = np.cumsum(self.weights)
         index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
         return int(self.ids[min(index, len(self.ids) - 1)])
@@ -143,7 +146,7 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
 
 
 def top_ids(logits: Rows, count: int) -> Ids:
-    """Return the ids of a row's ``count`` largest logits, the largest first, equal ones by id."""
+    """Return the ids of a row's ``count`` largest logits, largest first, equal logits by id."""
     count = min(count, len(logits))
     bound = np.partition(logits, -count)[-count]
     ids = np.flatnonzero(logits >= bound)
@@ -153,7 +156,8 @@ def top_ids(logits: Rows, count: int) -> Ids:
 def uniform_at(seed: int, position: int) -> float:
     """Return the uniform number in [0, 1) at a position of a seed's random stream.
 
-    Counter-based (Philox; Salmon et al. 2011): no position depends on those before it.
+    The generator is counter-based (Philox; Salmon et al. 2011): a number does not depend on the
+    numbers at earlier positions.
     """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
     return float(generator.random())
@@ -162,12 +166,13 @@ def uniform_at(seed: int, position: int) -> float:
 def apply_params(
     logits: Rows, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int
 ) -> Rows:
-    """Return a row [vocabulary] with bias, penalties and constraint applied; copies ``logits``.
+    """Return a copy of a row [vocabulary] with bias, penalties and constraint applied.
 
-    Bias, then the repetition penalty over prompt and output, then frequency and presence
-    penalties over the output, then minus infinity for tokens that the constraint forbids. The
-    tokens are counted again each time (50 us per 1,000), because a stored count would have to
-    follow preemption and rejected drafts.
+    The order: bias, the repetition penalty over prompt and output, frequency and presence
+    penalties over the output, minus infinity for tokens that the constraint forbids. The tokens
+    are counted for every sample (50 us per 1,000), because a stored count would have to follow
+    preemptions and rejected drafts. If the parameters change no logits, ``logits`` itself is
+    returned.
     """
     if not params.adjusts:
         return logits

@@ -1,6 +1,6 @@
 """The scheduler: which tokens a step computes, and the one state machine of requests.
 
-A step with the default options, of which ``scheduling_policies`` has the alternatives:
+A step with the default options (the alternatives are in ``scheduling_policies``):
 
     budget = max_num_batched_tokens
     for request in running, decodes:          # order=decode_first: one token each
@@ -49,11 +49,11 @@ class Scheduler:
     Parameters
     ----------
     options
-        ``engine.scheduler``; each option picks a function of ``scheduling_policies``.
+        ``engine.scheduler``. Each policy option selects a function of ``scheduling_policies``.
     cache
         Reserves and releases the KV memory of requests.
     eos_token_ids
-        End a request that does not set ``ignore_eos``.
+        Ids that end a request, unless it sets ``ignore_eos``.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Scheduler:
         return sum(state.num_computed_tokens for state in self._running.values())
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request of this id is admitted and has not ended."""
+        """Return whether the request ``request_id`` is admitted and has not ended."""
         state = self._live.get(request_id)
         return state is not None and state.status is RequestStatus.running
 
@@ -92,7 +92,7 @@ class Scheduler:
         return bool(self._live)
 
     def is_live(self, request_id: str) -> bool:
-        """Return whether a request of this id is waiting or running."""
+        """Return whether the request ``request_id`` is waiting or running."""
         return request_id in self._live
 
     def add(self, request: Request) -> None:
@@ -101,7 +101,8 @@ class Scheduler:
         Raises
         ------
         EngineError
-            The id is live already, or the request needs more KV memory than there is.
+            A live request has this id already, or the request needs more KV memory than the
+            whole KV cache has.
         """
         state = RequestState(request, self._num_arrivals)
         if request.request_id in self._live:
@@ -119,16 +120,16 @@ class Scheduler:
         self.counts.add("requests.submitted")
 
     def abort(self, request_id: str) -> None:
-        """End a request and release its KV memory; unknown ids are ignored."""
+        """End a request and release its KV memory. Unknown ids are ignored."""
         state = self._live.get(request_id)
         if state is not None:
             self._end(state)
             self.counts.add("requests.aborted")
 
     def preempt(self, request_id: str) -> None:
-        """Move a running request back to the waiting queue; its tokens are computed again.
+        """Move a running request back to the waiting queue and release its KV memory.
 
-        Ids that do not run are ignored.
+        Its tokens are computed again later. Ids of requests that are not running are ignored.
         """
         state = self._live.get(request_id)
         if state is None or state.status is not RequestStatus.running:
@@ -144,13 +145,13 @@ class Scheduler:
         self.counts.add("preemptions")
 
     def _end(self, state: RequestState) -> None:
-        """Finish or abort a live request."""
+        """Release a live request (finished or aborted) and forget it."""
         self._release(state)
         state.status = RequestStatus.finished
         del self._live[state.request_id]
 
     def _release(self, state: RequestState) -> None:
-        """Take a live request out of its list and release its KV memory."""
+        """Remove a request from the waiting or running list, and release its KV memory."""
         if state.status is RequestStatus.running:
             del self._running[state.request_id]
         else:
@@ -158,7 +159,7 @@ class Scheduler:
         self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
-        """Return the chunks of the next step; the module's docstring has the algorithm."""
+        """Return the chunks of the next step. The module's docstring describes the algorithm."""
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phase_order(self._last_phase):
             if phase is Phase.decode:
@@ -181,7 +182,7 @@ class Scheduler:
             self._schedule_chunk(step, Phase.decode, state, step.token_budget)
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
-        """Schedule prompts: of running requests, then of those that can be admitted."""
+        """Schedule prompt tokens of running requests, then of requests that it admits."""
         options, start = self._options, step.num_tokens
         left = max(0, step.token_budget - start)
         limit = start + scheduling_policies.prefill_budget(
@@ -211,10 +212,11 @@ class Scheduler:
     ) -> None:
         """Schedule as many of a request's tokens as limit, chunk cap and KV memory allow.
 
-        ``limit`` is the number of tokens that the step may reach, ``chunk_cap`` the most tokens
-        of this request (None: no cap). Missing KV memory is taken from the running request that
-        is last in the queue's order. The first is never preempted and fits the memory alone, so
-        it advances in every step: the number of steps is bounded.
+        ``limit`` is the largest number of tokens that the whole step may reach, ``chunk_cap``
+        the largest number for this request (None: no cap). If KV memory is short, the running
+        request that is last in the queue's order is preempted, possibly this one. The first
+        request in that order is never preempted and fits the memory alone, so it advances in
+        every step, and the number of steps is bounded.
         """
         if state.status is not RequestStatus.running:  # preempted earlier in this step
             return
@@ -237,9 +239,9 @@ class Scheduler:
         step.num_tokens += count
 
     def _admit_first(self) -> RequestState | None:
-        """Admit the first waiting request and return it.
+        """Admit the first waiting request and return it, or return None.
 
-        None if no request waits, ``max_num_seqs`` run, or too little KV memory is free.
+        None: no request waits, ``max_num_seqs`` requests run, or too little KV memory is free.
         """
         state = self._waiting.first
         if state is None or len(self._running) >= self._options.max_num_seqs:
@@ -269,21 +271,24 @@ class Scheduler:
     def update(
         self, output: SchedulerOutput, sampled: Mapping[str, Sequence[Sampled]]
     ) -> list[TokenEvent]:
-        """Record a step's results and return its events: advance, cache, append, stop, free.
+        """Record a step's results and return the events of its tokens.
+
+        Advances each request, caches its full blocks, appends its sampled tokens, and finishes
+        it and frees its memory if a token ends it.
 
         Parameters
         ----------
         output
-            The return value of ``schedule``, drafts added.
+            The return value of ``schedule``, with drafts added by speculation.
         sampled
-            By request id the tokens of every chunk that samples: one, and one more for each
-            accepted draft.
+            By request id, the new tokens of every chunk that samples: one token, and one more
+            for each accepted draft.
         """
         events = []
         for chunk in output.chunks:
             state = chunk.state
             if state.status is not RequestStatus.running or chunk.is_outdated:
-                continue  # it ended, or was preempted, while the step was in flight
+                continue  # the request ended, or was preempted, while the step was in flight
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
             if chunk.start < state.num_computed_before_preemption:
@@ -302,7 +307,7 @@ class Scheduler:
         return events
 
     def _append(self, state: RequestState, results: Sequence[Sampled]) -> list[TokenEvent]:
-        """Append sampled tokens to a request up to the one that ends it; return their events."""
+        """Append sampled tokens, up to one that ends the request, and return their events."""
         events = []
         for result in results:
             state.token_ids.append(result.token)
@@ -332,7 +337,13 @@ class Scheduler:
             self.abort(request_id)
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless the lists of requests and the KV cache agree."""
+        """Check invariants for tests: the lists of requests and the KV cache must agree.
+
+        Raises
+        ------
+        AssertionError
+            They disagree.
+        """
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}
         if running & waiting or running | waiting != set(self._live):

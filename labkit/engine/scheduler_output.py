@@ -12,7 +12,7 @@ from labkit.engine.request import RequestState
 
 
 class Phase(IntEnum):
-    """The two kinds of work in a step: one more token per request, or prompt tokens."""
+    """The two kinds of work in a step: decode (one token per request) and prefill."""
 
     decode = 0
     prefill = 1
@@ -20,10 +20,10 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """The tokens ``start`` to ``start + num_tokens`` of one request.
+    """The tokens ``[start, start + num_tokens)`` of one request.
 
     ``samples`` is true if the chunk reaches the request's last token: only then is a next token
-    sampled. ``preemption_count`` is the request's number of preemptions when it was scheduled.
+    sampled. ``preemption_count`` is the request's number of preemptions at the time of scheduling.
     """
 
     state: RequestState
@@ -33,7 +33,7 @@ class ScheduledChunk:
     preemption_count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse an empty chunk and one beyond the request's tokens."""
+        """Raise ``ValueError`` for an empty chunk, or a chunk beyond the request's tokens."""
         state, stop = self.state, self.start + self.num_tokens
         num_tokens = len(state.token_ids) + state.num_output_placeholders
         if self.num_tokens < 1 or stop > num_tokens:
@@ -46,7 +46,7 @@ class ScheduledChunk:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the request was preempted after it was scheduled: its results are dropped."""
+        """Whether the request was preempted after the chunk was scheduled (results are dropped)."""
         return self.preemption_count != self.state.num_preemptions
 
     @property
@@ -58,8 +58,8 @@ class ScheduledChunk:
 class SchedulerOutput(NamedTuple):
     """The chunks of one step, decodes first.
 
-    ``drafts`` maps a request id to the draft tokens that follow a chunk that samples. They are
-    computed with the chunk; those that agree with what is sampled are accepted.
+    ``drafts`` has the draft tokens by request id. They follow a chunk that samples and are
+    computed with it. Draft tokens that equal the tokens sampled there are accepted.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -75,7 +75,7 @@ class SchedulerOutput(NamedTuple):
         """Whether every chunk is a decode of one token, without drafts."""
         if self.drafts:
             return False
-        for chunk in self.chunks:  # faster than ``all``, which a step of one request would notice
+        for chunk in self.chunks:  # faster than ``all``: it matters in a step of one request
             if chunk.num_tokens != 1 or not chunk.samples:
                 return False
             if chunk.start < chunk.state.num_prompt_tokens:
@@ -83,17 +83,17 @@ class SchedulerOutput(NamedTuple):
         return True
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to compute."""
+        """Return whether the step has any chunk."""
         return bool(self.chunks)
 
 
 class StepBuilder:
-    """A step while the scheduler fills it.
+    """A step under construction by the scheduler.
 
     ``token_budget`` is ``engine.scheduler.max_num_batched_tokens``, ``num_tokens`` the tokens
-    scheduled so far. ``pending`` has by phase the running requests with something to compute, in
-    the order in which they are served, and ``chunks`` by phase what was scheduled.
-    ``num_running`` counts the requests that ran when the step began.
+    scheduled so far. ``pending`` has, by phase, the running requests with tokens to compute, in
+    the order in which they are served. ``chunks`` has, by phase, the chunks scheduled so far.
+    ``num_running`` is the number of requests that were running when the step began.
     """
 
     __slots__ = ("chunks", "num_running", "num_tokens", "pending", "token_budget")
@@ -108,7 +108,7 @@ class StepBuilder:
             self.num_running += 1
             if state.is_prefill:
                 prefills.append(state)
-            elif state.num_pending_tokens:  # else its last token is in flight
+            elif state.num_pending_tokens:  # otherwise the request's last token is in flight
                 decodes.append(state)
         self.pending = [decodes, prefills]
         self.chunks: tuple[list[ScheduledChunk], list[ScheduledChunk]] = [], []
@@ -122,7 +122,7 @@ class StepBuilder:
         return Phase.decode if decodes else Phase.prefill
 
     def remove(self, state: RequestState) -> None:
-        """Remove a preempted request; the tokens scheduled for it are free for others."""
+        """Remove a preempted request and its chunks, whose tokens return to the budget."""
         for phase in Phase:
             chunks = self.chunks[phase]
             self.pending[phase] = [other for other in self.pending[phase] if other is not state]

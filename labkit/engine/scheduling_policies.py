@@ -1,7 +1,8 @@
 """The policies of ``engine.scheduler``: functions that order, cap and admit requests.
 
-Each option has a table from its values to a function. The scheduler looks the functions up once,
-and counts ``<option>.<value>`` whenever the choice made a difference. Policies own no request.
+Each option has a table that maps its values to functions. The scheduler looks the functions up
+once, and adds 1 to the counter ``<option>.<value>`` whenever the choice made a difference. Policies
+have no state.
 
 For example, with ``order=decode_first``, ``composition=mixed`` and ``max_num_batched_tokens=8``, a
 step beside two running decodes has 6 tokens left for prompts.
@@ -18,12 +19,12 @@ from labkit.engine.scheduler_output import Phase
 Phases = tuple[Phase, Phase]
 
 
-# The order of the phases in a step. ``last``: the phase that had the last step to itself (None: the
-# last step was mixed, or there was none).
+# The order of the phases in a step. ``last``: the only phase of the previous step (None: that step
+# was mixed, or there was none).
 
 
 def decodes_first(last: Phase | None) -> Phases:
-    """Serve decodes first: running requests never wait for a prompt in their step."""
+    """Serve decodes first: prompts get only the tokens that decodes leave of the budget."""
     return Phase.decode, Phase.prefill
 
 
@@ -33,16 +34,16 @@ def prefills_first(last: Phase | None) -> Phases:
 
 
 def alternating(last: Phase | None) -> Phases:
-    """Serve decodes first, but prefills after a step of decodes only.
+    """Serve decodes first, but serve prefills first after a step of decodes only.
 
-    This bounds the wait of both: in split steps, strict precedence of decodes would admit no
-    request until every running one has ended.
+    This bounds the waiting time of both. If decodes always came first in split steps, no request
+    would be admitted until every running request has ended.
     """
     return prefills_first(last) if last is Phase.decode else decodes_first(last)
 
 
 # In a mixed step the second phase gets the tokens that the first leaves of the budget. A split step
-# belongs to the first phase with anything to compute, so that decodes keep their shape.
+# has chunks of one phase only: the first one with anything to compute.
 PHASE_ORDERS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] = {
     (Order.decode_first, Composition.mixed): decodes_first,
     (Order.decode_first, Composition.split): alternating,
@@ -51,19 +52,19 @@ PHASE_ORDERS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] 
 }
 
 
-# Whether another waiting request may be admitted. ``num_running``: requests that ran when the step
-# began; ``budget``: tokens left in the step.
+# Functions that decide whether another waiting request may be admitted. ``num_running``: requests
+# that were running when the step began; ``budget``: tokens left in the step.
 
 
 def continuous(num_running: int, budget: int) -> bool:
-    """Admit as long as tokens are left, so that no blocks are reserved before they are used."""
+    """Admit while the step has tokens left, so that no blocks are reserved before their use."""
     return budget > 0
 
 
 def static(num_running: int, budget: int) -> bool:
-    """Admit a whole batch once no request runs, regardless of the token budget.
+    """Admit a whole batch when no request is running, regardless of the token budget.
 
-    The next batch waits until the last request of this one has ended.
+    The next batch waits until the last request of the present batch has ended.
     """
     return num_running == 0
 
@@ -74,21 +75,21 @@ ADMISSIONS: dict[Admission, Callable[[int, int], bool]] = {
 }
 
 
-# The most tokens of one prompt in a step (None: no cap). ``chunk``: ``engine.scheduler.chunk``;
-# ``num_decodes``: running requests with a token to decode.
+# The largest number of tokens of one prompt in a step (None: no cap). ``chunk``:
+# ``engine.scheduler.chunk``; ``num_decodes``: running requests with a token to decode.
 
 
 def static_chunk(chunk: int | None, num_decodes: int) -> int | None:
-    """Return ``chunk``, whatever else is in the step."""
+    """Return ``chunk``, independent of the decodes in the step."""
     return chunk
 
 
 def shrinking_chunk(chunk: int | None, num_decodes: int) -> int:
-    """Return ``chunk`` less one token per decode, at least 1.
+    """Return ``chunk`` minus one token per decode, but at least 1.
 
-    A chunk and the decodes beside it are ``chunk`` tokens together, so that the step time of
-    decoding requests does not depend on their number: the leftover-after-decode budget of
-    LocalAI's patched llama.cpp (DECODE_SERVING_SCOPE.md, patch 0016), per request.
+    A chunk and the decodes of its step are ``chunk`` tokens together, so that the step time does
+    not depend on the number of decodes. This is the leftover-after-decode budget of LocalAI's
+    patched llama.cpp (DECODE_SERVING_SCOPE.md, patch 0016), applied to each request.
     """
     assert chunk is not None  # the config refuses it
     return max(1, chunk - num_decodes)
@@ -100,35 +101,36 @@ CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
 }
 
 
-# The most prompt tokens of all requests in a step. ``left``: tokens left of the step's budget.
+# The number of prompt tokens that all requests of a step may have together.
 
 
 def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
-    """Return ``left``, but at least ``floor`` and at most ``cap`` (None: no such bound).
+    """Return ``left``, the rest of the step's tokens, raised to ``floor`` and limited to ``cap``.
 
-    ``cap`` alone is the static budget of LocalAI's patched llama.cpp (DECODE_SERVING_SCOPE.md,
-    patch 0013), which ignores the decodes; a budget that decodes shrink, with a floor, is its
-    patch 0016: ``max(n_ubatch, T - D)``.
+    None: no such bound. ``cap`` alone is the static budget of LocalAI's patched llama.cpp
+    (DECODE_SERVING_SCOPE.md, patch 0013), which ignores the decodes. ``floor`` alone is its patch
+    0016: the decodes shrink the budget, but not below the floor (``max(n_ubatch, T - D)``).
     """
     budget = left if floor is None else max(left, floor)
     return budget if cap is None else min(budget, cap)
 
 
-# The tokens of KV memory that are reserved when a request is admitted, and the share of the whole
-# memory that must stay free. ``watermark``: ``engine.scheduler.watermark``.
+# The number of tokens for which KV memory is reserved when a request is admitted, and the fraction
+# of the whole KV memory that must stay free. ``watermark``: ``engine.scheduler.watermark``.
 
 
 def full(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
-    """Reserve memory up to ``max_tokens``, used or not: nothing is ever preempted."""
+    """Reserve memory for the prompt and ``max_tokens``, so that no request is ever preempted."""
     return state.max_kv_tokens, 0.0
 
 
 def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
-    """Reserve memory for the known tokens only; it grows with the output.
+    """Reserve memory for the known tokens only. The reservation grows with the output.
 
-    As in vLLM, a share stays free, so that the next admission is not preempted at once, and a
-    request that finds no memory preempts the last in the queue's order. If no request runs,
-    nothing must stay free, so a request that fits the memory is always admitted.
+    As in vLLM, the fraction ``watermark`` stays free, so that an admitted request is not preempted
+    at once. If memory runs out later, the request that is last in the queue's order is preempted.
+    If no request is running, nothing must stay free, so a request that fits the memory is always
+    admitted.
     """
     return state.num_tokens, watermark if num_running else 0.0
 
@@ -144,12 +146,12 @@ RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, 
 
 
 def by_arrival(state: RequestState) -> tuple[int, int]:
-    """Order by arrival, which puts a preempted request in front of all that were never admitted."""
+    """Order by arrival. A preempted request precedes all requests that were never admitted."""
     return 0, state.arrival_index
 
 
 def by_priority(state: RequestState) -> tuple[int, int]:
-    """Order by the client's priority, the lower number first; equal ones by arrival."""
+    """Order by the client's priority, the lower number first, and by arrival if equal."""
     return state.request.priority, state.arrival_index
 
 

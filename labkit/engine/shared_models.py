@@ -1,7 +1,8 @@
 """Models that the engines of one process share: loaded once, never changed afterwards.
 
 An engine's state is in its KV memory, its scheduler and its sampler. Between two steps a model has
-nothing but weights, so engines that step one after the other share it, packed weights included.
+no state but its weights, so engines that never step at the same time can share the model, packed
+weights included.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class PreparedModel:
 class SharedModels:
     """The models of engines that never step at the same time.
 
-    With a ``ring`` every model is this rank's share; None: the whole model.
+    With a ``ring``, each model is this rank's share of it (None: the whole model).
     """
 
     def __init__(self, ring: Ring | None = None) -> None:
@@ -56,7 +57,7 @@ class SharedModels:
         first_layer: int = 0,
         compiled: bool = False,
     ) -> PreparedModel:
-        """Load a model and choose its forward, or return the one that is loaded.
+        """Load a model and choose its forward, or return the model that is loaded already.
 
         Parameters
         ----------
@@ -65,14 +66,14 @@ class SharedModels:
         dtype, matrix_storage, layers
             See ``model_loader.load_model``.
         device, first_layer, compiled
-            See ``choose_forward``. A model with compiled blocks is not shared, because they
-            count for one engine.
+            See ``choose_forward``. A model with compiled blocks is not shared, because the blocks
+            count their calls for one engine.
         """
         weights = (model_dir, layers, dtype, matrix_storage)
         expected_key, key = (*weights, block_size), (*weights, device, first_layer)
         prepared = self._prepared.get(key)
         if prepared is not None and compiled and prepared.choice.reason is not None:
-            prepared = None  # it runs on MLX, where blocks can be compiled
+            prepared = None  # the model runs on MLX, where blocks can be compiled
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
@@ -88,7 +89,7 @@ class SharedModels:
             expected = replace(expected, shapes=logits_self_test.kv_shapes(fresh)[0])
             self._expected[expected_key] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
-        machine_memory.trim_heap()  # the dequantised weights, and MLX's that were copied
+        machine_memory.trim_heap()  # frees dequantised weights, and MLX weights that were copied
         prepared = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._prepared[key] = prepared
@@ -97,7 +98,7 @@ class SharedModels:
     def load_mlx_lm(
         self, model_dir: Path, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
     ) -> MlxLmModel:
-        """Load a model with mlx_lm's loader and cast it, or return the one that is loaded."""
+        """Load a model with mlx_lm's loader and cast it, or return the loaded model."""
         from labkit.engine.mlx_lm.mlx_lm_loader import load as load_plain
 
         key = (model_dir, dtype, matrix_storage)

@@ -1,4 +1,4 @@
-"""Launch steps of a model: at once, in a worker thread, or as lazy MLX graphs."""
+"""Launch steps of a model: synchronously, in a worker thread, or as lazy MLX graphs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labkit.engine.model_runner import ModelRunner, RunModel
 
 
 class StepLauncher:
-    """Launches steps, one at a time; this base class runs a step when its logits are waited for."""
+    """Launches one step at a time. This base class runs a step when its logits are requested."""
 
     def __init__(self, run_model: RunModel) -> None:
         self.run_model = run_model
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Launch a step; calling the result waits for its logits."""
+        """Return a function that runs the step and returns its logits."""
         return partial(self.run_model, batch)
 
     def close(self) -> None:
@@ -30,7 +30,7 @@ class StepLauncher:
 
 
 class AsyncStepLauncher(StepLauncher):
-    """Base class of launchers whose steps run while the host does something else.
+    """Base class of launchers whose steps run while the host does other work.
 
     The counter ``pipeline.wait_ms`` is the time in which the host only waited.
     """
@@ -65,19 +65,19 @@ class ThreadStepLauncher(AsyncStepLauncher):
 
 
 class LazyStepLauncher(AsyncStepLauncher):
-    """Builds a step's graph at once; MLX computes it asynchronously, without a worker thread."""
+    """Builds a step's graph, which MLX computes asynchronously without a worker thread."""
 
     run_model: ModelRunner
 
     def launch(self, batch: Batch) -> WaitLogits:
-        """Dispatch a step's graph."""
+        """Build a step's graph and start its computation."""
         return partial(self._timed_wait, self.run_model.launch(batch))
 
 
 def create_launcher(
     pipeline: config.Pipeline, run_model: RunModel, counters: Counters
 ) -> StepLauncher:
-    """Return the launcher of ``engine.pipeline``."""
+    """Return the launcher for ``engine.pipeline`` and the kind of model."""
     if pipeline is config.Pipeline.sync:
         return StepLauncher(run_model)
     if isinstance(run_model, ModelRunner) and run_model.is_lazy:
@@ -90,7 +90,7 @@ def _raise_closed(_batch: Batch) -> Logits:
 
 
 def _copy_numba_threads() -> Callable[[], None]:
-    """Return a function that gives its thread the caller's number of numba threads."""
+    """Return a function that sets, in its thread, the caller's number of numba threads."""
     import numba
 
     count = numba.get_num_threads()

@@ -9,7 +9,7 @@ from labkit.machine.exception_text import one_line_with_type
 
 
 def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
-    """Import a class, create an instance and check that it has a name and its methods.
+    """Import a class, create an instance, and check its ``name`` and its methods.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
     Raises
     ------
     ValueError
-        The class cannot be created or lacks a method; one line with the reason.
+        The class cannot be imported or called, or lacks ``name`` or a method.
     """
     module, _, attribute = path.partition(":")
     try:

@@ -16,7 +16,7 @@ QueueKey = tuple[int, int]
 
 
 class WaitingQueue:
-    """A queue in the order of ``key``, the smallest first; a request's key is unique and fixed."""
+    """A queue in the order of ``key``, smallest first. A request's key is unique and constant."""
 
     def __init__(self, key: Callable[[RequestState], QueueKey]) -> None:
         self._key = key
@@ -41,7 +41,7 @@ class WaitingQueue:
         return self._states[heap[0][1]] if heap else None
 
     def add(self, state: RequestState) -> None:
-        """Add a request; a preempted one gets its former position."""
+        """Add a request. A preempted request gets its former position, because its key is fixed."""
         self._states[state.arrival_index] = state
         heappush(self._by_key, (self._key(state), state.arrival_index))
         heappush(self._by_arrival, state.arrival_index)
