@@ -1,6 +1,7 @@
-"""Constants that the kernels on the CPU, the Metal kernels and the host agree on.
+"""Constants shared by the CPU kernels, the Metal kernels and the host code.
 
-The Metal sources (``labkit/metal/kernels/*.metal``) repeat the numbers; tests compare both.
+The Metal sources (``labkit/metal/kernels/*.metal``) define the same numbers again; a test checks
+that they agree.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from labkit.config.attention import RESOLVERS
 
 BQ = 32  # query rows in a Q-block, the tiled kernels' unit of work
-# Ids that go into a launch's stamp.
+# Ids that are encoded in a launch's stamp.
 KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4}
 RESOLVER_IDS = {name: number for number, name in enumerate(RESOLVERS, 1)}
-# A kernel stamps ``(nonce * f0 + kernel_id * f1 + resolver_id * f2) & STAMP_MASK``.
+# A launch's stamp is ``(nonce * f0 + kernel_id * f1 + resolver_id * f2) & STAMP_MASK``.
 STAMP_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 STAMP_MASK = 0xFFFFFFFF
-# Columns of the counter rows that a kernel writes, one row per threadgroup or worker. To row
-# ``i``'s stamp ``i`` is added, so that no row can pass for another.
+# Columns of the counter rows that a kernel writes, one row per threadgroup or worker. Row ``i``
+# contains the launch's stamp plus ``i``, so that a row copied from another one is detected.
 STAMP_COLUMN, ITERATIONS_COLUMN, BLOCKS_COLUMN, SURPLUS_COLUMN = range(4)

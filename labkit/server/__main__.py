@@ -1,7 +1,8 @@
 """The server's process: ``python -m labkit.server FD``, started by ``labkit.serve``.
 
-``FD`` is an open file descriptor with the validated config as JSON. Exit codes: 0 if a signal
-ended the server, 2 with one line if it cannot serve, 130 if ctrl-C came before it served.
+``FD`` is an open file descriptor from which the validated config is read as JSON. Exit codes: 0
+after a signal stopped the running server, 2 (and a one-line message) if the server cannot start,
+130 if ctrl-C was pressed before the server was ready.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> int:
 
 
 def serve(options: ServeConfig) -> None:
-    """Load the model; serve HTTP until a signal arrives, or run the chat shell."""
+    """Load the model, then run the HTTP server until a signal, or the shell if it is requested."""
     if options.shell:
         from labkit.server.chat_shell import Shell
 
@@ -71,7 +72,7 @@ def serve(options: ServeConfig) -> None:
 
 
 def print_status(line: str) -> None:
-    """Print a line to standard output, after the program's name."""
+    """Print a line to standard output, prefixed with the program's name."""
     print(f"{PROG}: {line}", flush=True)
 
 
@@ -85,7 +86,7 @@ class LoadedModel:
 
 
 def load(options: ServeConfig) -> LoadedModel:
-    """Configure the process, load the model and warm up the engine."""
+    """Configure this process, load the model and its tokenizer, and warm up the engine."""
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)
     from labkit import models
@@ -103,7 +104,7 @@ def load(options: ServeConfig) -> LoadedModel:
 
 
 def configure_process(engine: Engine) -> None:
-    """Set the thread pool, memory limit, BLAS and thread count, as a run's worker does."""
+    """Set the thread pool, memory limit, BLAS and thread count as an experiment's worker does."""
     from labkit.machine import openblas_for_mlx, process_memory_limit, worker_environment
 
     with worker_environment.numba_without_scipy():

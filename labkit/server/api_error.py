@@ -6,7 +6,11 @@ import msgspec
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """The ``error`` object: ``param`` is the invalid parameter, ``code`` the API's error code."""
+    """The ``error`` object.
+
+    ``param`` names the invalid request parameter. ``code`` is the API's error code, for example
+    ``model_not_found``.
+    """
 
     message: str
     type: str
@@ -15,7 +19,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of a response with any status but 200."""
+    """The body of an error response: any status other than 200."""
 
     error: ErrorDetail
 
@@ -28,9 +32,9 @@ class ApiError(Exception):
     status
         The HTTP status.
     message
-        One line for the client.
+        The message for the client. Line breaks become spaces.
     param, code
-        The invalid parameter and the API's error code, or None.
+        The name of the invalid request parameter and the API's error code, each or None.
     retry_after
         Seconds after which the client may retry, or None.
     """
@@ -54,7 +58,7 @@ class ApiError(Exception):
             self.headers["WWW-Authenticate"] = "Bearer"
 
     def encode(self) -> bytes:
-        """Return the response's body."""
+        """Return the error response's JSON body."""
         return msgspec.json.encode(ErrorBody(self.detail))
 
 
@@ -72,5 +76,5 @@ ERROR_TYPES_BY_STATUS = {
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the error for an invalid request (400)."""
+    """Return an ``ApiError`` with status 400 (invalid request)."""
     return ApiError(400, message, param=param, code=code)

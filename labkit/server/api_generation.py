@@ -19,7 +19,11 @@ OnEnd = Callable[[str, bool, str], None]
 
 @dataclass(slots=True)
 class RequestTimestamps:
-    """When an engine request's events happened (seconds, monotonic clock), and its token count."""
+    """Times of an engine request's events (seconds, monotonic clock), and its token count.
+
+    ``admitted`` is the start of the step in which the request started running. ``first`` and
+    ``last`` are the times of its first and latest token. None: not yet.
+    """
 
     arrived: float
     admitted: float | None = None
@@ -30,11 +34,11 @@ class RequestTimestamps:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """The next token of a choice, or its end.
+    """The next token of a choice, or the choice's end.
 
-    ``token`` is None if the choice ends without another token. ``text`` is what the token adds
-    to the choice's text (often empty). ``finish_reason`` is set only on a choice's last output,
-    and ``stop`` is the stop string that ended the choice, if one did.
+    ``token`` is None if the choice ends without another token. ``text`` is the text that this
+    output adds to the choice (often empty). ``finish_reason`` is set only on a choice's last
+    output. ``stop`` is the stop string that ended the choice, or None.
     """
 
     index: int
@@ -48,10 +52,11 @@ class TokenOutput:
 class Generation:
     """The generation of one API request: its engine requests, and the outputs not yet read.
 
-    Every method runs on the event loop. An output's ``index`` counts choices across prompts: with
-    two choices per prompt, those of the second prompt are 2 and 3. ``on_end`` is called when an
-    engine request ends, with its id, whether the engine must still abort it, and the reason (stop,
-    length or abort).
+    Every method must be called on the event loop. An output's ``index`` counts choices across
+    prompts: with two choices per prompt, the choices of the second prompt have the indices 2 and 3.
+
+    ``on_end`` is called when an engine request ends, with three arguments: the request's id,
+    whether the engine must still abort the request, and the reason (stop, length or abort).
     """
 
     def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, on_end: OnEnd) -> None:
@@ -70,7 +75,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        """Process an event of one of the engine requests."""
+        """Convert an event of one of the engine requests to an output. Does not wake the reader."""
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":
@@ -88,14 +93,14 @@ class Generation:
         )
 
     def fail(self, error: ApiError) -> None:
-        """End with an error, which the reader gets after the outputs that it has not read yet."""
+        """End the generation with an error, which ``outputs`` raises after the unread outputs."""
         if self._error is None and self._unfinished:
             self._error = error
             self.close()
             self.wake()
 
     def wake(self) -> None:
-        """Wake the reader."""
+        """Wake the coroutine that waits in ``outputs``, if there is one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -121,7 +126,7 @@ class Generation:
                 await self._waiter
 
     def close(self) -> None:
-        """Abort the engine requests that have not ended; may be called more than once."""
+        """Abort the engine requests that have not ended. Further calls do nothing."""
         for request_id in self._unfinished:
             self._on_end(request_id, True, "abort")
         self._unfinished.clear()

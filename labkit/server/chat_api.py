@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation of a request and return the response that will send it.
+    """Decode a request, start its generation and return the response that will send the outputs.
 
     Raises
     ------
@@ -83,12 +83,13 @@ def _requested_logprobs(request: ChatRequest) -> int | None:
 
 
 def _tools(service: Service, request: ChatRequest) -> tuple[ToolCallFormat | None, Tools]:
-    """Return the tool-call format and the tools; (None, []) if the model may not call any.
+    """Return the tool-call format and the tools, or (None, []) if the model may not call any tool.
 
     Raises
     ------
     ApiError
-        The model's template does not support tools, or ``tool_choice`` names an unknown function.
+        The model's template does not support tools, or the request's tool fields contradict each
+        other (for example, ``tool_choice`` names a function that ``tools`` does not contain).
     """
     choice = request.tool_choice
     if not request.tools:
@@ -121,7 +122,7 @@ def _is_text(request: ChatRequest) -> bool:
 def _constraint(
     service: Service, request: ChatRequest, tool_format: ToolCallFormat | None, tools: Tools
 ) -> GrammarConstraint | None:
-    """Return the constraint on the output, or None if it may be any text."""
+    """Return the grammar that the output must match, or None if any text is allowed."""
     choice, response_format = request.tool_choice, request.response_format
     forced = tool_format is not None and (choice == "required" or isinstance(choice, NamedTool))
     if request.ignore_eos and (forced or not _is_text(request)):
@@ -144,7 +145,16 @@ def _constraint(
 
 
 def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates read: text contents, decoded arguments."""
+    """Return messages as dicts for the chat template.
+
+    Contents are plain text, the arguments of tool calls are objects instead of JSON text, and the
+    role ``developer`` becomes ``system``.
+
+    Raises
+    ------
+    ApiError
+        A message has no content, or a call's arguments are not a JSON object.
+    """
     return [_template_message(message) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""The responses of ``/v1/chat/completions``: a whole body, or the chunks of a stream."""
+"""The responses of ``/v1/chat/completions``: a single JSON body, or the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DeltaWriter:
         self._num_calls = 0
 
     def deltas(self, output: TokenOutput) -> list[Delta]:
-        """Return the deltas of an output; the choice's first delta has the role."""
+        """Return an output's deltas. The first delta of the choice contains the role."""
         items: list[str | ParsedToolCall] = [output.text] if output.text else []
         if self._parser is not None:
             items = list(self._parser.add(output.text))
@@ -50,11 +50,14 @@ class DeltaWriter:
         return [delta for item in items for delta in self._item_deltas(item)]
 
     def empty(self) -> Delta:
-        """Return a delta without text; it has the role if it is the choice's first."""
+        """Return a delta without text. The first delta of the choice contains the role."""
         return Delta() if self._role_sent else Delta(self._role(), "")
 
     def finish_reason(self, output: TokenOutput) -> Any:
-        """Return the choice's finish reason if the output is its last, else None."""
+        """Return the choice's finish reason, or None if the output is not the choice's last.
+
+        A choice that called tools and stopped has the reason ``tool_calls``.
+        """
         return (
             "tool_calls"
             if self._num_calls and output.finish_reason == "stop"
@@ -78,8 +81,8 @@ class DeltaWriter:
 class ChatWriter:
     """Writes a generation as a response of the chat API.
 
-    ``tool_format`` is the format of tool calls in the model's text, or None if the model may not
-    call the ``tools``.
+    ``tool_format`` is the format in which the model writes tool calls, or None if the model may
+    not call tools. ``n`` is the number of choices.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class ChatWriter:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield parts of the stream; each has the events of one engine step."""
+        """Yield the stream in parts. Each part contains the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         continuous_usage = bool(options and options.continuous_usage_stats)
@@ -162,7 +165,7 @@ class ChatWriter:
         yield (self._chunk([], self._usage(num_tokens)) if with_usage else b"") + DONE
 
     def _chunk_choices(self, output: TokenOutput, writer: DeltaWriter) -> list[ChunkChoice]:
-        """Return an output's choices for the stream; empty if there is nothing to send yet."""
+        """Return an output's entries in the stream, or [] if there is nothing to send yet."""
         deltas = writer.deltas(output)
         if not deltas and (self._with_token_ids or output.logprobs or output.finish_reason):
             deltas = [writer.empty()]

@@ -1,4 +1,4 @@
-"""Chat in the terminal; ctrl-C stops a reply, ctrl-D ends the shell."""
+"""A chat shell for the terminal. Ctrl-C stops a reply, ctrl-D ends the shell."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ NEW_CONVERSATION = "/new"
 
 
 class Shell:
-    """A chat with the model; without a chat template it completes each line as plain text.
+    """A chat with the model. If the model has no chat template, each line is a text to complete.
 
     Parameters
     ----------
     engine
-        Used by this shell only.
+        A warmed-up engine that nobody else uses.
     tokenizer
         The model's tokenizer.
     max_tokens
         Maximum number of tokens of a reply.
     out
-        Stream to write to; None: standard output.
+        The stream for replies and messages. None: standard output.
     read
-        Returns a typed line; EOFError ends the shell.
+        Shows the prompt it is called with and returns the typed line. EOFError ends the shell.
     clock
-        Returns the time (seconds).
+        Returns the current time (seconds).
     """
 
     def __init__(
@@ -110,7 +110,10 @@ class Shell:
         return self._tokenizer.encode_chat([*self._history, message])
 
     def _generate(self, prompt: list[int]) -> Iterator[tuple[str, str | None]]:
-        """Yield each token's text and the engine's error or None; ctrl-C waits for a step's end."""
+        """Yield each token's text and the engine's error (or None).
+
+        Ctrl-C takes effect at the end of the current engine step.
+        """
         request = Request(f"shell-{next(self._request_numbers)}", tuple(prompt), self._params)
         processor = OutputProcessor(request, None, self._tokenizer)
         self._engine.submit(request)

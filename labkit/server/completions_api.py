@@ -1,4 +1,4 @@
-"""``/v1/completions``: completes prompts that are texts or token ids."""
+"""``/v1/completions``: completes one or more prompts, given as texts or as token ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation of a request and return the response that will send it.
+    """Decode a request, start its generation and return the response that will send the outputs.
 
     Raises
     ------
@@ -120,7 +120,7 @@ class CompletionWriter:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield parts of the stream; each has the events of one engine step."""
+        """Yield the stream in parts. Each part contains the events of one engine step."""
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         continuous_usage = bool(options and options.continuous_usage_stats)

@@ -29,7 +29,8 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     Raises
     ------
     ApiError
-        The body is not valid; ``param`` names the field at fault.
+        The body is not valid JSON or does not match the type. If known, ``param`` names the
+        invalid field.
     """
     try:
         return decoder.decode(body)
@@ -60,12 +61,16 @@ def check_model(service: Service, model: str) -> None:
 def resolve_max_tokens(
     service: Service, prompt: Sequence[int], max_tokens: int | None, *, default: int, param: str
 ) -> int:
-    """Return the limit of generated tokens: ``max_tokens``, or ``default`` if that is None.
+    """Return the maximum number of tokens to generate: ``max_tokens``, or if None a default.
+
+    The default is ``default`` or, if less, the number of tokens that still fit after the prompt.
+    ``param`` is the request's field that contains the prompt.
 
     Raises
     ------
     ApiError
-        The prompt is empty, too long or has invalid ids, or ``max_tokens`` does not fit after it.
+        The prompt is empty, too long or contains invalid ids, or prompt plus ``max_tokens`` exceeds
+        the limits of the model or the server.
     """
     options, max_model_len = service.options, service.max_model_len
     if not prompt:
@@ -92,7 +97,7 @@ def resolve_max_tokens(
 def to_params(
     service: Service, sampling: Sampling, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
-    """Return the engine's parameters; ``temperature`` and ``top_p`` default to 1.
+    """Return the engine's sampling parameters. ``temperature`` and ``top_p`` default to 1.
 
     Raises
     ------
@@ -137,7 +142,7 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_choices(service: Service, n: int | None) -> int:
-    """Return the number of choices; ``ApiError`` if there are too many."""
+    """Return the number of choices (default 1); raise ``ApiError`` if the server allows fewer."""
     count = n or 1
     if count > service.options.max_choices:
         raise invalid(f"n={count}: allowed are 1 to {service.options.max_choices}", "n")
@@ -146,7 +151,7 @@ def check_choices(service: Service, n: int | None) -> int:
 
 @dataclass(slots=True)
 class GeneratedChoice:
-    """The tokens, text and logprobs of a choice so far."""
+    """The tokens, text and logprobs that a choice has generated so far."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -171,7 +176,7 @@ class GeneratedChoice:
 
 
 async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
-    """Return all choices once they have ended."""
+    """Wait until all ``count`` choices have ended and return them."""
     choices = [GeneratedChoice() for _ in range(count)]
     async for outputs in generation.outputs():
         for output in outputs:
@@ -180,12 +185,12 @@ async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """Return the usage object of two token counts."""
+    """Return the usage object, whose total is the sum of both token counts."""
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
 def token_logprob(service: Service, token: int, logprobs: Logprobs) -> TokenLogprob:
-    """Return a token's logprob and those of the most likely tokens, as the chat API has them."""
+    """Return the chat API's logprob object for a token and its most likely alternatives."""
     own = _top_logprob(service, token, logprobs.token)
     top = [_top_logprob(service, *pair) for pair in logprobs.top]
     return TokenLogprob(own.token, own.logprob, own.bytes, top)
@@ -198,19 +203,25 @@ def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
 
 
 def clamp_logprob(logprob: float) -> float:
-    """Return the logprob, at least ``MIN_LOGPROB``, since JSON cannot represent -inf."""
+    """Return the logprob or, if less, ``MIN_LOGPROB``, because JSON cannot represent -inf."""
     return max(logprob, MIN_LOGPROB)
 
 
 async def encode_text(service: Service, text: str) -> list[int]:
-    """Tokenise a text in a thread, so that a long text does not block the event loop."""
+    """Return a text's token ids, computed in a thread so that the event loop is not blocked."""
     return await service.run_in_thread(service.tokenizer.encode, text)
 
 
 async def encode_conversation(
     service: Service, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[int]:
-    """Return the token ids of a conversation's prompt; ``ApiError`` if the template refuses it."""
+    """Return the token ids of a conversation's prompt.
+
+    Raises
+    ------
+    ApiError
+        The chat template rejects the messages, or the model has no chat template.
+    """
     try:
         return await service.run_in_thread(service.tokenizer.encode_chat, messages, tools)
     except ConfigError as error:
@@ -242,8 +253,12 @@ async def converse(
     ----------
     kind
         Prefix of the response's id.
-    limit, param
-        The requested maximum of tokens or None, and the request's field with the messages.
+    limit
+        The maximum number of tokens that the client requested, or None.
+    param
+        The request's field that contains the messages, for error messages.
+    constraint
+        The grammar that the message must match, or None.
 
     Raises
     ------

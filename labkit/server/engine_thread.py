@@ -1,4 +1,7 @@
-"""The only thread that calls the engine; other threads queue commands and receive events."""
+"""The only thread that calls the engine.
+
+Other threads queue commands for it (submit, abort, stop). It passes them the result of each step.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ Command = Callable[[InferenceEngine], None]
 class EngineStep:
     """The result of one step of the engine.
 
-    ``started`` and ``ended`` are times on the thread's clock (seconds). ``admitted`` has the ids of
-    requests that started running in this step. ``counters`` are the engine's after the step, and
-    ``kv_bytes`` is the KV memory then reserved (None if the engine does not report it).
+    ``started`` and ``ended`` are times on the thread's clock (seconds). ``admitted`` contains the
+    ids of the requests that started running in this step. ``counters`` are the engine's counters
+    after the step. ``kv_bytes`` is the KV memory reserved after the step, or None if the engine
+    does not report it.
     """
 
     started: float
@@ -34,18 +38,19 @@ class EngineStep:
 
 
 class EngineThread:
-    """Runs engine steps while there is work, and commands between them.
+    """Runs engine steps while the engine has work, and queued commands between the steps.
 
     Parameters
     ----------
     engine
-        A warmed-up engine. From ``start`` on only this thread calls it; it also closes it.
+        A warmed-up engine. After ``start``, only this thread may call the engine. The thread closes
+        the engine when it is stopped.
     on_step
         Called in this thread after each step.
     on_end
-        Called in this thread when it ends, with the exception that ended it or None.
+        Called in this thread when the thread ends, with the exception that ended it or None.
     clock
-        Returns the time (seconds).
+        Returns the current time (seconds).
     """
 
     def __init__(
@@ -70,7 +75,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its tokens, or the engine's refusal, arrive as events."""
+        """Queue a request. Its tokens, or the engine's refusal, are passed to ``on_step``."""
 
         def submit(engine: InferenceEngine) -> None:
             self._queued.add(request.request_id)
@@ -79,7 +84,7 @@ class EngineThread:
         self._commands.put(submit)
 
     def abort(self, request_id: str) -> None:
-        """Queue the end of a request; events of steps before it still arrive."""
+        """Queue the abort of a request, whose events may still arrive from earlier steps."""
 
         def abort(engine: InferenceEngine) -> None:
             self._queued.discard(request_id)
@@ -88,7 +93,7 @@ class EngineThread:
         self._commands.put(abort)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """End the thread after the current step, and wait for it."""
+        """Stop the thread after the current step and wait until it ends, at most ``timeout_s``."""
         self._commands.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -136,9 +141,9 @@ class EngineThread:
         self._on_step(EngineStep(started, self._clock(), events, admitted, counters, kv_bytes))
 
     def _run_commands(self) -> bool:
-        """Run the queued commands; wait for one if the engine has no work.
+        """Run the queued commands and return False if the thread must end.
 
-        Returns False if the thread must end.
+        If the engine has no work, wait for a command first.
         """
         wait = not self._engine.has_work()
         self._busy_since = None if wait else self._clock()
@@ -155,7 +160,9 @@ class EngineThread:
 
 
 def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
-    """Compile kernels and touch memory: generate tokens for 1 and for ``num_requests`` requests.
+    """Generate tokens to compile kernels and touch memory: for 1 request, then ``num_requests``.
+
+    The engine's cache and counters are reset afterwards.
 
     Raises
     ------

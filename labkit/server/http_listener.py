@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def bind(options: config.Server) -> socket.socket:
-    """Bind the address; clients can connect only once ``serve`` listens.
+    """Return a socket bound to the server's address. It does not listen until ``serve`` runs.
 
     Raises
     ------
@@ -49,13 +49,13 @@ NO_SUCH_ADDRESS = (99, 49)  # EADDRNOTAVAIL on Linux and on macOS
 
 
 def url(bound: socket.socket) -> str:
-    """Return the address that clients use."""
+    """Return the server's URL, for example ``http://127.0.0.1:8000``."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server without its own signal handlers; it calls ``on_ready`` once it listens."""
+    """A uvicorn server without signal handlers that calls ``on_ready`` as soon as it listens."""
 
     def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class Listener(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers; ``serve`` installs its own."""
+        """Leave the signal handlers as they are, because ``serve`` installs its own."""
         yield
 
 
@@ -89,8 +89,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then shut down gracefully.
 
-    After the first signal, the server refuses new requests and gives live ones ``server.grace_s``
-    seconds to finish. A second signal ends them at once.
+    After the first signal, the server refuses new requests and gives running and waiting requests
+    ``server.grace_s`` seconds to finish. A second signal ends these requests at once.
     """
     listener = Listener(app, on_ready)
     stopping: list[asyncio.Task[None]] = []
@@ -111,7 +111,7 @@ async def serve(
 
 
 def run(service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Run the server in an event loop until it has ended."""
+    """Run ``serve`` in a new uvloop event loop until the server has stopped."""
     import uvloop
 
     uvloop.run(serve(service, app, bound, on_ready))

@@ -1,4 +1,4 @@
-"""``/v1/messages``: Anthropic's Messages API, text only, with its own error object."""
+"""``/v1/messages``: Anthropic's Messages API for text, with that API's error object."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class UserMetadata(Struct, forbid_unknown_fields=True):
 
 
 class MessagesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/messages``."""
+    """The body of a ``POST /v1/messages`` request."""
 
     model: str
     max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -88,14 +88,14 @@ class MessageObject(Struct, frozen=True):
 
 
 class MessageErrorDetail(Struct, frozen=True):
-    """The error's type and message."""
+    """An error's type (for example ``rate_limit_error``) and message."""
 
     type: str
     message: str
 
 
 class MessageError(Struct, frozen=True):
-    """The body of a response with any status but 200."""
+    """The body of an error response: any status other than 200."""
 
     error: MessageErrorDetail
     type: Literal["error"] = "error"
@@ -106,13 +106,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_error(error: ApiError) -> bytes:
-    """Return the body of an error in the form of the Messages API."""
+    """Return the JSON body of an error response of the Messages API."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error")
     return _encode(MessageError(MessageErrorDetail(kind, error.detail.message)))
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation of a request and return the response that will send it.
+    """Decode a request, start its generation and return the response that will send the outputs.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def _text(content: str | list[TextPart]) -> str:
 
 
 class MessageWriter:
-    """Writes the model's reply as a whole message or as a stream of events."""
+    """Writes the model's reply as a single JSON message or as a stream of events."""
 
     def __init__(self, model: str, conversation: Conversation) -> None:
         self._model = model
@@ -173,7 +173,7 @@ class MessageWriter:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield parts of the stream; each has the events of one engine step."""
+        """Yield the stream in parts. Each part contains the events of one engine step."""
         generated, started = GeneratedChoice(), False
         async for outputs in self._conversation.generation.outputs():
             events = []

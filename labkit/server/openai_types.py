@@ -1,6 +1,6 @@
 """Request and response types of OpenAI's completions and chat APIs.
 
-Unknown fields in a request are errors. Requests may have these fields of vLLM beside OpenAI's:
+Unknown fields in a request are errors. Besides OpenAI's fields, requests may contain these of vLLM:
 ``top_k``, ``min_p``, ``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``,
 ``return_token_ids`` and ``continuous_usage_stats``.
 """
@@ -18,14 +18,14 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Whether a stream reports usage: at its end, or in every chunk."""
+    """Whether a stream reports usage at its end, in every chunk, or not at all."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that completions and chat requests share."""
+    """The request fields that the completions API and the chat API share."""
 
     model: str
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -49,14 +49,14 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/completions``."""
+    """The body of a ``POST /v1/completions`` request."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A text part of a message; the server supports no other parts."""
+    """A text part of a message. Other kinds of parts are not supported."""
 
     text: str
 
@@ -97,35 +97,35 @@ class Function(Struct, forbid_unknown_fields=True):
 
 
 class Tool(Struct, forbid_unknown_fields=True):
-    """A tool; the server supports functions only."""
+    """A tool that the model may call. Only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(Struct, forbid_unknown_fields=True):
-    """The name of the function that must be called."""
+    """The name of the function that the model must call."""
 
     name: str
 
 
 class NamedTool(Struct, forbid_unknown_fields=True):
-    """A ``tool_choice`` that forces one function."""
+    """A ``tool_choice`` that requires a call of one function."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Any text."""
+    """The response format for unconstrained text."""
 
 
 class JsonFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """A JSON object."""
+    """The response format for any JSON object."""
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """A JSON schema with a name; it is always enforced, even if ``strict`` is false."""
+    """A named JSON schema. The schema is always enforced, even if ``strict`` is false."""
 
     name: str
     schema: JsonObject
@@ -134,13 +134,13 @@ class NamedSchema(Struct, forbid_unknown_fields=True):
 
 
 class SchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON that matches a schema."""
+    """The response format for JSON that matches a schema."""
 
     json_schema: NamedSchema
 
 
 class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/chat/completions``."""
+    """The body of a ``POST /v1/chat/completions`` request."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     logprobs: bool | None = None
@@ -161,7 +161,10 @@ class Usage(Struct, frozen=True):
 
 
 class TextLogprobs(Struct, frozen=True):
-    """Log-probabilities (natural) of a completion's tokens; ``text_offset`` is in characters."""
+    """Natural log-probabilities of a completion's tokens.
+
+    ``text_offset`` is the position of each token in the completion's text, in characters.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -170,7 +173,7 @@ class TextLogprobs(Struct, frozen=True):
 
 
 class TextChoice(Struct, frozen=True):
-    """A completion, or the part that a stream's object adds to it."""
+    """A completion or, in a stream, the next part of a completion."""
 
     index: int
     text: str
@@ -192,7 +195,10 @@ class Completion(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token and its log-probability; ``bytes`` is its text in UTF-8."""
+    """A token and its log-probability.
+
+    ``bytes`` is the token's text in UTF-8, or null if the token is not valid UTF-8 by itself.
+    """
 
     token: str
     logprob: float
@@ -200,7 +206,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A sampled token, and the most likely tokens at its position."""
+    """A sampled token with its log-probability, and the most likely tokens at the same position."""
 
     token: str
     logprob: float
@@ -209,14 +215,14 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct, frozen=True):
-    """Log-probabilities (natural) of a message's tokens."""
+    """Natural log-probabilities of a message's tokens."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class Message(Struct, frozen=True):
-    """The model's message."""
+    """The message that the model generated."""
 
     role: Literal["assistant"]
     content: str | None
@@ -225,7 +231,7 @@ class Message(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """A message and its finish reason."""
+    """A generated message and its finish reason."""
 
     index: int
     message: Message
@@ -247,14 +253,14 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class FunctionDelta(Struct, frozen=True):
-    """An addition to a tool call's function: first the name, then the arguments."""
+    """The next part of a tool call's function: first the name, then the arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """An addition to a tool call; only the first one has ``id`` and ``type``."""
+    """The next part of a tool call. Only a call's first part contains ``id`` and ``type``."""
 
     index: int
     function: FunctionDelta
@@ -263,7 +269,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """An addition to a message; only the first one has the role."""
+    """The next part of a message. Only a message's first part contains the role."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -271,7 +277,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """One choice's addition in a stream's chunk."""
+    """The next part of one choice, as a stream's chunk contains it."""
 
     index: int
     delta: Delta
@@ -281,7 +287,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatChunk(Struct, frozen=True):
-    """A chunk of a chat stream; the chunk with the final usage has no choices."""
+    """A chunk of a chat stream. The chunk that reports the final usage has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -293,7 +299,7 @@ class ChatChunk(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """The served model; ``max_model_len``, as in vLLM, limits prompt plus output tokens."""
+    """The served model. As in vLLM, ``max_model_len`` limits prompt plus output tokens."""
 
     id: str
     object: Literal["model"]
@@ -303,7 +309,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class ModelList(Struct, frozen=True):
-    """``GET /v1/models``."""
+    """The body of the response to ``GET /v1/models``."""
 
     object: Literal["list"]
     data: list[ModelCard]

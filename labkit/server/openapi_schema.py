@@ -41,13 +41,13 @@ class PostRoute:
     path
         The URL's path.
     respond
-        Returns the response to a body.
+        Coroutine function that returns the response to a request body.
     request_type, response_type
-        Types of the bodies of request and response.
+        Types of the request's and the response's body.
     streams
         Whether clients may request a stream of server-sent events.
     error
-        Type of the body of an error.
+        Type of an error response's body.
     """
 
     path: str
@@ -60,7 +60,7 @@ class PostRoute:
 
 @dataclass(frozen=True)
 class GetRoute:
-    """A GET route; ``response_type`` is None for plain text."""
+    """A GET route. ``response_type`` is None if the response is plain text."""
 
     path: str
     response_type: type[msgspec.Struct] | None
@@ -70,7 +70,7 @@ class GetRoute:
 def openapi_document(
     post_routes: list[PostRoute], get_routes: list[GetRoute], model: str
 ) -> dict[str, Any]:
-    """Return the OpenAPI document; ``model`` is the only model name that requests may have."""
+    """Return the OpenAPI document. ``model`` is the only model name that requests may contain."""
     types = {route.request_type for route in post_routes} | {
         route.response_type for route in post_routes
     }

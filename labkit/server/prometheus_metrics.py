@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, so that vLLM's dashboards work.
 
-Histograms cover finished requests and engine steps. The counters of the prefix cache, preemptions
-and speculation are the engine's own, read after its last step.
+The counters of the prefix cache, preemptions and speculative decoding are the engine's own
+counters, as they were after its latest step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HISTOGRAMS = {
     "request_params_max_tokens": ("max_tokens of a request", COUNT_BUCKETS),
     "iteration_tokens_total": ("tokens computed in a step", COUNT_BUCKETS),
 }
-# Engine counter and description, by metric.
+# (engine counter, description) by the metric's name.
 ENGINE_COUNTERS = {
     "prefix_cache_queries": ("prefix.queried_tokens", "prompt tokens looked up in the cache"),
     "prefix_cache_hits": ("prefix.hit_tokens", "prompt tokens found in the cache"),
@@ -56,9 +56,9 @@ class Metrics:
     Parameters
     ----------
     model
-        The model's name in requests.
+        The model's name in requests, which is also the value of the label ``model_name``.
     cache_config
-        Labels of ``vllm:cache_config_info``.
+        Additional labels of ``vllm:cache_config_info``, and their values.
     """
 
     def __init__(self, model: str, cache_config: Mapping[str, str]) -> None:
@@ -112,7 +112,7 @@ class Metrics:
         self._histograms[name].observe(value)
 
     def record_token(self, times: RequestTimestamps, now: float) -> None:
-        """Record a token of a request at the time ``now``."""
+        """Record a token generated at the time ``now`` (seconds), also in the request's ``times``."""
         times.tokens += 1
         if times.first is None:
             times.first = now
@@ -129,7 +129,7 @@ class Metrics:
         self._pending_gaps_s.clear()
 
     def record_step(self, step: EngineStep) -> None:
-        """Record an engine step."""
+        """Record an engine step: the tokens computed, the engine's counters and the KV usage."""
         before = self._engine_counters.get("tokens.computed", 0.0)
         computed = step.counters.get("tokens.computed", 0.0) - before
         self.observe("iteration_tokens_total", computed)
@@ -141,7 +141,7 @@ class Metrics:
     def record_end(
         self, request: Request, times: RequestTimestamps, now: float, reason: str
     ) -> None:
-        """Record the end of a request; ``reason`` is stop, length or abort."""
+        """Record the end of a request for the given reason: stop, length or abort."""
         prompt_tokens = len(request.prompt_token_ids)
         self._finished.labels(*self.labels, reason).inc()
         self._prompt_tokens.inc(prompt_tokens)
@@ -170,9 +170,9 @@ class EngineCounters:
     Parameters
     ----------
     read_counters
-        Returns the current counters.
+        Returns the engine's current counters.
     labels
-        The values of every metric's labels.
+        The values of ``LABELS``, which every metric has.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class EngineCounters:
         self._labels = labels
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield every counter; its value is 0 if the engine does not have it."""
+        """Yield every counter. Counters that the engine does not have are 0."""
         counters = self._read_counters()
         for name, (counter, description) in ENGINE_COUNTERS.items():
             family = CounterMetricFamily(f"vllm:{name}", description, labels=LABELS)

@@ -1,4 +1,4 @@
-"""HTTP responses of generations, streamed or whole; a disconnect aborts the generation."""
+"""HTTP responses of generations, as one body or as a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ TIMEOUT_MESSAGE = "the request took longer than {:g} s (server.timeout_s)"
 class GenerationResponse(Response):
     """The HTTP response of a generation: one body, or a stream of server-sent events.
 
-    A disconnect of the client or the time limit ends the generation. The status is sent with the
-    first output, so that a request that the engine refuses does not get status 200.
+    The generation is aborted when the client disconnects or the time limit is reached. The status
+    is not sent before the first output, so that a request refused by the engine gets an error
+    status instead of 200.
 
     Parameters
     ----------
     generation
-        The generation; it is closed when the response ends.
+        The generation to send. It is closed when the response ends.
     timeout_s
-        Time limit of the whole response (seconds).
+        Time limit of the entire response (seconds).
     body
-        Returns the JSON body of a response that is not streamed.
+        Returns the JSON body, for a response that is not streamed. Give either ``body`` or
+        ``events``.
     events
-        Yields parts of the stream, each with one or more events.
+        Yields the stream in parts of one or more events, for a streamed response.
     encode_error
-        Encodes the event that ends a stream with an error.
+        Encodes the event that ends a stream after an error. Default: ``stream_error_event``.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class GenerationResponse(Response):
         self._encode_error = encode_error or stream_error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
+        """Send the response until it is complete, the client disconnects or time runs out."""
         sending = asyncio.create_task(self._respond(send))
         disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
@@ -68,7 +70,7 @@ class GenerationResponse(Response):
             )
             if not sending.done() and not disconnected.done():
                 self._generation.fail(ApiError(504, TIMEOUT_MESSAGE.format(self._timeout_s)))
-                # Do not wait for a client that does not read.
+                # A client that does not read must not delay the end of the response.
                 await asyncio.wait({sending, disconnected}, timeout=1.0)
             if sending.done():
                 sending.result()
@@ -121,12 +123,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 def sse_event(encoded: bytes) -> bytes:
-    """Return a server-sent event."""
+    """Return a server-sent event whose data is ``encoded``."""
     return b"data: " + encoded + b"\n\n"
 
 
 def named_sse_event(name: str, encoded: bytes) -> bytes:
-    """Return a server-sent event with a name (its ``event`` field)."""
+    """Return a server-sent event whose ``event`` field is ``name``."""
     return b"event: " + name.encode() + b"\n" + sse_event(encoded)
 
 

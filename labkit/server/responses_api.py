@@ -1,6 +1,6 @@
-"""``/v1/responses``: OpenAI's Responses API for text, stateless.
+"""``/v1/responses``: OpenAI's Responses API for text.
 
-The server stores nothing, so a request contains the whole conversation.
+The server does not store responses, so every request must contain the entire conversation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fie
 
 
 class InputMessage(Struct, forbid_unknown_fields=True):
-    """A message of the conversation; ``id``, ``status``, ``phase`` come from earlier responses."""
+    """A message of the conversation.
+
+    ``id``, ``status`` and ``phase`` are ignored. They are accepted because messages that clients
+    copy from earlier responses contain them.
+    """
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
@@ -51,15 +55,15 @@ class InputMessage(Struct, forbid_unknown_fields=True):
 
 
 class ResponseTextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Any text."""
+    """The format of unconstrained text."""
 
 
 class ResponseJsonFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """A JSON object."""
+    """The format of any JSON object."""
 
 
 class ResponseSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON that matches a schema; the schema is always enforced."""
+    """The format of JSON that matches a schema, which is enforced even if ``strict`` is false."""
 
     name: str
     schema: JsonObject
@@ -74,7 +78,7 @@ class TextOptions(Struct, forbid_unknown_fields=True):
 
 
 class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/responses``."""
+    """The body of a ``POST /v1/responses`` request."""
 
     model: str
     input: str | Annotated[list[InputMessage], Meta(min_length=1)]
@@ -90,7 +94,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OutputMessage(Struct, frozen=True):
-    """The model's message."""
+    """The message that the model generated."""
 
     id: str
     status: Literal["in_progress", "completed", "incomplete"]
@@ -100,14 +104,14 @@ class OutputMessage(Struct, frozen=True):
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """Details of the prompt tokens; the server does not report cached tokens."""
+    """Details of the prompt tokens, always 0: the server does not report cached tokens here."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """Details of the generated tokens."""
+    """Details of the generated tokens, always 0: the server does not separate reasoning."""
 
     reasoning_tokens: int = 0
 
@@ -123,7 +127,7 @@ class ResponseUsage(Struct, frozen=True):
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why the model's message is incomplete."""
+    """The reason that the model's message is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
@@ -158,7 +162,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Start the generation of a request and return the response that will send it.
+    """Decode a request, start its generation and return the response that will send the outputs.
 
     Raises
     ------
@@ -211,7 +215,7 @@ def _constraint(service: Service, request: ResponsesRequest) -> GrammarConstrain
 
 
 class ResponseWriter:
-    """Writes the model's reply as a whole response or as a stream of events."""
+    """Writes the model's reply as a single JSON response or as a stream of events."""
 
     def __init__(
         self, service: Service, request: ResponsesRequest, conversation: Conversation
@@ -231,7 +235,7 @@ class ResponseWriter:
         return _encode(self._response(generated))
 
     def _response(self, generated: GeneratedChoice | None) -> ResponseObject:
-        """Return the response object; ``None`` gives one whose status is ``in_progress``."""
+        """Return the response object. Its status is ``in_progress`` if ``generated`` is None."""
         request, prompt = self._request, len(self._conversation.prompt)
         truncated = generated is not None and generated.finish_reason == "length"
         count = len(generated.tokens) if generated else 0
@@ -261,7 +265,7 @@ class ResponseWriter:
         return OutputMessage(self._message_id, status, [OutputText(generated.text)])
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield parts of the stream; each has the events of one engine step."""
+        """Yield the stream in parts. Each part contains the events of one engine step."""
         generated, item_place = GeneratedChoice(), {"output_index": 0}
         part_place = {**item_place, "item_id": self._message_id, "content_index": 0}
         started = False

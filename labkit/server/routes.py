@@ -31,13 +31,13 @@ from labkit.server.serving_service import Service
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The body of ``/health`` while the engine can serve."""
+    """The body of ``GET /health`` while the engine can serve."""
 
     status: str
 
 
 class Version(msgspec.Struct, frozen=True):
-    """labkit's version."""
+    """The body of ``GET /version``: labkit's version."""
 
     version: str
 
@@ -122,13 +122,13 @@ def create_app(service: Service) -> FastAPI:
 
 
 class Routes:
-    """The endpoints of one service."""
+    """The HTTP endpoints of one ``Service``."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def check_key(self, request: Request) -> None:
-        """Raise ``ApiError`` (401) unless the client sends the server's key."""
+        """Raise ``ApiError`` (401) if the server has an API key and the client does not send it."""
         key = self._service.options.api_key
         if key is None:
             return
@@ -141,7 +141,7 @@ class Routes:
     def post_endpoint(
         self, respond: Callable[[Service, bytes], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint that reads the body and calls ``respond``."""
+        """Return an endpoint that reads the request's body and passes it to ``respond``."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -153,7 +153,7 @@ class Routes:
         return endpoint
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body, or raise ``ApiError`` (413) as soon as it is too long."""
+        """Return the request's body, or raise ``ApiError`` (413) as soon as it is too long."""
         max_bytes, parts, size = self._service.options.max_body_bytes, [], 0
         announced = request.headers.get("content-length", "0")
         if not (announced.isdecimal() and int(announced) > max_bytes):
@@ -167,11 +167,11 @@ class Routes:
         raise ApiError(413, f"the body is longer than {max_bytes} bytes (server.max_body_bytes)")
 
     async def models(self) -> Response:
-        """``GET /v1/models``."""
+        """Answer ``GET /v1/models`` with the served model as the only entry."""
         return _json(ModelList("list", [self._card()]))
 
     async def model(self, model: str) -> Response:
-        """``GET /v1/models/MODEL``."""
+        """Answer ``GET /v1/models/MODEL``, with 404 unless MODEL is the served model."""
         if model != self._service.name:
             raise ApiError(
                 404, f"the model {model!r} is not served", param="model", code="model_not_found"
@@ -187,18 +187,18 @@ class Routes:
         raise ApiError(404, "this server does not compute embeddings", code="unsupported")
 
     async def health(self) -> Response:
-        """``GET /health``: 200 while the engine can serve, else 503."""
+        """Answer ``GET /health`` with 200 while the engine can serve, else with 503."""
         reason = self._service.unhealthy_reason()
         if reason is not None:
             raise ApiError(503, reason, code="unhealthy")
         return _json(Health("ok"))
 
     async def version(self) -> Response:
-        """``GET /version``."""
+        """Answer ``GET /version``."""
         return _json(Version(__version__))
 
     async def metrics(self) -> Response:
-        """``GET /metrics`` in Prometheus' text format."""
+        """Answer ``GET /metrics`` in Prometheus' text format."""
         return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
 
 
@@ -213,7 +213,7 @@ async def _error_response(request: Request, error: Any) -> Response:
 
 
 async def _http_error_response(request: Request, error: Any) -> Response:
-    """Return the API's error for an error of the framework: unknown URL or wrong method."""
+    """Answer an error that the framework raised (unknown URL, wrong method) with an API error."""
     if error.status_code == 405:
         text = f"{request.method} {request.url.path}: this URL does not allow the method"
         api_error = ApiError(405, text, code="method_not_allowed")

@@ -1,4 +1,7 @@
-"""The state that all endpoints share: the model, the engine's thread and the live requests."""
+"""The state that all endpoints share: the model, the engine's thread and the live requests.
+
+A request is live from its submission until its end, whether it waits or runs.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,9 @@ class Service:
     tokenizer
         The model's tokenizer.
     engine
-        A warmed-up engine; the service closes it.
+        A warmed-up engine, which the service's thread closes when the service stops.
     model
-        The model's directory: its vocabulary, and its context length (prompt and output).
+        The model's directory, from which vocabulary size and context length are read.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Service:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
-        # Logprobs need the texts of the same ids many times.
+        # Cached because responses with logprobs look up the same ids many times.
         self.token_text = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
         self.grammars = Grammars(
@@ -101,7 +104,7 @@ class Service:
         self._thread.start()
 
     def unhealthy_reason(self) -> str | None:
-        """Return one line that says why the server cannot serve, or None if it is healthy."""
+        """Return the reason that the server cannot serve (one line), or None if it is healthy."""
         if self._thread is None or not self._thread.alive or self._engine_error is not None:
             return f"the engine's thread is dead ({self._engine_error or 'it ended'})"
         if self._thread.busy_s > self.options.stuck_s:
@@ -120,12 +123,12 @@ class Service:
         n: int,
         constraint: GrammarConstraint | None = None,
     ) -> Generation:
-        """Start ``n`` choices of each prompt, each with its own copy of the constraint.
+        """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
         Raises
         ------
         ApiError
-            The server is full or unhealthy.
+            The server is full or cannot serve, or the request alone exceeds ``server.max_live``.
         """
         reason = self.unhealthy_reason()
         if reason is not None or self._thread is None:
@@ -157,7 +160,7 @@ class Service:
         self.metrics.observe("request_params_n", n)
         for request in requests:
             self._live[request.request_id] = generation
-            # Stop strings are matched here, since the engine has no tokenizer.
+            # The generation matches stop strings, because the engine has no tokenizer.
             if request.params.stop:
                 without_stop = dataclasses.replace(request.params, stop=())
                 request = dataclasses.replace(request, params=without_stop)
@@ -165,7 +168,7 @@ class Service:
         return generation
 
     def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
-        """Remove an ended request and record its metrics; ``abort`` also ends it in the engine."""
+        """Remove an ended request and record its metrics; if ``abort``, abort it in the engine."""
         generation = self._live.pop(request_id, None)
         if generation is None:
             return
@@ -176,7 +179,7 @@ class Service:
         metrics.record_end(generation.requests[request_id], times, time.monotonic(), reason)
 
     def _deliver(self, step: EngineStep) -> None:
-        """Pass a step's events to their generations and wake their readers."""
+        """Pass a step's events to the generations they belong to, and wake their readers."""
         woken: dict[int, Generation] = {}
         for request_id in step.admitted:
             if request_id in self._live:
@@ -211,7 +214,10 @@ class Service:
             generation.fail(error)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new requests, end live ones within ``grace_s`` seconds, and stop the engine."""
+        """Refuse new requests, wait up to ``grace_s`` seconds for live ones, stop the engine.
+
+        Requests that are still live after ``grace_s`` seconds fail with status 503.
+        """
         self._stopping = True
         deadline = time.monotonic() + grace_s
         while self._live and time.monotonic() < deadline:
@@ -230,12 +236,12 @@ class Service:
 def choice_params(
     params: SamplingParams, choice: int, constraint: GrammarConstraint | None
 ) -> SamplingParams:
-    """Return the parameters of one choice: its seed is ``seed + choice``, its constraint a copy."""
+    """Return ``params`` with the seed ``seed + choice`` and a copy of the constraint."""
     copied = None if constraint is None else constraint.copy()
     seed = params.seed if params.seed is None else (params.seed + choice) % (1 << 64)
     return dataclasses.replace(params, seed=seed, constraint=copied)
 
 
 def new_id(kind: str) -> str:
-    """Return a new id; ``new_id("chatcmpl")`` starts with ``chatcmpl-``."""
+    """Return a new unique id that starts with ``kind``, for example ``chatcmpl-3f0a...``."""
     return f"{kind}-{uuid.uuid4().hex}"

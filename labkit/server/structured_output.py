@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from labkit.server.api_error import invalid
 
-# As json.dumps writes JSON; with flexible white space a model could generate it without end.
+# The same separators as json.dumps. With flexible white space, a model could generate white space
+# without end.
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -23,9 +24,10 @@ class Grammars:
     Parameters
     ----------
     tokenizer_json
-        The model's tokenizer.json, read at the first use (0.3 s for 49,152 tokens).
+        The model's tokenizer.json, read when the first grammar is built (takes 0.3 s for 49,152
+        tokens).
     vocab_size, eos_token_ids
-        The model's vocabulary size and end-of-text tokens.
+        The model's vocabulary size and end-of-text token ids.
     """
 
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -42,12 +44,14 @@ class Grammars:
         )
 
     def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
-        """Return the constraint of a JSON schema.
+        """Return a constraint that enforces a JSON schema.
+
+        ``param`` is the request's field that contains the schema, for error messages.
 
         Raises
         ------
         ApiError
-            llguidance cannot enforce the schema; ``param`` is the parameter that holds it.
+            llguidance cannot enforce the schema, or the model has no end-of-text token.
         """
         from llguidance import LLMatcher
 
@@ -56,7 +60,10 @@ class Grammars:
         )
 
     def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
-        """Return the constraint of a Lark grammar (llguidance's); raises as ``from_schema``."""
+        """Return a constraint that enforces a grammar in llguidance's Lark syntax.
+
+        Raises the same errors as ``from_schema``.
+        """
         from llguidance import LLMatcher
 
         return self._build(LLMatcher.grammar_from_lark(grammar), param)
@@ -73,7 +80,10 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """A grammar and its state after a request's output (a ``labkit.engine.request.Constraint``)."""
+    """A grammar and its parser state after a request's output so far.
+
+    Implements ``labkit.engine.request.Constraint``.
+    """
 
     def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
@@ -81,13 +91,16 @@ class GrammarConstraint:
         self._consumed: list[int] = []
 
     def copy(self) -> GrammarConstraint:
-        """Return a constraint in the initial state, for another request."""
+        """Return a constraint of the same grammar in its initial state, for another request."""
         matcher = self._matcher.deep_copy()
         matcher.reset()
         return GrammarConstraint(matcher, self._eos_token_ids)
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-        """Return a mask of the allowed next ids; after a complete output, only end-of-text ids."""
+        """Return a boolean mask over the vocabulary: which token ids may follow ``output``.
+
+        If the grammar is complete after ``output``, only end-of-text ids may follow.
+        """
         self._advance(output)
         if self._matcher.is_stopped():
             mask = np.zeros(vocab_size, np.bool_)

@@ -16,7 +16,10 @@ from labkit.server.serving_service import Service
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
-    """``POST /tokenize``: a prompt, or a conversation for the model's chat template."""
+    """The body of a ``POST /tokenize`` request: either a prompt or a conversation.
+
+    A conversation is rendered with the model's chat template.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -34,7 +37,7 @@ class TokenizeResponse(Struct, frozen=True):
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True):
-    """``POST /detokenize``."""
+    """The body of a ``POST /detokenize`` request."""
 
     tokens: list[TokenId]
     model: str | None = None
@@ -51,7 +54,13 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(service: Service, body: bytes) -> Response:
-    """Return the token ids of a prompt or conversation; ``ApiError`` for an invalid request."""
+    """Return the token ids of a prompt or conversation.
+
+    Raises
+    ------
+    ApiError
+        The request is invalid.
+    """
     request = decode(_tokenize_decoder, body)
     check_model(service, request.model or service.name)
     if (request.prompt is None) is (request.messages is None):
@@ -65,7 +74,13 @@ async def tokenize(service: Service, body: bytes) -> Response:
 
 
 async def detokenize(service: Service, body: bytes) -> Response:
-    """Return the text of token ids; ``ApiError`` for an invalid request."""
+    """Return the text of token ids.
+
+    Raises
+    ------
+    ApiError
+        The request is invalid, or an id is not in the vocabulary.
+    """
     request = decode(_detokenize_decoder, body)
     check_model(service, request.model or service.name)
     if max(request.tokens, default=0) >= service.vocab_size:

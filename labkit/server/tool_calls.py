@@ -1,7 +1,7 @@
-"""Tool calls: the format that a model's chat template uses, and a parser for generated text.
+"""Tool calls: detection of the format that a model writes, and a parser for generated text.
 
-The formats are those of ``mlx_lm.tool_parsers``. Which of its parsers a model needs follows from
-the marks in its chat template.
+The formats are those of ``mlx_lm.tool_parsers``. A model's format is recognised by the marks that
+its chat template contains, for example ``<tool_call>``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from labkit.engine.module_rebinding import light_package
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.structured_output import JSON_STYLE
 
-# (mark, parser): a mark that only chat templates of this parser contain, most specific first.
+# (mark, parser). The first mark that the chat template contains decides, so specific marks precede
+# general ones.
 TEMPLATE_MARKS = (
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm47"),
@@ -34,7 +35,7 @@ JSON_PARSER = "json_tools"
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A call of a function; ``arguments`` is JSON text."""
+    """A call of a function. ``arguments`` is JSON text."""
 
     id: str
     name: str
@@ -47,7 +48,7 @@ class ToolCallFormat:
     Parameters
     ----------
     parser
-        The name of mlx_lm's parser.
+        The name of a module of ``mlx_lm.tool_parsers``.
     """
 
     def __init__(self, parser: str) -> None:
@@ -58,7 +59,7 @@ class ToolCallFormat:
         self.end: str = self._module.tool_call_end
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
-        """Return the calls in the text between two marks; an empty list if it cannot be parsed."""
+        """Return the calls in the text between a start and an end mark, or [] if it has none."""
         try:
             parsed = self._module.parse_tool_call(text, list(tools))
         except Exception:  # parsers raise any exception on text that is not a call
@@ -67,7 +68,10 @@ class ToolCallFormat:
         return [call for call in calls if call is not None]
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str | None:
-        """Return the Lark grammar of one call of these tools; None unless the format is JSON."""
+        """Return a Lark grammar for one call of any of the tools.
+
+        Returns None if the model does not write calls as JSON: other formats are not enforced.
+        """
         if self.name != JSON_PARSER:
             return None
         calls = [_call_schema(tool["function"]) for tool in tools]
@@ -92,7 +96,7 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(parsed: Any) -> ParsedToolCall | None:
-    """Return a parser's result as a call; None if it is not one."""
+    """Convert one result of mlx_lm's parser, or return None if it has no function name."""
     if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
         return None
     arguments = parsed.get("arguments", {})
@@ -101,7 +105,10 @@ def _call(parsed: Any) -> ParsedToolCall | None:
 
 
 def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
-    """Return a model's tool-call format; None if its template has no tools or no known marks."""
+    """Return a model's tool-call format.
+
+    Returns None if the chat template does not support tools or contains no known mark.
+    """
     template = tokenizer.template
     if template is None or not template.takes_tools:
         return None
@@ -110,9 +117,9 @@ def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
 
 
 class ToolCallParser:
-    """Incremental parser: separates tool calls from plain text as text arrives.
+    """An incremental parser that separates tool calls from plain text.
 
-    It buffers text that may be the start of a mark, and calls until they are complete.
+    It buffers an unfinished call, and any text that may be the beginning of a start mark.
     """
 
     def __init__(self, call_format: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -122,7 +129,7 @@ class ToolCallParser:
         self._inside = False
 
     def add(self, text: str) -> Iterator[str | ParsedToolCall]:
-        """Add text; yield the plain text and calls that are complete."""
+        """Add generated text and yield the plain text and calls that are now certain."""
         self._buffer += text
         while True:
             mark = self._format.end if self._inside else self._format.start
@@ -139,7 +146,7 @@ class ToolCallParser:
             yield from _nonempty(plain_text)
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """Yield the rest: plain text, or a call without its end mark."""
+        """Yield the buffered rest at the end of the output: plain text, or a call left open."""
         buffered, self._buffer = self._buffer, ""
         if self._inside:
             yield from self._calls(buffered, "")
@@ -147,7 +154,7 @@ class ToolCallParser:
             yield from _nonempty(buffered)
 
     def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
-        """Yield the calls in a text, or the text itself with its marks if it has no call."""
+        """Yield the calls in the text between two marks; if none, yield text and marks as text."""
         calls = self._format.parse(text, self._tools)
         yield from calls or _nonempty(f"{self._format.start}{text}{mark}")
 
@@ -158,6 +165,6 @@ def _nonempty(text: str) -> Iterator[str]:
 
 
 def _partial_mark_length(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the start of a mark."""
+    """Return the number of characters at the end of the text that may be the start of a mark."""
     lengths = range(min(len(text), len(mark) - 1), 0, -1)
     return next((count for count in lengths if mark.startswith(text[-count:])), 0)
