@@ -112,7 +112,7 @@ class Metrics:
         self._histograms[name].observe(value)
 
     def record_token(self, times: RequestTimestamps, now: float) -> None:
-        """Record a token generated at the time ``now`` (seconds), also in the request's ``times``."""
+        """Record a token generated at the time ``now`` (seconds), and update ``times`` with it."""
         times.tokens += 1
         if times.first is None:
             times.first = now
