@@ -100,7 +100,10 @@ def test_prefill_floor_leaves_room_for_prompts():
     [
         ({"prefill_floor": 9, "prefill_cap": 8}, "at most engine.scheduler.max_num_batched_tokens"),
         ({"prefill_floor": 600}, "prefill_floor=600: must be at most"),
-        ({"prefill_floor": 9, "composition": config.Composition.split}, "steps of their own"),
+        (
+            {"prefill_floor": 9, "composition": config.Composition.split},
+            "prompts have their own steps",
+        ),
         ({"prefill_floor": 9, "order": config.Order.prefill_first}, "does not read it"),
     ],
 )

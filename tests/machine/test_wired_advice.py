@@ -65,7 +65,9 @@ def test_mlxs_cache_limit_is_applied():
 def test_mlx_variables_must_be_set_before_mlx_starts(monkeypatch):
     engine_options = config.Engine(mlx=config.Mlx(bfs_max_width=7))
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
-    with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):
+    with pytest.raises(
+        EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before Python starts$"
+    ):
         environment_checks.check_preconditions(engine_options)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
     with pytest.raises(EngineError, match="is 8 in this process, not 7"):

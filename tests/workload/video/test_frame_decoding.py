@@ -241,7 +241,7 @@ def test_other_containers(folder, suffix):
 def test_a_workload_says_what_it_cannot_do():
     clip = files.clip_of(9)
     for wrong, said in (
-        ({"made": []}, "workload.made is empty"),
+        ({"made": []}, "there is no clip; set workload.made"),
         ({"made": [clip, clip]}, "two clips have the same name"),
         ({"decoder": "opencv", "picks": "seek"}, "it can only stream"),
         ({"questions": "q.jsonl"}, "clips of your own"),
@@ -255,7 +255,7 @@ def test_a_workload_says_what_it_cannot_do():
         with pytest.raises(ConfigError, match=said):
             from_plain(Workload, plain)
     for wrong, said in (
-        ({"seconds": 0.03}, "not a whole number"),
+        ({"seconds": 0.03}, "must be a whole number"),
         ({"seconds": 0.0}, "seconds=0"),
         ({"name": ""}, "needs a name"),
         ({"events": 5, "seconds": 0.4}, "do not fit"),
