@@ -1,4 +1,4 @@
-"""What a replay is given for the attention launches of its graph."""
+"""The inputs and the summaries of the attention launches in a replayed graph."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from labkit.cpu.address_views import struct_at
 
-# One attention launch, with the KV pools that the launch before it stores new keys and values in.
+# One attention launch, and the KV pools into which the preceding STORE_KV launch writes new keys
+# and values.
 LAUNCH = np.dtype(
     [
         ("body", np.int64),  # address of ``decode_attention``'s compiled body
-        ("params", np.int64),  # address of its parameters, of ``kernel_params.PARAMS_DTYPES``
-        ("kind", np.int64),  # number of the layer's kind: layers of one kind are launched alike
+        ("params", np.int64),  # address of a struct of ``kernel_params.PARAMS_DTYPES``
+        ("kind", np.int64),  # index of the layer's kind; layers of a kind have equal launches
         ("num_kv_heads", np.int64),
         ("kv_heads_per_unit", np.int64),
         ("pool_dtype", np.int64),  # index into ``attention_launch.POOL_DTYPES``
@@ -23,13 +24,13 @@ LAUNCH = np.dtype(
         ("v_pool", np.int64),
     ]
 )
-# What the launches on layers of one kind left.
+# The summary of the launches on layers of one kind.
 SUMMARY = np.dtype(
     [
         ("expected_stamp", np.int64),  # of ``launch``
-        ("launch", np.int64),  # the first whose stamp is wrong, or else the first
-        ("stamp_error", np.int64),  # by how much its stamp is off, modulo 2**32
-        # Counters, added up until somebody sets them to 0.
+        ("launch", np.int64),  # index of the first launch with a wrong stamp, or of the first one
+        ("stamp_error", np.int64),  # actual minus expected stamp of ``launch``, modulo 2**32
+        # Sums of the launches' counters, accumulated over steps until the host resets them.
         ("iterations", np.int64),
         ("blocks", np.int64),
         ("surplus", np.int64),
@@ -47,18 +48,19 @@ class AttentionInputs(NamedTuple):
     Parameters
     ----------
     nonce, stamp
-        The number of the first launch, and the stamp that it must leave; those of the next
-        launches count on from there.
+        The first launch's nonce and expected stamp. The nonce increases by 1 from one launch to
+        the next, the stamp by ``STAMP_FACTORS[0]``.
     scratch, cu_seqlens_q, seq_lens
         As in ``attention_launch.AttentionLaunch``.
     launches
-        Address of an array of ``LAUNCH``, one for each launch.
+        Address of an array with one ``LAUNCH`` per attention launch.
     summaries, num_kinds
-        Address and length of an array of ``SUMMARY``, one for each kind of layers; overwritten.
+        Address and length of an array with one ``SUMMARY`` per kind of layers, which a replay
+        updates.
     counters
-        int64 [launches, workers + 1, ``COUNTER_COLUMNS``]: each as in ``AttentionLaunch``.
+        int64 [launches, workers + 1, ``COUNTER_COLUMNS``]: ``AttentionLaunch.counters`` of each.
     block_tables, block_size
-        int32 [sequences, max_blocks]: the blocks of each sequence, of ``block_size`` tokens each.
+        int32 [sequences, max_blocks]: the KV blocks of each sequence, and the tokens per block.
     """
 
     nonce: int

@@ -1,10 +1,11 @@
-"""Captures the kernels that a model's forward launches, by running it on traced arrays.
+"""Captures the kernel launches of a model's forward pass, by running it on traced arrays.
 
-A small step costs as much in Python, between its launches, as in the kernels. But steps differ
-only in their numbers and in how many rows they have, so the launches are captured once, as a CUDA
-graph captures those of a stream, and replayed by one call (``graph_replay``).
+A small step spends as much time in Python, between its launches, as in the kernels. Steps differ
+only in their data and their number of rows. So the launches are captured once, as a CUDA graph
+captures the launches of a stream, and each step replays them in one call (``graph_replay``).
 
-A forward whose code does what no kernel does raises ``NotCapturable``, and runs as it is.
+If the forward's code computes something without a kernel, the capture raises ``NotCapturable``, and
+the engine runs the forward without a graph.
 """
 
 from __future__ import annotations
@@ -29,35 +30,36 @@ from labkit.cpu.traced_array import (
 Array = NDArray[Any]
 Parameter = TracedArray | TracedPositions | Operand | int | float
 
-TOKEN_IDS, POSITIONS = 0, 1  # buffers of the inputs, both int32 [rows]
+TOKEN_IDS, POSITIONS = 0, 1  # numbers of the input buffers, both int32 [rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A launch of a kernel: a code of ``graph_ops``, and its parameters by name."""
+    """A kernel launch: an operation code of ``graph_ops``, and the parameters by name."""
 
     op: int
     params: Mapping[str, Operand | float]
 
     @property
     def out(self) -> Operand:
-        """The address that it writes."""
+        """The address of the array that the launch writes."""
         out = self.params["out"]
         assert isinstance(out, Operand)
         return out
 
     @property
     def buffers(self) -> set[int]:
-        """The buffers that it reads and writes."""
+        """The numbers of the buffers that the launch reads or writes."""
         operands = [value for value in self.params.values() if isinstance(value, Operand)]
         return {operand.buffer for operand in operands if operand.buffer is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedAttention:
-    """An attention launch: ``node`` of the graph, the layer, and the options of its ``bind``.
+    """An attention launch: its node's index, the layer, and the options of ``Attention.bind``.
 
-    ``shapes``: [heads, head_dim] of the queries and, if it has new keys, of these.
+    ``shapes`` contains [heads, head_dim] of the queries and, if the layer stores new keys and
+    values, of the keys.
     """
 
     node: int
@@ -71,24 +73,25 @@ class CapturedAttention:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """The launches of a forward, in order, for any number of rows.
+    """The launches of a forward pass, in order. They can be replayed with any number of rows.
 
     Parameters
     ----------
     nodes
-        The launches; the last writes the logits.
+        The launches. The last one writes the logits.
     row_bytes
-        Bytes that each buffer has per row; the first two are ``TOKEN_IDS`` and ``POSITIONS``.
+        Bytes per row of each buffer. The first two buffers are ``TOKEN_IDS`` and ``POSITIONS``.
     vocabulary
-        Token ids that the model has.
+        Number of token ids that the model can embed.
     logits_width
-        Logits of a row.
+        Number of logits per row.
     attention
         The attention launches, in order.
     rotary_tables
-        Tables of cosines and sines, with the nodes that read each: a table moves when it grows.
+        (table of cosines and sines, indices of the nodes that read the table). The nodes are
+        needed because the table's address changes when it grows.
     keep_alive
-        The arrays to which operands point.
+        The arrays to whose memory operands point.
     """
 
     nodes: tuple[Node, ...]
@@ -101,11 +104,12 @@ class CapturedGraph:
 
 
 class GraphCapture:
-    """Collects the launches of one forward.
+    """Collects the launches of one forward pass.
 
-    ``buffers`` holds an array for each ``new_array``, with ``TRACED_ROWS`` rows: its numbers are
-    never read. ``vocabulary`` is the least number of rows of the tables in which token ids are
-    looked up; ``rotary_tables`` the nodes that read each table of cosines and sines.
+    ``buffers`` contains the two input arrays and one array for each call of ``new_array``. Each has
+    ``TRACED_ROWS`` rows, whose values are never read. ``vocabulary`` is the number of rows of the
+    smallest embedding table. ``rotary_tables`` maps each table of cosines and sines to the indices
+    of the nodes that read it.
     """
 
     def __init__(self) -> None:
@@ -117,24 +121,25 @@ class GraphCapture:
         self._keep_alive: list[Any] = []
 
     def token_ids(self) -> TracedArray:
-        """Return the token ids, int32 [rows, 1]."""
+        """Return the traced token ids, int32 [rows, 1]."""
         return TracedArray(self, TOKEN_IDS, self.buffers[TOKEN_IDS])
 
     def positions(self) -> TracedPositions:
-        """Return the positions of the tokens."""
+        """Return the traced positions of the tokens, int32 [rows]."""
         return TracedPositions(Operand(0, 0, POSITIONS))
 
     def new_array(self, shape: tuple[int, ...]) -> TracedArray:
-        """Return an array of float32 in a buffer of its own; the first axis is the rows."""
+        """Return a float32 array in a new buffer. Its first axis must be the rows."""
         if shape[0] != TRACED_ROWS:
             raise NotCapturable("it moves the rows to another axis")
         self.buffers.append(np.empty(shape, np.float32))
         return TracedArray(self, len(self.buffers) - 1, self.buffers[-1])
 
     def add_node(self, op: int, out: TracedArray | None, **params: Parameter) -> int:
-        """Add a launch to the graph, and return its number.
+        """Add a launch to the graph and return the index of its node.
 
-        ``out`` must not overlap an array that the launch reads. None: it writes the KV pools.
+        ``out`` must not overlap an array that the launch reads. It is None if the launch writes to
+        the KV pools instead.
         """
         names = graph_ops.PARAMS[op].names or ()
         if {"out", *params} != set(names):
@@ -148,9 +153,10 @@ class GraphCapture:
     def attend(
         self, layer: int, q: TracedArray, k: TracedArray | None, v: Any, options: dict[str, Any]
     ) -> TracedArray:
-        """Add a layer's attention, after the launch that stores new keys and values if there are.
+        """Add a layer's attention launch and return its output.
 
-        ``options``: as ``Attention.bind`` takes them.
+        If ``k`` is not None, a launch that stores the new keys and values precedes it. ``options``
+        are the keyword arguments of ``Attention.bind``.
         """
         launch, shapes = len(self._attention), [q.shape[1:]]
         if k is not None:
@@ -162,16 +168,16 @@ class GraphCapture:
         return out
 
     def keep(self, *arrays: Any) -> None:
-        """Keep arrays alive whose addresses are operands."""
+        """Keep arrays alive because operands contain their addresses."""
         self._keep_alive += arrays
 
     def finish(self, logits: Any) -> CapturedGraph:
-        """Return the graph; ``logits`` is what the forward returned.
+        """Return the graph. ``logits`` is the return value of the forward pass.
 
         Raises
         ------
         NotCapturable
-            They are not float32 [rows, 1, vocabulary], written by the last launch.
+            ``logits`` is not a traced array [rows, 1, vocabulary] that the last launch writes.
         """
         if not isinstance(logits, TracedArray) or logits.operand != self._nodes[-1].out:
             raise NotCapturable("its logits are not the last that it computes")

@@ -1,4 +1,4 @@
-"""Places a captured graph's buffers in one arena, where those not used together share memory."""
+"""Places a captured graph's buffers in one arena. Buffers not in use at once share memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 
 
 class Lifetime(NamedTuple):
-    """The first and the last node that use a buffer."""
+    """The indices of the first and the last node that use a buffer."""
 
     first: int
     last: int
 
 
 def lifetimes(buffers_of_nodes: Sequence[set[int]]) -> dict[int, Lifetime]:
-    """Return the lifetime of every buffer, in the order of their first use."""
+    """Return the lifetime of every buffer, ordered by first use.
+
+    ``buffers_of_nodes[i]`` contains the buffers that node ``i`` reads or writes.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for node, buffers in enumerate(buffers_of_nodes):
@@ -29,13 +32,14 @@ def lifetimes(buffers_of_nodes: Sequence[set[int]]) -> dict[int, Lifetime]:
 def place_buffers(
     buffers: Mapping[int, Lifetime], num_bytes: Mapping[int, int]
 ) -> tuple[dict[int, int], int]:
-    """Return the offset of every buffer in the arena, and the bytes of the arena.
+    """Return the offset of every buffer in the arena, and the arena's size in bytes.
 
-    A buffer takes the place of one of its own size, rounded up to cache lines, whose last use is
-    over, or else the end of the arena. What a node reads and writes never overlaps. Three buffers
-    of 64 bytes, used by the nodes 0 to 1, 1 to 2 and 2 to 3, are placed at 0, 64 and 0.
+    A buffer reuses the memory of a buffer that is no longer in use and has the same size (rounded
+    up to cache lines). If there is none, it is appended to the arena. Buffers that one node uses
+    never overlap. For example, three buffers of 64 bytes, used by the nodes 0 to 1, 1 to 2 and 2 to
+    3, get the offsets 0, 64 and 0.
     """
-    free: list[tuple[int, int]] = []  # sizes and offsets
+    free: list[tuple[int, int]] = []  # (size, offset)
     offsets: dict[int, int] = {}
     end = 0
     for node in range(1 + max((buffer.last for buffer in buffers.values()), default=-1)):

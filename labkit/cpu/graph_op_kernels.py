@@ -1,7 +1,7 @@
-"""Computes the operations of a captured graph, all but attention.
+"""Computes the operations of a captured graph, except attention.
 
-A node's work is cut into units that threads take by ticket. A unit is computed by the very
-functions that the operation's own kernel calls outside a graph, so a row's bits are the same.
+A node's work is divided into units, which threads take from a shared counter. A unit calls the same
+functions as the operation's own kernel outside a graph, so the results are identical to the bit.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from labkit.cpu.norms import rms_row
 from labkit.cpu.rope import rotate_row
 from labkit.cpu.simd_emitter import I64, Emitter
 
-# Units per thread of a large product. A thread that the system suspends holds up a smaller part
-# of it the more there are.
+# Units per thread of a large matrix product. The more units, the less work a suspended thread
+# delays.
 UNITS_PER_THREAD = 4
-# Multiplications, with ``WEIGHT_COST``, from which a product has so many units. A unit begins with
-# reads from memory that nothing has prefetched; in smaller products that took a tenth of a step.
+# Cost of a product (multiplications, reading a weight counts as ``WEIGHT_COST``) from which it is
+# divided into ``UNITS_PER_THREAD`` units per thread, else into one. Each unit begins with reads
+# that are not prefetched yet: with more units, smaller products spent a tenth of a step on them.
 LARGE_PRODUCT = 1 << 27
-ELEMENTWISE_CHUNK = 4 * activations.CHUNK  # elements of a unit that adds or multiplies
-NUM_FUNCTIONS = 5  # compiled for a format of low-precision weights
-# Bytes of a unit's weights that are prefetched before it begins; the product prefetches the rest.
+ELEMENTWISE_CHUNK = 4 * activations.CHUNK  # elements per unit of ADD, MULTIPLY and SCALE
+NUM_FUNCTIONS = 5  # compiled functions per format of low-precision weights
+# Bytes of weights that are prefetched before a unit begins. The product itself prefetches the rest.
 PREFETCHED_BYTES = 8192
-PREFETCH_STRIDE = 4 * CACHE_LINE_BYTES  # bytes of one ``_prefetch``
+PREFETCH_STRIDE = 4 * CACHE_LINE_BYTES  # bytes that one call of ``_prefetch`` covers
 
 
 def _params_at(op: int, name: str) -> Any:
@@ -77,7 +78,7 @@ greedy_at = _params_at(graph_ops.GREEDY, "Greedy")
 
 @intrinsic
 def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Prefetch ``PREFETCH_STRIDE`` bytes."""
+    """Prefetch ``PREFETCH_STRIDE`` bytes from an address on."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
@@ -90,7 +91,11 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
 
 @inner
 def num_units(op: int, params: int, rows: int, workers: int) -> int:
-    """Return into how many units a node's work is cut: 1 where it is too small for a hand-off."""
+    """Return the number of units into which a node's work is divided.
+
+    This is 1 if handing work to other threads would take longer than the work itself. ``params``
+    is the address of the node's parameters, ``rows`` the number of rows of the step.
+    """
     units = rows
     if op == graph_ops.ATTENTION:
         units = workers
@@ -121,7 +126,7 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
 
 @inner
 def _num_tasks(op: int, num_panels: int, rows: int) -> int:
-    """Return the number of tasks of a product, as its own kernel counts them."""
+    """Return the number of tasks that the product's kernel outside a graph would have."""
     if op == graph_ops.LOW_PRECISION_MATMUL:
         return num_panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else num_panels
     step = ROW_PANELS if rows == 1 else 1
@@ -130,7 +135,7 @@ def _num_tasks(op: int, num_panels: int, rows: int) -> int:
 
 @inner
 def _share(unit: int, units: int, count: int) -> tuple[int, int]:
-    """Return the range of ``count`` things that belongs to a unit: first and end."""
+    """Return a unit's share of ``count`` items: the first index and the end (exclusive)."""
     return count * unit // units, count * (unit + 1) // units
 
 
@@ -166,7 +171,7 @@ def _low_precision_matmul(matmul: Any, rows: int, first: int, end: int) -> None:
 
 @inner
 def _embed(op: int, params: int, first: int, end: int) -> None:
-    """Look up the tokens from row ``first`` to row ``end``."""
+    """Write the embeddings of the tokens in the rows from ``first`` to ``end``."""
     if op == graph_ops.EMBEDDING:
         table = embedding_at(params)
         for row in range(first, end):
@@ -199,7 +204,7 @@ def _rotate(rotation: Any, first: int, end: int) -> None:
     x = float_matrix(rotation.x, end * heads, width)
     out = float_matrix(rotation.out, end * heads, width)
     positions = int32_array(rotation.positions, end)
-    # Tables as long as they are: the positions are known to be inside.
+    # The tables' true length is not needed here, because all positions are known to be in them.
     cos = float_matrix(rotation.cos, 1 << 30, rotation.half)
     sin = float_matrix(rotation.sin, 1 << 30, rotation.half)
     scale, traditional = np.float32(rotation.input_scale), rotation.traditional != 0
@@ -299,19 +304,19 @@ def _compute(
 
 @cfunc("int64(int64, int64, int64, int64, int64, int64, int64)", cache=True, error_model="numpy")
 def compute_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[no-untyped-def]
-    """Compute one unit of a node; compiled once, and called by address from every ``replay``.
+    """Compute one unit of a node. Compiled once, and called by address from every ``replay``.
 
     Parameters
     ----------
     op, params
-        The node: its code, and the address of its parameters.
+        The node's operation code, and the address of its parameters.
     unit, units
-        Which of its units, of how many.
+        The index of the unit, and the number of units of the node.
     rows
-        Rows of the step.
+        Number of rows of the step.
     launches, slots
-        For ``STORE_KV``: the addresses of ``graph_attention.LAUNCH`` and of int64 [rows], the slots
-        of the KV pools to which new keys and values are written.
+        Used by ``STORE_KV`` only: the address of an array of ``graph_attention.LAUNCH``, and the
+        address of int64 [rows], the KV pool slots of the new keys and values.
     """
     _compute(op, params, unit, units, rows, launches, slots)
     return 0

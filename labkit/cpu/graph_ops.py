@@ -1,12 +1,13 @@
-"""The operations of a captured graph: a code for each, and a struct of its parameters.
+"""The operations of a captured graph: their codes, and the structs of their parameters.
 
-A node of a graph (``NODE``) is an operation's code and the address of its parameters. Parameters
-take 8 bytes each, so those of all nodes together are one array of words, and a step's words are
-``constants + num_rows * per_row`` (``graph_replay.ExecutableGraph``).
+A node of a graph (``NODE``) consists of an operation's code and the address of its parameters.
+Every parameter takes 8 bytes, so the parameters of all nodes form one array of words. A step with
+``num_rows`` rows uses the words ``constants + num_rows * per_row``
+(``graph_replay.ExecutableGraph``).
 
-Every struct begins with ``out``, the address of the array that the operation writes. Other names
-without a remark are addresses of arrays: float32 [rows, ...], weights, or int32 [rows] for
-``token_ids`` and ``positions``.
+Every struct begins with ``out``, the address of the array that the operation writes. Fields without
+a comment are counts or addresses of arrays: ``token_ids`` and ``positions`` are int32 [rows], the
+other inputs float32 [rows, ...].
 """
 
 from __future__ import annotations
@@ -34,51 +35,51 @@ WORD_BYTES = 8
 
 
 def _struct(*names: str, floats: tuple[str, ...] = ()) -> np.dtype[np.void]:
-    """Return a struct of int64, and of float64 for ``floats``, that begins with ``out``."""
+    """Return a struct dtype: ``out`` and ``names``, all int64 except ``floats`` (float64)."""
     kinds = [(name, np.float64 if name in floats else np.int64) for name in ("out", *names)]
     return np.dtype(kinds)
 
 
-# How ``low_precision_matmul`` reads its weights: the address of its compiled functions' addresses,
-# records of a span, packs of a record, bytes of a span.
+# Additional parameters of ``low_precision_matmul``: the address of an array with the addresses of
+# the compiled functions, records per span, packs per record, bytes per span.
 _LOW_PRECISION = ("functions", "records", "packs", "span_bytes")
 _MATMUL = ("x", "depth", "weights", "bias", "columns", "num_panels", "out_width")
-_ELEMENTWISE = _struct("a", "b", "size")  # size: elements of each array
+_ELEMENTWISE = _struct("a", "b", "size")  # size: number of elements of each array
 
 PARAMS = {
     EMBEDDING: _struct("token_ids", "width", "weights"),
     PACKED_EMBEDDING: _struct("token_ids", "width", "weights", "num_panels"),
     LOW_PRECISION_EMBEDDING: _struct("token_ids", "width", "weights", *_LOW_PRECISION),
-    # num_rows: rows that are normalised, one or several of each token.
+    # num_rows: number of normalised rows, one or several per token.
     RMS_NORM: _struct("x", "num_rows", "width", "weights", "eps", floats=("eps",)),
-    # half: pairs of elements that are rotated in a head of ``width`` elements.
+    # half: number of rotated pairs of elements in a head of ``width`` elements.
     ROPE: _struct(
         *("x", "heads", "width", "positions", "cos", "sin", "half", "input_scale", "traditional"),
         floats=("input_scale",),
     ),
-    # columns: int64 [num_panels, 3], see ``gemm.matmul``; out_width: columns of all matrices.
+    # columns: int64 [num_panels, 3], see ``gemm.matmul``; out_width: total columns of the matrices.
     MATMUL: _struct(*_MATMUL),
     LOW_PRECISION_MATMUL: _struct(*_MATMUL, *_LOW_PRECISION),
-    # kind: of ``activations``; gate: as ``x`` where the activation is not gated.
+    # kind: a constant of ``activations``; gate: equal to ``x`` if the activation is not gated.
     ACTIVATION: _struct("x", "gate", "size", "kind"),
     ADD: _ELEMENTWISE,
     MULTIPLY: _ELEMENTWISE,
     SCALE: _struct("a", "factor", "size", floats=("factor",)),
-    # launch: number of the layer's attention launch in the graph. Keys and values are written to
-    # its KV pools, and ``out`` is 0.
+    # launch: index of the layer's attention launch in the graph. Keys and values are written to the
+    # KV pools of that launch, and ``out`` is 0.
     STORE_KV: _struct("k", "v", "launch"),
     ATTENTION: _struct("q", "launch"),
-    # out: ``greedy_sampling.CANDIDATE`` of each part of each row.
+    # out: an array with a ``greedy_sampling.CANDIDATE`` for each part of each row.
     GREEDY: _struct("logits", "vocabulary"),
 }
 NODE = np.dtype([("op", np.int64), ("params", np.int64)])
 
 
 def word_of(op: int, name: str) -> int:
-    """Return which word of an operation's parameters ``name`` is: 0 for ``out``."""
+    """Return the index of parameter ``name`` among an operation's words. ``out`` has index 0."""
     return (PARAMS[op].names or ()).index(name)
 
 
 def num_words(op: int) -> int:
-    """Return how many words an operation's parameters take."""
+    """Return the number of words that an operation's parameters take."""
     return PARAMS[op].itemsize // WORD_BYTES

@@ -1,10 +1,10 @@
 """Replays a captured graph: all launches of a step in one call, without Python between them.
 
-Every thread of the pool goes through the nodes in order. A node's work is cut into units that
-threads take by ticket. A node begins when all units of the nodes before are done, by any thread:
-a thread that the system suspends holds up only what it has begun, as in the pool itself.
-Successive nodes of one unit are one task, because a meeting of the threads costs more than most
-such nodes.
+Every thread of the pool goes through the nodes in order. A node's work is divided into units, which
+threads take from a shared counter. A node begins when all units of the preceding nodes are done, by
+whichever thread. So a suspended thread delays only a unit that it has begun, as in the thread pool
+itself. Successive nodes with only one unit are run as one task, because synchronising the threads
+costs more than most of these nodes.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from labkit.cpu.launch_stamps import audit_launches
 from labkit.cpu.simd_emitter import POINTER
 from labkit.cpu.traced_array import Operand
 
-MAX_REPLAY_ROWS = 64  # of a step that is replayed: in larger ones Python's share is small
-# Reads of the counter, of some 20 ns each, before a waiting thread lets another have its core.
+MAX_REPLAY_ROWS = 64  # larger steps are not replayed, because Python's share of them is small
+# Reads of the counter (some 20 ns each) before a waiting thread yields its core.
 READS_BEFORE_YIELD = 20_000
-# The addresses and counts of an executable graph, see ``ExecutableGraph``.
+# The addresses and counts of an ``ExecutableGraph``.
 GRAPH = np.dtype(
     [
-        ("nodes", np.int64),  # array of ``graph_ops.NODE``: the last two write logits and GREEDY
+        ("nodes", np.int64),  # array of ``graph_ops.NODE``; the last two are the logits and GREEDY
         ("num_nodes", np.int64),
         ("compute_unit", np.int64),
-        ("progress", np.int64),  # int64 [1 + num_nodes]: units that are done, each node's tickets
+        ("progress", np.int64),  # int64 [1 + num_nodes]: finished units, then each node's tickets
         ("token_ids", np.int64),  # int32 [rows]
         ("positions", np.int64),  # int32 [rows]
-        ("slots", np.int64),  # int64 [rows]: of the KV pools, for new keys and values
+        ("slots", np.int64),  # int64 [rows]: KV pool slots of the new keys and values
         ("vocabulary", np.int64),
         ("best_tokens", np.int64),  # int64 [rows]
         ("leads", np.int64),  # float32 [rows]
@@ -58,12 +58,13 @@ _NODE_BYTES = graph_ops.NODE.itemsize
 
 graph_at = struct_at("Graph", GRAPH)
 node_at = struct_at("GraphNode", graph_ops.NODE)
-out_at = struct_at("GraphOut", np.dtype([("out", np.int64)]))  # with which all parameters begin
+# The field with which the parameters of every operation begin.
+out_at = struct_at("GraphOut", np.dtype([("out", np.int64)]))
 
 
 @intrinsic
 def _add_one(typing_context: Any, counter: Any) -> Any:
-    """Add one to the int64 at an address, after all that was written before."""
+    """Add one to the int64 at an address, ordered after all preceding writes."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], POINTER)
@@ -75,7 +76,7 @@ def _add_one(typing_context: Any, counter: Any) -> Any:
 
 @intrinsic
 def _read(typing_context: Any, counter: Any) -> Any:
-    """Read the int64 at an address, before all that is read after."""
+    """Read the int64 at an address, ordered before all following reads."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -89,7 +90,7 @@ _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 @inner
 def _wait_until(counter: int, count: int) -> None:
-    """Wait until the int64 at an address has reached ``count``."""
+    """Wait until the int64 at address ``counter`` has reached ``count``."""
     reads = 0
     while _read(counter) < count:
         reads += 1
@@ -108,7 +109,7 @@ def _units_of(graph: Any, i: int, rows: int, workers: int) -> int:
 def _run_node(
     graph: Any, i: int, unit: int, units: int, rows: int, lookup: Any, attention: AttentionInputs
 ) -> None:
-    """Compute one unit of a node; of an attention launch, ``unit`` is the worker."""
+    """Compute one unit of node ``i``. For an attention launch, ``unit`` is the worker's index."""
     node = node_at(graph.nodes + i * _NODE_BYTES)
     if node.op != graph_ops.ATTENTION:
         call_body(
@@ -130,7 +131,7 @@ def _run_node(
 def _run_thread(
     graph: Any, rows: int, workers: int, lookup: Any, attention: AttentionInputs
 ) -> None:
-    """Be one thread of a replay: go through the nodes, and take their units by ticket."""
+    """Run one thread's part of a replay: go through all nodes in order and take units of each."""
     due, i = 0, 0  # units of all nodes before node i
     while i < graph.num_nodes:
         units, after = _units_of(graph, i, rows, workers), i + 1
@@ -153,7 +154,10 @@ def _run_thread(
 def _begin(
     graph: Any, tokens: NDArray[Any], logits: NDArray[Any], attention: AttentionInputs
 ) -> bool:
-    """Set what a step begins with; return False where the model lacks one of its tokens."""
+    """Set a step's inputs: token ids, positions, KV slots, the logits' address and the counters.
+
+    Returns False if a token id is not in the model's vocabulary.
+    """
     rows = len(tokens)
     token_ids, positions = int32_array(graph.token_ids, rows), int32_array(graph.positions, rows)
     for row in range(rows):
@@ -176,14 +180,14 @@ def _begin(
 
 @inner
 def _choose_greedily(graph: Any, rows: int) -> None:
-    """Write the greedy choice of each row, from the candidates that the last node found."""
+    """Write the best token and its lead for each row, from the candidates of the last node."""
     greedy = greedy_at(node_at(graph.nodes + (graph.num_nodes - 1) * _NODE_BYTES).params)
     tokens, leads = int64_array(graph.best_tokens, rows), float_array(graph.leads, rows)
     merge_candidates(greedy.out, greedy.vocabulary, tokens, leads)
 
 
-# What writes to memory is in functions of its own: in a parallel kernel numba takes an assignment
-# to an array that is neither an argument nor read afterwards for dead code.
+# All writes to memory are in separate functions: in a parallel kernel, numba removes assignments to
+# arrays that are neither arguments nor read afterwards as dead code.
 @kernel
 def replay(
     graph_address: int,
@@ -192,20 +196,20 @@ def replay(
     lookup: Any,
     attention: AttentionInputs,
 ) -> int:
-    """Run the launches of a step; return how many attention launches left a wrong stamp.
+    """Run the launches of a step and return the number of attention launches with a wrong stamp.
 
-    -1 where the model lacks one of the tokens: nothing was run.
+    If a token id is not in the model's vocabulary, nothing is run and -1 is returned.
 
     Parameters
     ----------
     graph_address
-        Of a ``GRAPH``.
+        Address of a ``GRAPH``.
     tokens
-        int32 [rows].
+        int32 [rows]: the token ids.
     logits
-        float32 [rows, vocabulary], written.
+        float32 [rows, vocabulary]: the output.
     lookup
-        As in ``attention_launch.decode``: its type says which resolver the kernel is compiled for.
+        As in ``attention_launch.decode``. Its type selects the resolver at compile time.
     attention
         The inputs to the attention launches.
     """
@@ -219,10 +223,11 @@ def replay(
 
 
 class ExecutableGraph:
-    """A captured graph with memory of its own, for steps of up to ``MAX_REPLAY_ROWS`` rows.
+    """A captured graph with its own memory, for steps of up to ``MAX_REPLAY_ROWS`` rows.
 
-    It runs one step at a time. After a step ``best_tokens`` and ``leads`` hold the greedy choice
-    of its rows: the best token, the lowest of equals, and its lead over the next best.
+    Only one step may run at a time. After a step, ``best_tokens`` contains the token id with the
+    largest logit of each row (of equal logits, the lowest id), and ``leads`` the difference to the
+    second-largest logit.
     """
 
     def __init__(self, graph: CapturedGraph) -> None:
@@ -253,10 +258,10 @@ class ExecutableGraph:
         self._output_words = self._words_of(attention, "out")
 
     def _set_words(self) -> None:
-        """Place the buffers, and fill in the parameters by the number of rows."""
+        """Place the buffers, and set the constant and the per-row part of every parameter."""
         graph = self.captured
         lifetimes = graph_memory.lifetimes([node.buffers for node in graph.nodes])
-        elsewhere = (TOKEN_IDS, POSITIONS, graph.nodes[-1].out.buffer)  # logits are the caller's
+        elsewhere = (TOKEN_IDS, POSITIONS, graph.nodes[-1].out.buffer)  # the last one: the logits
         lifetimes = {b: span for b, span in lifetimes.items() if b not in elsewhere}
         num_bytes = {buffer: MAX_REPLAY_ROWS * size for buffer, size in enumerate(graph.row_bytes)}
         offsets, size = graph_memory.place_buffers(lifetimes, num_bytes)
@@ -282,7 +287,7 @@ class ExecutableGraph:
             self._constants[self._words_of([-1], name)] = number
 
     def _words_of(self, nodes: Any, name: str) -> NDArray[np.int64]:
-        """Return where the parameter ``name`` of some nodes lies among the words."""
+        """Return the indices of parameter ``name`` of the given nodes in the array of words."""
         numbers = [range(len(self._ops))[node] for node in nodes]
         words = [self._starts[i] + graph_ops.word_of(self._ops[i], name) for i in numbers]
         return np.array(words, np.int64)
@@ -306,7 +311,7 @@ class ExecutableGraph:
         return struct
 
     def set_shape(self, rows: int, num_positions: int) -> None:
-        """Set the parameters for a step of ``rows`` tokens at positions below ``num_positions``."""
+        """Set the parameters for a step of ``rows`` rows at positions below ``num_positions``."""
         tables = [table.hold(num_positions) for table, _, _ in self._tables]
         if rows == self._rows and tables == self._table_addresses:
             return
@@ -318,13 +323,13 @@ class ExecutableGraph:
 
     @property
     def query_addresses(self) -> NDArray[np.int64]:
-        """The addresses of the queries of each attention launch, in the shape that was set."""
+        """The address of each attention launch's queries, for the shape set by ``set_shape``."""
         addresses: NDArray[np.int64] = self._words[self._query_words]
         return addresses
 
     @property
     def output_addresses(self) -> NDArray[np.int64]:
-        """The addresses of the outputs of each attention launch, in the shape that was set."""
+        """The address of each attention launch's output, for the shape set by ``set_shape``."""
         addresses: NDArray[np.int64] = self._words[self._output_words]
         return addresses
 
@@ -335,6 +340,6 @@ class ExecutableGraph:
         lookup: Any,
         attention: AttentionInputs,
     ) -> int:
-        """Run a step of the shape that was set; return what ``replay`` returns."""
+        """Run a step of the shape set by ``set_shape`` and return the result of ``replay``."""
         num_wrong: int = replay(self._address, tokens, logits, lookup, attention)
         return num_wrong

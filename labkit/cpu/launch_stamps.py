@@ -1,4 +1,4 @@
-"""Reads what the attention launches of a replayed step left: stamps and counters."""
+"""Checks the stamps and sums the counters that a replayed step's attention launches wrote."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from labkit.kernel_abi import (
 
 @inner
 def audit_launches(attention: AttentionInputs) -> int:
-    """Fill the summaries; return the number of launches with a stamp that is not theirs."""
+    """Fill ``attention.summaries`` and return the number of launches with a wrong stamp.
+
+    There is one summary for each kind of layers: the first wrong stamp, and the counters' sums.
+    """
     counters, num_wrong = attention.counters, 0
     for kind in range(attention.num_kinds):
         summary = summary_at(attention.summaries + kind * SUMMARY_BYTES)

@@ -1,8 +1,8 @@
-"""The thread pool of every numba kernel, and the decorator that puts a kernel on it.
+"""The thread pool of all numba kernels, and the decorator for kernels that run on it.
 
 The loops that numba generates call a *threading layer* by symbol: ``numba_parallel_for`` and a few
-more. This module replaces it by a pool whose launches do not wait for a thread that the system
-keeps from its core; ``labkit.cpu.thread_pool_code`` explains how.
+more. This module replaces the threading layer by a pool whose launches do not wait for threads that
+the operating system has suspended. ``labkit.cpu.thread_pool_code`` explains how.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ MAX_THREADS = 2048
 
 @dataclass(frozen=True, slots=True)
 class PoolTuning:
-    """How the pool divides work and waits.
+    """The pool's parameters: the division of work, and the times for which threads spin.
 
     Parameters
     ----------
     grain
-        Units per thread of a plain range. With more units, the ones that a suspended thread began,
-        and the others must wait for, are shorter.
+        Units per thread into which a ``prange`` is divided. The more units, the shorter the one
+        that a suspended thread has begun, for which all other threads must wait.
     spin_us
-        How long a worker without work spins before it sleeps (us): longer than the host needs
-        between two launches of a step.
+        How long a worker without work spins before it sleeps (us). This must be longer than the
+        host needs between two launches of a step.
     aside_us
-        A pause longer than any interrupt and shorter than another process's time slice (us). A
-        worker whose clock jumps by more while it spins was suspended: the pool counts as crowded.
-        A caller that has waited longer for units that workers began sleeps, for they may need its
-        core.
+        A pause longer than any interrupt and shorter than another process's time slice (us). If the
+        clock of a spinning worker jumps by more than this, the worker was suspended, and the pool
+        counts as crowded. A caller that has waited longer than this for units of other workers goes
+        to sleep, because these workers may need its core.
     crowded_us
-        How long the pool then counts as crowded (us).
+        How long the pool counts as crowded after a worker was suspended (us).
     crowded_spin_us
-        How long a worker spins in a crowded pool (us): more would use up the time slice that the
-        next job needs.
+        How long a worker without work spins while the pool is crowded (us). A longer spin would use
+        up the time slice that the next job needs.
     """
 
     grain: int = 4
@@ -60,12 +60,13 @@ class PoolTuning:
 
 
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a launch: parallel on this pool, cached on disk, without the interpreter lock.
+    """Compile a kernel: parallel on this pool, cached on disk, without the interpreter lock.
 
     Parameters
     ----------
     *signature
-        The types; with them the kernel is compiled when its module is imported.
+        A numba signature. If it is given, the kernel is compiled when its module is imported,
+        otherwise at the first call.
     **options
         Options of ``numba.njit``.
     """
@@ -78,19 +79,19 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
 
 @cache
 def install() -> Pool:
-    """Start the pool and make numba use it; every call returns the same pool.
+    """Start the pool and make numba use it. Every call returns the same pool.
 
-    It has ``NUMBA_NUM_THREADS`` threads, the caller of a kernel included; a kernel uses
-    ``numba.get_num_threads()`` of them. Kernels that numba linked before keep their threading
-    layer.
+    The pool has ``NUMBA_NUM_THREADS`` threads, including the thread that calls a kernel. A kernel
+    uses ``numba.get_num_threads()`` of them. Kernels that numba linked before this call keep
+    numba's own threading layer.
 
     Raises
     ------
     OSError
-        The system refused memory or a thread.
+        The operating system refused memory or a thread.
     """
     if numba.config.THREADING_LAYER == "default":
-        # numba's own layer only keeps the number of threads; the threads that it starts sleep.
+        # numba's own layer is still used to store the number of threads. Its threads only sleep.
         numba.config.THREADING_LAYER = "workqueue"
     numba.get_num_threads()
     caching.Cache.load_overload = _load_machine_code
@@ -99,11 +100,10 @@ def install() -> Pool:
 
 
 def _load_machine_code(cache: Any, types: Any, target: Any) -> Any:
-    """Load a kernel from numba's cache, with numba's runtime and nothing else.
+    """Load a kernel from numba's cache after initialising only numba's runtime.
 
-    Before that, numba (0.68) would load everything that a kernel can be compiled from, Python's and
-    NumPy's functions: 0.08 of 0.4 s in a process that compiles nothing. Whatever does compile loads
-    them itself.
+    numba (0.68) would first load its implementations of Python's and NumPy's functions, which takes
+    0.08 of 0.4 s in a process that compiles nothing. A later compilation loads them anyway.
     """
     rtsys.initialize(target)
     with cache._guard_against_spurious_io_errors():
@@ -114,10 +114,10 @@ _save = caching.IndexDataCacheFile.save
 
 
 def _save_locked(file: Any, key: Any, data: Any) -> None:
-    """Save a kernel to numba's cache, one process at a time.
+    """Save a kernel to numba's cache under a lock that all processes share.
 
-    numba (0.68) reads the index, adds a name and writes the index back: two processes that do so at
-    once give one name to two kernels, or lose one.
+    numba (0.68) reads the cache's index, adds an entry and writes the index back. Without the lock,
+    two processes that save at once could give two kernels the same name, or lose one kernel.
     """
     with open(Path(file._cache_path) / "saving", "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -125,17 +125,17 @@ def _save_locked(file: Any, key: Any, data: Any) -> None:
 
 
 class Pool:
-    """Threads that take the units of a job by ticket; the caller of the job is one of them.
+    """Threads that take the units of a job from a shared counter. The caller takes units too.
 
     Parameters
     ----------
     threads
-        Number of threads, the caller included.
+        Number of threads, including the caller.
 
     Raises
     ------
     OSError
-        The system refused memory or a thread.
+        The operating system refused memory or a thread.
     """
 
     def __init__(self, threads: int) -> None:
@@ -151,16 +151,16 @@ class Pool:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The pool as a record describes it: name, threads with the caller, and tuning."""
+        """The pool's settings for a record: name, threads (including the caller), and tuning."""
         return {"name": "labkit", "threads": len(self._workers) + 1, **asdict(self._tuning)}
 
     @property
     def threads(self) -> tuple[int, ...]:
-        """The running workers' ``pthread_t``."""
+        """The ``pthread_t`` of each running worker."""
         return tuple(thread.value or 0 for thread in self._threads)
 
     def close(self) -> None:
-        """End the workers once their units are done; later kernels run on their caller alone."""
+        """Stop the workers after their current units. Later kernels run on the caller's thread."""
         self._write(self._code.STOP, 1)
         for k, thread in enumerate(self._threads):
             lock = self._worker_address(k, self._code.OWN_LOCK)
@@ -172,7 +172,10 @@ class Pool:
         self._write(self._code.WORKERS, 0)
 
     def _start(self) -> None:
-        """Start the workers on zeroed memory; a forked process does so too."""
+        """Zero the pool's memory and start the workers.
+
+        Also called in the child after a fork, because threads do not survive one.
+        """
         code, libc = self._code, self._libc
         ctypes.memset(self._memory, 0, 8 * self._first_word(len(self._workers)))
         for name, value in asdict(self._tuning).items():
@@ -201,7 +204,7 @@ class Pool:
         return self._address(self._first_word(k) + word)
 
     def _first_word(self, k: int) -> int:
-        """Return the first word of worker k; here workers count from 0."""
+        """Return the index of worker k's first word. Here, workers are numbered from 0."""
         first, each = self._code.FIRST_WORKER, self._code.WORKER_WORDS
         return int(first + k * each)
 
@@ -210,7 +213,10 @@ class Pool:
 
 
 def _reserve(libc: ctypes.CDLL, threads: int) -> int:
-    """Return the address of zeroed memory that is never freed: a thread may outlive Python."""
+    """Allocate zeroed memory for the pool and return its address.
+
+    The memory is never freed, because a thread may outlive the Python interpreter.
+    """
     if not 1 <= threads <= MAX_THREADS:
         raise OSError(errno.EAGAIN, f"{threads} threads: a pool has 1 to {MAX_THREADS}")
     libc.calloc.restype = ctypes.c_void_p
@@ -221,7 +227,7 @@ def _reserve(libc: ctypes.CDLL, threads: int) -> int:
 
 
 def _link(memory: int) -> ModuleType:
-    """Compile the pool's code, or load it, and link it in place of numba's threading layer."""
+    """Compile the pool's code (or load it from the cache) and link it as the threading layer."""
     llvm.add_symbol("labkit_pool", memory)
     from labkit.cpu import thread_pool_code
 

@@ -1,19 +1,20 @@
-"""The machine code of the thread pool, compiled by numba; it runs without the interpreter.
+"""The code of the thread pool, compiled by numba. It runs without the Python interpreter.
 
-A job is a number of units. Its caller publishes it and opens the gate. The threads that are there
-take units by ticket, and a thread that finds no ticket left closes the gate. A worker counts as
-inside only between entering the open gate and leaving it, and the caller waits for the workers
-inside alone. So a thread that the system keeps from its core delays only the units that it began.
+A job consists of units. The caller publishes the job and opens the gate. Threads take units by
+incrementing a ticket counter, and a thread that finds no ticket left closes the gate. A worker is
+inside from entering the open gate until leaving it, and the caller waits only for workers that are
+inside. So a thread that the operating system has suspended delays only a unit that it has begun.
 
-The gate is one word: how many workers are inside, whether it is open, and for how many threads. So
-a worker enters by one compare-and-swap, which fails once the gate is closed.
+The gate is one word, which contains the number of workers inside, whether the gate is open, and the
+number of threads of the job. So a worker enters with a single compare-and-swap, which fails if the
+gate has been closed.
 
 A worker without a job spins, then sleeps. If its clock jumps while it spins, the system gave its
-core to another process. Then no worker spins for long for a while: the spin would use up the time
-slice that the next job needs.
+core to another process. For a while all workers then spin only briefly, because spinning would use
+up the time slice that the next job needs.
 
-The pool's memory is the symbol ``labkit_pool``; offsets are in 8-byte words. All code is in one
-file because numba's cache checks the file of the calling function alone.
+The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words. All code is in one
+file because numba's cache only checks the file of the calling function for changes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from numba.extending import intrinsic
 from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 
 POOL_SYMBOL = "labkit_pool"
-# Cores fetch two cache lines at once: words that different threads write lie in different pairs.
+# Cores fetch pairs of cache lines, so words that different threads write are in different pairs.
 LINE_PAIR_WORDS = 2 * CACHE_LINE_BYTES // 8
 
 GATE, TICKET, BUSY, JOB, WAITING, CROWDED, CONTROL, LOCK, DONE = (
@@ -40,12 +41,14 @@ FUNCTION, ARGUMENTS, DIMENSIONS, STEPS, DATA, RANK, COUNT, UNITS = (JOB + i for 
 WORKERS, STOP = CONTROL, CONTROL + 1
 # The fields of ``labkit.cpu.thread_pool.PoolTuning``.
 GRAIN, SPIN_US, ASIDE_US, CROWDED_US, CROWDED_SPIN_US = (CONTROL + 2 + i for i in range(5))
-# A worker's own words: whether it sleeps, its pthread_t, and the lock and signal that wake it.
+# The words of one worker: whether it sleeps, its pthread_t, and the mutex and the condition
+# variable that wake it.
 FIRST_WORKER = 9 * LINE_PAIR_WORDS
 ASLEEP, IDENTITY, OWN_LOCK, WAKE_UP = 0, 1, LINE_PAIR_WORDS, 2 * LINE_PAIR_WORDS
 WORKER_WORDS = 3 * LINE_PAIR_WORDS
 
-# The bits of the gate: workers inside, whether it is open, and from bit 32 on the job's threads.
+# The bits of the gate: the number of workers inside (bits 0 to 15), whether the gate is open (bit
+# 16), and the number of threads of the job (from bit 32 on).
 INSIDE = (1 << 16) - 1
 OPEN = 1 << 16
 THREADS_SHIFT = 32
@@ -53,7 +56,7 @@ THREADS_SHIFT = 32
 CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 SPINS_PER_CLOCK_READ = 32  # reads of the gate between two reads of the clock
 
-# LLVM's intrinsics that tell a core that it is in a wait loop, and their arguments.
+# LLVM's intrinsics that hint to the core that it is in a spin loop, and their arguments.
 _PAUSE = {
     "x86_64": ("llvm.x86.sse2.pause", ()),
     "arm64": ("llvm.aarch64.isb", (15,)),
@@ -87,7 +90,7 @@ def _pool_memory(_typing):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _load(_typing, address):  # type: ignore[no-untyped-def]
-    """Read a word that no other thread writes meanwhile."""
+    """Read a word non-atomically. No other thread may write it at the same time."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], _POINTER))
@@ -97,7 +100,7 @@ def _load(_typing, address):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _store(_typing, address, value):  # type: ignore[no-untyped-def]
-    """Write a word that no other thread reads meanwhile."""
+    """Write a word non-atomically. No other thread may read it at the same time."""
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         builder.store(arguments[1], builder.inttoptr(arguments[0], _POINTER))
@@ -108,7 +111,7 @@ def _store(_typing, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _load_atomic(_typing, address):  # type: ignore[no-untyped-def]
-    """Read a word that other threads write."""
+    """Read a word atomically, because other threads write it."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _POINTER), _ORDER, 8)
@@ -118,7 +121,7 @@ def _load_atomic(_typing, address):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _store_atomic(_typing, address, value):  # type: ignore[no-untyped-def]
-    """Write a word that other threads read."""
+    """Write a word atomically, because other threads read it."""
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, value = arguments
@@ -130,7 +133,7 @@ def _store_atomic(_typing, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _fetch_add(_typing, address, value):  # type: ignore[no-untyped-def]
-    """Add to a word atomically; return its old value."""
+    """Add ``value`` to a word atomically and return the word's old value."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, value = arguments
@@ -141,7 +144,7 @@ def _fetch_add(_typing, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _fetch_and(_typing, address, value):  # type: ignore[no-untyped-def]
-    """Keep only the bits of ``value`` in a word, atomically."""
+    """Replace a word by its bitwise and with ``value``, atomically."""
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, value = arguments
@@ -153,7 +156,7 @@ def _fetch_and(_typing, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _compare_and_swap(_typing, address, expected, value):  # type: ignore[no-untyped-def]
-    """Write ``value`` if the word is ``expected``, atomically; return its old value."""
+    """Write ``value`` to a word if it equals ``expected``, atomically. Return its old value."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address, expected, value = arguments
@@ -166,7 +169,7 @@ def _compare_and_swap(_typing, address, expected, value):  # type: ignore[no-unt
 
 @intrinsic
 def _pause(_typing):  # type: ignore[no-untyped-def]
-    """Tell the core that it is in a wait loop."""
+    """Hint to the core that it is in a spin loop."""
 
     def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if platform.machine() in _PAUSE:
@@ -181,7 +184,7 @@ def _pause(_typing):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _stack_words(_typing, count):  # type: ignore[no-untyped-def]
-    """Return the address of ``count`` words on the stack of the function."""
+    """Allocate ``count`` words on the stack of the calling function and return their address."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ptrtoint(builder.alloca(_I64, arguments[0]), _I64)
@@ -191,7 +194,7 @@ def _stack_words(_typing, count):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _call(_typing, function, arguments, dimensions, steps, data):  # type: ignore[no-untyped-def]
-    """Call the loop that numba generated, at address ``function``."""
+    """Call the loop body that numba generated, whose address is ``function``."""
 
     def emit(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
@@ -210,22 +213,23 @@ def _address(word):  # type: ignore[no-untyped-def]
 
 @njit
 def _worker_address(k, word):  # type: ignore[no-untyped-def]
-    """Return the address of a word of worker k; workers count from 1."""
+    """Return the address of a word of worker k. Workers are numbered from 1."""
     return _address(FIRST_WORKER + (k - 1) * WORKER_WORDS + word)
 
 
 @njit
 def _now_us(buffer):  # type: ignore[no-untyped-def]
-    """Return a monotonic time in microseconds; ``buffer``: address of two words."""
+    """Return a monotonic time in us. ``buffer`` is the address of two words of scratch memory."""
     _clock_gettime(CLOCK, buffer)
     return _load(buffer) * 1_000_000 + _load(buffer + 8) // 1_000
 
 
 @njit
 def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
-    """Return for how long a worker may spin (us).
+    """Return how long a worker may spin before it sleeps (us).
 
-    If more than ``ASIDE_US`` passed since ``before``, the pool counts as crowded for a while.
+    If more than ``ASIDE_US`` passed from ``before`` to ``now``, two successive clock reads of a
+    spinning worker, mark the pool as crowded for ``CROWDED_US``.
     """
     if now - before > _load(_address(ASIDE_US)):
         _store_atomic(_address(CROWDED), now + _load(_address(CROWDED_US)))
@@ -234,14 +238,14 @@ def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
 
 @njit
 def _has_job(k):  # type: ignore[no-untyped-def]
-    """Tell whether the gate is open for worker k."""
+    """Return whether the gate is open and the job uses worker k."""
     gate = _load_atomic(_address(GATE))
     return gate & OPEN != 0 and k < gate >> THREADS_SHIFT
 
 
 @njit
 def _enter(k):  # type: ignore[no-untyped-def]
-    """Enter the gate as worker k; return whether it was open."""
+    """Enter the gate as worker k. Return False if it is closed or the job does not use worker k."""
     gate = _load_atomic(_address(GATE))
     while gate & OPEN != 0 and k < gate >> THREADS_SHIFT:
         current = _compare_and_swap(_address(GATE), gate, gate + 1)
@@ -253,7 +257,7 @@ def _enter(k):  # type: ignore[no-untyped-def]
 
 @njit
 def _leave():  # type: ignore[no-untyped-def]
-    """Leave the gate; the last worker out wakes the caller if it sleeps."""
+    """Leave the gate. The last worker to leave wakes the caller if the caller sleeps."""
     left = _fetch_add(_address(GATE), -1) - 1
     if left & INSIDE == 0 and _load_atomic(_address(WAITING)) != 0:
         _mutex_lock(_address(LOCK))
@@ -295,7 +299,7 @@ def _run_units():  # type: ignore[no-untyped-def]
 
 @njit
 def _await_workers():  # type: ignore[no-untyped-def]
-    """Wait until no worker is inside: spin, then sleep, for a worker may need this core."""
+    """Wait until no worker is inside: spin first, then sleep in case a worker needs this core."""
     if _load_atomic(_address(GATE)) & INSIDE == 0:
         return
     buffer = _stack_words(2)
@@ -315,7 +319,7 @@ def _await_workers():  # type: ignore[no-untyped-def]
 
 @njit
 def _await_job(k):  # type: ignore[no-untyped-def]
-    """Wait until worker k is inside a job; return False if the pool closes instead."""
+    """Wait for a job and enter its gate as worker k. Return False if the pool is being closed."""
     buffer = _stack_words(2)
     start = before = _now_us(buffer)
     while _load_atomic(_address(STOP)) == 0:
@@ -336,7 +340,7 @@ def _await_job(k):  # type: ignore[no-untyped-def]
 
 @njit
 def _sleep_until_woken(k):  # type: ignore[no-untyped-def]
-    """Sleep as worker k until woken, unless there is a job or the pool closes."""
+    """Sleep as worker k until woken. Return at once if there is a job or the pool is closing."""
     _mutex_lock(_worker_address(k, OWN_LOCK))
     _store_atomic(_worker_address(k, ASLEEP), 1)
     if not _has_job(k) and _load_atomic(_address(STOP)) == 0:
@@ -347,7 +351,7 @@ def _sleep_until_woken(k):  # type: ignore[no-untyped-def]
 
 @cfunc("intp(intp)", cache=True)
 def worker(k):  # type: ignore[no-untyped-def]
-    """Run worker k, from 1, until the pool closes: the function that ``pthread_create`` starts."""
+    """Run worker k (numbered from 1) until the pool closes. Started by ``pthread_create``."""
     _store_atomic(_worker_address(k, IDENTITY), _pthread_self())
     while _await_job(k):
         _run_units()
@@ -359,8 +363,10 @@ def worker(k):  # type: ignore[no-untyped-def]
 def parallel_for(function, arguments, dimensions, steps, data, rank, count, threads):  # type: ignore[no-untyped-def]
     """Run numba's loop ``function`` over ``dimensions[0]`` units, on up to ``threads`` threads.
 
-    Arguments are addresses and counts; ``arguments[i]`` moves by ``steps[i]`` bytes from unit to
-    unit. If another thread uses the pool, the caller runs all units itself.
+    ``arguments``, ``dimensions`` and ``steps`` are addresses of arrays of words. ``arguments[i]``
+    advances by ``steps[i]`` bytes from one unit to the next. ``rank`` is the number of inner
+    dimensions, ``count`` the number of arguments. If another thread is using the pool, the caller
+    runs all units itself.
     """
     units = _load(dimensions)
     threads = min(threads, _load_atomic(_address(WORKERS)) + 1, units)
@@ -385,7 +391,7 @@ def parallel_for(function, arguments, dimensions, steps, data, rank, count, thre
 
 @cfunc("intp()", cache=True)
 def thread_id():  # type: ignore[no-untyped-def]
-    """Return the number of the calling worker, or 0 for any other thread."""
+    """Return the number of the calling worker (from 1), or 0 for a thread that is not a worker."""
     identity = _pthread_self()
     for k in range(1, _load_atomic(_address(WORKERS)) + 1):
         if _load_atomic(_worker_address(k, IDENTITY)) == identity:
@@ -395,13 +401,13 @@ def thread_id():  # type: ignore[no-untyped-def]
 
 @njit
 def _extent(starts, ends, axis):  # type: ignore[no-untyped-def]
-    """Return the number of indices along an axis; ends are inclusive."""
+    """Return the number of indices along an axis of a range whose ends are inclusive."""
     return max(0, _load(ends + 8 * axis) - _load(starts + 8 * axis) + 1)
 
 
 @njit
 def _longest_axis(axes, starts, ends):  # type: ignore[no-untyped-def]
-    """Return the axis with the most indices, along which a range is divided."""
+    """Return the axis with the most indices. A range is divided along this axis."""
     longest = 0
     for axis in range(1, axes):
         if _extent(starts, ends, axis) > _extent(starts, ends, longest):
@@ -411,9 +417,10 @@ def _longest_axis(axes, starts, ends):  # type: ignore[no-untyped-def]
 
 @cfunc("intp(intp, intp, intp, intp)", cache=True)
 def num_units(threads, axes, starts, ends):  # type: ignore[no-untyped-def]
-    """Return into how many units a range of indices is divided.
+    """Return the number of units into which a range of indices is divided.
 
-    ``starts`` and ``ends`` are addresses of ``axes`` words. numba's chunk size, if set, decides.
+    ``starts`` and ``ends`` are addresses of ``axes`` words each. If a chunk size was set with
+    ``numba.set_parallel_chunksize``, it determines the number; otherwise ``GRAIN`` does.
     """
     extent = _extent(starts, ends, _longest_axis(axes, starts, ends))
     chunk = _chunk_size()
@@ -423,7 +430,10 @@ def num_units(threads, axes, starts, ends):  # type: ignore[no-untyped-def]
 
 @cfunc("intp(intp, intp, intp, intp, intp, intp)", cache=True)
 def divide_range(axes, starts, ends, count, schedule, _debug):  # type: ignore[no-untyped-def]
-    """Write the units of a range to ``schedule``: for each, all starts and then all ends."""
+    """Divide a range into ``count`` units and write them to ``schedule``.
+
+    For each unit, ``schedule`` gets the starts of all axes, then their (inclusive) ends.
+    """
     longest = _longest_axis(axes, starts, ends)
     extent, start = _extent(starts, ends, longest), _load(starts + 8 * longest)
     for unit in range(count):

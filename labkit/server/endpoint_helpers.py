@@ -1,4 +1,4 @@
-"""Translation of API requests to sampling parameters, and of outputs to API objects."""
+"""Helpers that the endpoints share: request checks, sampling parameters, logprobs and usage."""
 
 from __future__ import annotations
 
