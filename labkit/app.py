@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parent
 CONF = next(p for p in (PACKAGE / "conf", PACKAGE.parent / "conf") if (p / "config.yaml").is_file())
 
-# Flags of Hydra that only print something, with the words that may follow them.
+# Flags of Hydra that only print something, with the values that may follow each flag.
 PRINT_FLAGS: dict[str, tuple[str, ...]] = {
     "--help": (),
     "--hydra-help": (),
@@ -43,7 +43,7 @@ SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd":
 
 @dataclass(frozen=True)
 class Command:
-    """A command line: Hydra's flags, the overrides, and whether ``-m`` was given."""
+    """A parsed command line: Hydra's flags, the overrides, and whether ``-m`` was given."""
 
     flags: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> Command:
     Raises
     ------
     ConfigError
-        An unknown flag, or a word that is not an override.
+        A flag is unknown, or an argument is not an override.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -97,7 +97,10 @@ def _split_flag(word: str) -> list[str]:
 
 
 def _topic(flag: str, words: list[str]) -> list[str]:
-    """Remove and return the word that may (``--info``) or must (``--cfg``) follow a flag."""
+    """Remove the flag's value from ``words``, and return it in a list (empty if there is none).
+
+    ``--cfg`` requires a value; after ``--info`` it is optional.
+    """
     allowed = PRINT_FLAGS[flag]
     if words and words[0] in allowed:
         return [words.pop(0)]
@@ -117,7 +120,10 @@ def _search_path(folder: str) -> str:
 
 
 def register() -> None:
-    """Register the schema and the resolvers that ``conf/`` uses; safe to call again."""
+    """Register the schema and the OmegaConf resolvers that ``conf/`` uses.
+
+    Repeated calls are harmless.
+    """
     import warnings
 
     from hydra.core.config_store import ConfigStore
@@ -126,14 +132,15 @@ def register() -> None:
     from labkit.experiment.cell_composer import cell_name
 
     ConfigStore.instance().store(name="schema", node=Experiment)
-    # Files of ours configure a plugin's launcher: checking them against its schema is intended.
+    # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
+    # That is intended.
     warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
     OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
     OmegaConf.register_new_resolver("options", _help, replace=True)
 
 
 def _help(*, _root_: Any) -> str:
-    """Return the options with their values in this config, for the template of ``--help``."""
+    """Return the list of options, with their values in this config, for the ``--help`` template."""
     from omegaconf import OmegaConf
 
     from labkit.config import option_index
@@ -158,7 +165,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     Raises
     ------
     ConfigError
-        One line for the first error.
+        A cell or an arm is invalid. The message is one line on the first error.
     """
     from hydra import compose
 
@@ -198,9 +205,9 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 
 
 def overrides_to_print(command: Command) -> list[str]:
-    """Return the overrides that a printing flag shows.
+    """Return the overrides to give to Hydra for a command that only prints.
 
-    ``--cfg`` shows the config of a job, with the overrides of its experiment's scale.
+    ``--cfg`` prints the config of a job, so the overrides of the experiment's scale are added.
     """
     from labkit.experiment.cell_composer import with_scale_overrides
     from labkit.experiment.hydra_composer import Composer
@@ -213,12 +220,12 @@ def overrides_to_print(command: Command) -> list[str]:
 
 
 def launcher_of(command: Command) -> JobLauncher:
-    """Return the launcher of the command's cells, checked, without writing anything.
+    """Return the launcher that the command selects, after checking that it can work here.
 
     Raises
     ------
     ConfigError
-        One line that says what the launcher lacks.
+        The launcher cannot work here. The message is one line with the reason.
     """
     from hydra import compose
 
@@ -237,14 +244,14 @@ def launcher_of(command: Command) -> JobLauncher:
 def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
     """Let Hydra run a checked command: each of its jobs runs one cell of the study.
 
-    Hydra's exceptions reach the caller unchanged. ``study`` is None if nothing runs.
+    Hydra's exceptions reach the caller unchanged. ``study`` is None if the command only prints.
     """
     import logging
 
     import hydra
 
     def job(config: Any) -> None:
-        """Run one cell; all its arms have been composed and checked before."""
+        """Run the cell of one Hydra job. Its arms have been composed and checked before."""
         from hydra.core.hydra_config import HydraConfig
 
         from labkit.experiment.cell_composer import cell_name, compose_cell

@@ -32,7 +32,7 @@ REQUIRED_PACKAGES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return an exit code only if the server does not start."""
+    """Run the command line. This returns, with an exit code, only if the server cannot start."""
     parser = OneLineParser(
         prog="python -m labkit.serve",
         description="Serve a model over the OpenAI API.",

@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     from labkit.experiment.run_launcher import RunLauncher
 
 
-# The largest share of a study's time that goes into reports of all cells while it runs: such a
-# report takes longer with every cell.
+# While a study runs, the report of all cells is rewritten now and then. It takes longer with every
+# cell, so at most this share of the study's time goes into it.
 MAX_REPORT_SHARE = 0.1
 
 
 class Study:
     """The cells of one command, and the folder that they share.
 
-    ``launcher`` carries out the runs; by default one fresh process per run. A study that a job
-    launcher has pickled and sent to another process has no cells: the job composes its cell anew
-    and writes only that cell's files. The report of all cells is written by the first process.
+    ``launcher`` carries out the runs; by default, every run gets a fresh process.
+
+    A study that a job launcher has pickled and sent to another process has no cells: the job
+    composes its cell anew and writes only that cell's files. The first process writes the report
+    of all cells.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Study:
         self._report_due = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the cells and analyses, so that a job does not grow with the study."""
+        """Drop the cells and cached analyses, so that the pickle does not grow with the study."""
         return {
             **self.__dict__,
             "_composed": {},
@@ -59,12 +61,12 @@ class Study:
         }
 
     def refuse_changes(self) -> None:
-        """Refuse a folder that holds other arms or another design, without writing anything.
+        """Check that the folder holds no other arms and no other design. Nothing is written.
 
         Raises
         ------
         ConfigError
-            One line with the first difference.
+            The folder differs. The message is one line with the first difference.
         """
         for cell in self._cells():
             refuse_changes(cell)
@@ -72,11 +74,11 @@ class Study:
     def run(
         self, name: str, folder: Path, compose: Callable[[], ComposedCell] | None = None
     ) -> None:
-        """Run what is missing of a cell, analyse it and show its table.
+        """Run the missing runs of a cell, analyse the cell and print its table.
 
-        ``compose`` composes the cell anew if this is a job's process. An error that stops only
-        this cell is printed in one line and leaves the cell unfinished: the next cells run, and
-        the study's exit code says so.
+        In a job's process, ``compose`` composes the cell anew. An error that stops only
+        this cell is printed in one line. The cell stays unfinished, the next cells run, and the
+        study's exit code reports it.
         """
         composed = self._composed[name] if compose is None or self._is_first_process else compose()
         progress = (
@@ -109,7 +111,10 @@ class Study:
             self._report_due = start + spent / MAX_REPORT_SHARE
 
     def finish(self) -> int:
-        """Write the report of all cells, and return the exit code that their files stand for."""
+        """Write the report of all cells and return the study's exit code.
+
+        It is the highest status of the cells' analyses, and 1 if a cell has no manifest.
+        """
         cells = list(self._cells())
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
@@ -118,7 +123,7 @@ class Study:
         return max(int(len(begun) < len(cells)), *(one.status for one in analyses))
 
     def unfinished(self) -> Iterator[str]:
-        """Yield a line for every cell with missing runs, with the last session's end."""
+        """Yield a line per cell with missing runs: their number, and how its last session ended."""
         for cell in self._cells():
             missing = cell_runner.unfinished(cell)
             if missing:

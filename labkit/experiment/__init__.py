@@ -2,8 +2,8 @@
 
 
 class StudyError(RuntimeError):
-    """The study cannot continue (full disk, read-only folder, ...); a message of one line."""
+    """The study cannot continue (full disk, read-only folder, ...). The message is one line."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the study; its records stay. The message is the signal's name."""
+    """A signal stopped the study. Its records stay. The message is the signal's name."""

@@ -1,9 +1,9 @@
 """A worker process: all stages for one arm, or for all arms of a block interleaved.
 
-Interleaving is the finest pairing: what the machine does in a second happens to all arms alike.
-So does what happens to the process as a whole (where its code and memory lie), so the process is
-the unit of inference. A block is one process, holds every arm once, and leaves one record per
-arm. An arm alone in its process runs the same code.
+Interleaving is the finest pairing: a disturbance of the machine that lasts a second affects all
+arms alike. Properties of the process (where its code and memory lie) also affect all of them, so
+the process is the unit of inference. An interleaved block is one process, with one run and one
+record per arm. An arm alone in its process runs the same code.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ class ArmRun:
 
     @cached_property
     def threads(self) -> int:
-        """Its thread budget; cached, because counting cores takes longer than a turn."""
+        """The arm's thread budget, cached because counting cores takes longer than a turn."""
         return run_stages.thread_budget(self.experiment)
 
 
 class WorkerProcess:
     """The process with one arm, or with all arms of a block.
 
-    ``shared`` is the draft of what the arms share, ``running`` the arm whose turn it is.
+    ``shared``: the draft of the stages and facts that all arms share. ``running``: the arm that
+    is being measured; None outside the arms' turns.
     """
 
     def __init__(self, records: Sequence[Record], arms: Sequence[Arm], timer: StageTimer) -> None:
@@ -61,7 +62,7 @@ class WorkerProcess:
         self.running: ArmRun | None = None
 
     def run(self) -> list[Record]:
-        """Run all stages and return every arm's record, also if a stage fails."""
+        """Run all stages and return every arm's record, even if a stage fails."""
         with self.shared.catch_failures():
             self._run_stages()
         with self.shared.stage("fingerprint"):
@@ -85,7 +86,7 @@ class WorkerProcess:
             run.draft.add_measurement(measurement, run.arm)
 
     def _measure(self, probe: Any) -> Sequence[Measurement]:
-        """Load the arms, warm up and measure, between two known-answer tests."""
+        """Load the arms, warm up, measure and close them. MLX is tested before and after."""
         shared = self.shared
         with shared.stage("load"):
             arms = run_stages.load(self._experiments, self._setting(probe), shared.note)
@@ -121,7 +122,7 @@ class WorkerProcess:
 
     @property
     def output_values(self) -> dict[str, NDArray[np.float32]]:
-        """The array outputs that arms may differ in, by digest."""
+        """The array outputs of all arms, by digest."""
         return {
             digest: values
             for run in self.runs
@@ -150,7 +151,10 @@ class WorkerProcess:
 
     @contextmanager
     def _turn(self, arm: int) -> Iterator[None]:
-        """Time an arm's turn with its thread budget; an exception inside is this arm's failure."""
+        """Run one turn of an arm: apply its thread budget and time the body.
+
+        If the body raises, ``running`` stays this arm, which marks the failure as its own.
+        """
         run = self.running = self.runs[arm]
         run_stages.apply_thread_budget(run.threads)
         with run.draft.stage("turns"):

@@ -74,15 +74,15 @@ class Cell:
     Parameters
     ----------
     dir
-        Its folder.
+        The cell's folder.
     arms
         The baseline first, the control (if any) last.
     design
-        Replaced by :func:`normalized_design` of it.
+        The design, which the constructor replaces by its :func:`normalized_design`.
     published
-        Numbers of an article, shown beside ours.
+        An article's numbers, shown beside the measured ones; None if there are none.
     scale
-        The scale of its experiment; None if the experiment has no scales.
+        The experiment's scale; None if the experiment has no scales.
     """
 
     dir: Path
@@ -107,16 +107,16 @@ class Cell:
 
     @property
     def paths(self) -> CellPaths:
-        """The paths of its files."""
+        """The paths of the cell's files."""
         return CellPaths(self.dir)
 
     @property
     def identity(self) -> str:
-        """The claim about the arms' outputs: bitwise, tokens, noise_floor or none."""
+        """The claim about the arms' outputs: a value of :class:`labkit.config.Identity`."""
         return self.arms[0].identity
 
     def arm(self, name: str) -> Arm:
-        """Return the arm with that name; raises ``KeyError``."""
+        """Return the arm called ``name``. Raises ``KeyError`` if there is none."""
         return {arm.name: arm for arm in self.arms}[name]
 
     def schedule(self) -> list[Run]:
@@ -126,17 +126,17 @@ class Cell:
 
     @property
     def stopping_points(self) -> tuple[int, ...]:
-        """The numbers of blocks after which the cell may end: its looks, or all blocks."""
+        """The numbers of blocks after which the cell may end: at a look, else after all blocks."""
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 
 
 def normalized_design(design: Design) -> Design:
-    """Return a design with its last look explicit, and with one process per interleaved block.
+    """Return a design with an explicit final look, and with 1 run per arm in interleaved blocks.
 
-    What happens to a process as a whole (where its code and memory lie) happens to both runs of
-    an arm in it, so two runs in one process are not independent: the process is the unit. If a
-    block's runs share a process, 4 blocks of 2 runs per arm become 8 blocks of 1.
+    Properties of a whole process (where its code and memory lie) affect every run in it, so two
+    runs of an arm in one process are not independent: the process is the unit of inference. If
+    the runs of a block share a process, 4 blocks of 2 runs per arm become 8 blocks of 1.
     """
     runs, design = design.runs_per_block, replace(design, looks=design.all_looks)
     if design.isolation is Isolation.process or runs == 1:

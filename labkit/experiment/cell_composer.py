@@ -43,15 +43,15 @@ class ComposedCell:
     Parameters
     ----------
     name
-        The name of its folder.
+        The name of the cell's folder.
     experiment
-        Its config, without any arm's overrides.
+        The cell's config, without any arm's overrides.
     arms
         The baseline first, the control (if any) last.
     experiments
         The config of each arm.
     isolation
-        Where the runs happen, never ``auto``.
+        ``in_process`` or ``process``, never ``auto``.
     separate_processes_reason
         Why the arms do not share a process; None if they do.
     """
@@ -67,7 +67,8 @@ class ComposedCell:
 def cell_name(task_overrides: Iterable[str]) -> str:
     """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
 
-    Characters that are awkward in paths become ``_``; a name of over 120 characters ends in a hash.
+    Characters that are awkward in paths become ``_``. A name of over 120 characters is cut and
+    ends in a hash.
     """
     named = sorted(
         o for o in task_overrides if o.lstrip("+~").split("=", 1)[0] not in KEYS_NOT_IN_CELL_NAME
@@ -84,14 +85,14 @@ def compose_cell(
     task_overrides: Sequence[str],
     composer: Composer | None = None,
 ) -> ComposedCell:
-    """Compose and check one cell with all its arms; Hydra must be initialised.
+    """Compose and check one cell with all its arms. Hydra must be initialised.
 
     ``composer`` caches parsed files for all cells of a command.
 
     Raises
     ------
     ConfigError
-        One line with the arm, the key and the allowed values.
+        An arm or a claim is invalid. The message is one line with the arm and the key.
     """
     composer = composer or Composer()
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
@@ -118,12 +119,14 @@ def compose_cell(
 
 
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
-    """Return a cell's overrides after those of its experiment's scale, so that the cell's win.
+    """Return a cell's overrides, preceded by those of the experiment's scale.
+
+    The cell's own overrides take precedence.
 
     Raises
     ------
     ConfigError
-        The experiment has no such scale.
+        The overrides are invalid, or the experiment lacks the selected scale.
     """
     experiment = composer.compose(overrides)
     given = {override.split("=", 1)[0] for override in overrides}
@@ -153,7 +156,7 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
 def resolve_isolation(
     design: Design, experiments: Sequence[Experiment]
 ) -> tuple[Isolation, str | None]:
-    """Return where the arms' runs happen, and the reason if they are in separate processes.
+    """Return the isolation of the arms' runs, and the reason if it is ``process`` (else None).
 
     Raises
     ------
@@ -175,10 +178,11 @@ def resolve_isolation(
 
 
 def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
-    """Return the cells to run: the cell itself, and one that confirms it in separate processes.
+    """Return the cells to run: the cell itself and, if declared, the cell that confirms it.
 
-    Interleaved runs cannot show what the arms do to each other in one process, or what differs
-    from process to process. A few blocks of separate processes show whether it matters.
+    Interleaved runs show neither how arms affect each other in a shared process nor how results
+    vary between processes. ``design.confirm`` blocks in separate processes show whether either
+    matters. They are a cell of their own, which exists only if the first cell is interleaved.
     """
     cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
     if not confirm or composed.isolation is not Isolation.in_process:
@@ -200,7 +204,7 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> Cell:
-    """Return a composed cell as one that can be run in ``folder``."""
+    """Return the cell that runs a composed cell in ``folder``."""
     experiment = composed.experiment
     return Cell(
         dir=folder,
@@ -226,7 +230,10 @@ def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:
-    """Check that an arm changes only what it may, and all that can be checked without a worker."""
+    """Check an arm as far as that is possible without a worker process.
+
+    An arm may override only options of ``engine``, ``model`` and ``workload``.
+    """
     for key in overrides:
         require(
             key.lstrip("+~").split(".")[0].split("@")[0] in ("engine", "model", "workload"),
@@ -258,7 +265,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
 
 
 def _is_importable(module: str) -> bool:
-    """Return whether a module exists; its parent packages are imported, the module is not."""
+    """Return whether a module exists. This imports its parent packages, but not the module."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -3,8 +3,8 @@
 The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study ends
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
-:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis lies above
-this package, so the function that takes a look is passed in.
+:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. This package cannot
+import the analysis, so the function that decides at a look is a parameter (``AllDecided``).
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def _old_design(cell: Cell) -> Mapping[str, Any]:
 
 
 def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
-    """Return a cell's manifest before the analysis: all keys of the contract, no results.
+    """Return a cell's manifest before the analysis, with all its keys but without results.
 
-    ``blocks``: the number of blocks to run so far; with looks, those up to the next look.
+    ``blocks``: the number of blocks planned so far. If the design has looks, these are the blocks
+    up to the next look, otherwise all blocks.
     """
     unclaimed = {"status": "unclaimed", "reasons": []}
     return {
@@ -88,12 +89,13 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
 
 
 def refuse_changes(cell: Cell) -> None:
-    """Refuse a cell whose folder holds other arms or another design.
+    """Check that the cell's folder holds no other arms and no other design.
 
     Raises
     ------
     ConfigError
-        One line with the first difference. Only ``design.blocks`` may grow.
+        The folder differs (only ``design.blocks`` may grow). The message is one line with the
+        first difference.
     """
     if not (cell.dir / "arms").is_dir() and not _exists(cell):
         return
@@ -106,7 +108,7 @@ def refuse_changes(cell: Cell) -> None:
 
 
 def _difference(cell: Cell) -> str | None:
-    """Return the first difference between the folder's arms and design and the cell's."""
+    """Return the first difference of the folder's arms and design from the cell's, or None."""
     old = {arm.name: arm for arm in read_arms(cell.dir)}
     new = {arm.name: arm for arm in cell.arms}
     if not _exists(cell):  # killed before all arms and the manifest were written
@@ -134,7 +136,7 @@ def _design_difference(cell: Cell) -> str | None:
 
 
 def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
-    """Compare interim looks; the last may be at another block if ``design.blocks`` grew."""
+    """Return whether two lists of looks agree. The last look may move if ``design.blocks`` grew."""
     last_blocks = [looks[-1]["blocks"] if looks else math.inf for looks in (old, new)]
     if last_blocks[0] == last_blocks[1]:
         return list(old) == list(new)
@@ -146,7 +148,7 @@ def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Return the first difference of two JSON values: ``config.engine.blas was x, now y``."""
+    """Return the first difference of two JSON values (``engine.blas was x, now y``), or None."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
             key_path = f"{path}.{key}" if path else str(key)
@@ -168,7 +170,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
 def write_manifest(cell: Cell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
-    ``blocks``: as in :func:`new_manifest`; a larger number in the existing manifest stays.
+    ``blocks``: see :func:`new_manifest`. If the existing manifest has a larger number, it stays.
 
     Raises
     ------
@@ -204,7 +206,7 @@ def blocks_when_shown(cell: Cell) -> list[int]:
 
 
 def exploratory_warning(cell: Cell) -> str | None:
-    """Return a warning if the cell grows beyond blocks whose results were shown, or None."""
+    """Return a warning if blocks are added after results were shown (except at a look), or None."""
     looks = [look.blocks for look in cell.design.looks]
     shown = [n for n in blocks_when_shown(cell) if n < cell.design.blocks and n not in looks]
     if not shown:
@@ -219,10 +221,10 @@ def exploratory_warning(cell: Cell) -> str | None:
 def take_interim_look(
     cell: Cell, blocks: int, records: list[Record], all_decided: AllDecided | None
 ) -> bool:
-    """Take the look after ``blocks`` blocks, note it in ``cell.json``; return if the cell ends.
+    """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    A look is taken only when exactly its blocks are done: one that an earlier command passed
-    stays as it was.
+    The result is added to ``cell.json``. A look is taken only if no later block has been run: a
+    look that an earlier command went past keeps the result it had.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
@@ -241,6 +243,6 @@ def take_interim_look(
 
 
 def ended_at_look(cell: Cell) -> bool:
-    """Return whether the cell's last look ended it, by its manifest."""
+    """Return whether the last look in the cell's manifest ended the cell."""
     taken = _old_design(cell).get("looks_taken", [])
     return bool(taken) and bool(taken[-1]["decided"])

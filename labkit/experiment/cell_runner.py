@@ -64,14 +64,14 @@ def run_cell(
     redo_failed: bool = False,
     all_decided: AllDecided | None = None,
 ) -> CellOutcome:
-    """Run what is missing of a cell, alone on this host and alone on this cell.
+    """Run the missing runs of a cell, while holding the cell's lock and the host's timing lock.
 
     Parameters
     ----------
     launcher
-        Carries out the runs; by default one fresh process per run.
+        Carries out the runs; by default, every run gets a fresh process.
     redo_failed
-        Run blocks with a failed run again; their records are kept in ``runs/abandoned``.
+        Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``.
     all_decided
         Analyses the cell's folder at an interim look and returns whether every comparison is
         decided. Needed if the design has looks.
@@ -79,11 +79,11 @@ def run_cell(
     Raises
     ------
     ConfigError
-        The folder holds records of another question.
+        The folder holds records of other arms or another design.
     StudyError
-        The disk is full, the folder can't be written, ...: what was recorded stays.
+        The disk is full, the folder can't be written, ... Records already written stay.
     Interrupted
-        SIGINT or SIGTERM; the same command continues.
+        SIGINT or SIGTERM was received. The same command continues the cell.
     """
     progress = Progress() if progress is None else progress
     launcher = ProcessLauncher(progress=progress) if launcher is None else launcher
@@ -117,7 +117,7 @@ class _BlockRunner:
         old_records: Sequence[Record],
         all_decided: AllDecided | None,
     ) -> list[Record]:
-        """Run blocks up to each look of the design; stop at a look if all is decided."""
+        """Run the blocks, stop at a look at which all is decided, and return the new records."""
         cell, records = self.cell, list(old_records)
         self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
         try:
@@ -180,7 +180,7 @@ def _scheduled_blocks(cell: Cell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records, and why it must run (again); ``run_reason`` is None if it is finished."""
+    """A block's records, and the reason to run it (again), which is None if it is finished."""
 
     records: list[Record]
     run_reason: str | None
@@ -231,7 +231,7 @@ def _plan_blocks(
 
 
 def _move_unpublished_files(cell: Cell) -> None:
-    """Move aside what killed processes wrote and did not publish."""
+    """Move the unpublished files of killed processes to ``runs/abandoned``."""
     paths = cell.paths
     for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
         paths.move_to_abandoned(path)
@@ -262,7 +262,7 @@ def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
 
 @contextmanager
 def _disk_errors_as_one_line(cell: Cell) -> Iterator[None]:
-    """Raise an error of the file system as a :class:`StudyError` of one line."""
+    """Convert file-system errors in the body to a :class:`StudyError` with a one-line message."""
     try:
         yield
     except CacheError as error:

@@ -24,7 +24,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of a process; ``code``: its exit status, or minus the signal's number."""
+    """The end of a process. ``code`` is its exit status, or minus the signal's number."""
 
     code: int
     timed_out: bool
@@ -73,7 +73,7 @@ def run(
         ending = _run(command, environment, log, timeout_s, signals, on_tick)
         if -ending.code in STOP_SIGNALS:  # the worker may have received it first
             select.select(signals.fds, [], [], TRACEBACK_S)
-    signals.check()  # a signal at the very end counts, too
+    signals.check()  # a signal may arrive after the last check
     return ending
 
 
@@ -123,7 +123,7 @@ def _watch(
     signals: InterruptSignals,
     on_tick: Callable[[int], None],
 ) -> bool:
-    """Wait for the child's end or the deadline; return whether the deadline came first."""
+    """Wait until the child ends or the deadline passes; return whether it timed out."""
     tick = time.monotonic() + TICK_S
     while True:
         wait = max(0.0, min(tick, deadline) - time.monotonic())

@@ -1,8 +1,8 @@
 """The doctor's noise measurements of this machine, kept in the user's cache for later plans.
 
-Two kinds: the variation of a matrix product and of a memory copy within one process, which is
-smaller than that of runs in processes of their own; and pilot studies, short processes of two
-equal arms for each kind of workload.
+There are two kinds. One is the variation of a matrix product and of a memory copy within one
+process, which is smaller than the variation between processes. The other comes from pilot studies:
+short processes with two equal arms, for each kind of workload.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from labkit.records import (
 )
 
 FILE_NAME = "doctor.json"
-PILOTS_VERSION = 1  # of the file's key ``sights``, which older versions of labkit ignore
-MIN_PROCESSES = 3  # from which a standard deviation is estimated
+PILOTS_VERSION = 1  # of the data under the file's key ``sights``
+MIN_PROCESSES = 3  # needed to estimate a standard deviation
 RUNS_PER_BLOCK = 2  # of each arm in a block of separate processes
 
 # Attributes of PilotNoise by their keys in the file.
@@ -78,7 +78,7 @@ class PilotNoise:
 
     @property
     def separate_pct(self) -> float | None:
-        """The same for one minute of separate processes, in blocks of two runs of each arm."""
+        """The smallest effect (percent) that one minute of separate processes detects, or None."""
         from labkit.analysis.statistics.power import one_minute_mde_pct
 
         block_s = 2 * RUNS_PER_BLOCK * self.separate_s
@@ -88,7 +88,7 @@ class PilotNoise:
 def save(
     machine: Mapping[str, Any], noise: Mapping[str, Any], pilots: Mapping[str, PilotNoise]
 ) -> None:
-    """Write the doctor's measurements to the cache, unless the cache cannot be written.
+    """Write the doctor's measurements to the cache. If it is not writable, do nothing.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def save(
     noise
         The result of ``labkit.doctor.measurement_worker.noise``.
     pilots
-        Pilot noise by kind of workload (``kernels``, ``requests``), as far as it is known.
+        Pilot noise by kind of workload (``kernels``, ``requests``); unmeasured kinds are absent.
     """
     data = {
         "schema_version": SCHEMA_VERSION,

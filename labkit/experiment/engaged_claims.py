@@ -1,4 +1,4 @@
-"""Validation of ``claims.engaged``: its arms must exist, and its counters be ones that count."""
+"""Validation of ``claims.engaged``: its arms must exist, and its counters must be able to count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.records import counter_registry
 
-WEIGHTS_PREFIX = "weights."  # of the counters of weights by form
+WEIGHTS_PREFIX = "weights."  # of the counters of weights by storage format
 
 
 def check_names(
@@ -32,7 +32,7 @@ def check_names(
     Raises
     ------
     ConfigError
-        One line with the closest name.
+        An arm or a counter does not exist. The message suggests the closest name.
     """
     for arm, claimed in engaged.items():
         if arm in dropped:
@@ -52,14 +52,14 @@ def check_names(
 
 
 def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
-    """Refuse claims on a form of weights that the arm's model will not have.
+    """Refuse claims on a storage format of weights that the arm's model will not have.
 
-    Forms that the headers of the model's files do not list are checked by the run itself.
+    If the headers of the model's files do not list the formats, only the run checks the claim.
 
     Raises
     ------
     ConfigError
-        One line with the arm, the counter and the forms that the model has.
+        A claim cannot hold. The message names the arm, the counter and the model's formats.
     """
     for arm, experiment in arms.items():
         claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS_PREFIX)]
@@ -90,12 +90,12 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
 
 
 def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
-    """Refuse claims on counters of an engine's steps if the workload times single launches.
+    """Refuse claims on counters of engine steps if the workload times single kernel launches.
 
     Raises
     ------
     ConfigError
-        One line with the arm and the counter.
+        A claim cannot hold. The message names the arm and the counter.
     """
     counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():
@@ -112,7 +112,10 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
 
 
 def _may_claim(name: str, arm: Engine) -> bool:
-    """Return whether an arm's engine may count ``name``; the user's own classes count anything."""
+    """Return whether an arm's engine can have the counter ``name``.
+
+    A user's own engine or attention backend may have any counter.
+    """
     own = user_classes(arm)
     if name.startswith(counter_registry.USER_PREFIX) or own.keys() & {
         "engine.name",

@@ -1,7 +1,8 @@
 """File locks: one cell is timed per host at a time, and one process works on a cell.
 
 Both are locks of the kernel (``flock``): they end with the process that holds them, however it
-ends, and workers do not inherit them. The locked file says which process holds it since when.
+ends, and workers do not inherit them. The locked file says which process holds the lock,
+and since when.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return in one line what stopped a session."""
+    """Return one line with the cause that ended a session early."""
     if isinstance(error, Interrupted):
         return str(error)  # the signal's name
     if isinstance(error, SystemExit):
@@ -136,7 +137,7 @@ def _lock(
     check: Callable[[], None],
     poll_s: float,
 ) -> Iterator[int]:
-    """Hold a file's lock; yield its descriptor."""
+    """Wait for a file's lock, hold it, and yield the file's descriptor."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:

@@ -37,7 +37,7 @@ class Composer:
         Raises
         ------
         ConfigError
-            One line that begins with ``where``.
+            The config is invalid. The message is one line that begins with ``where``.
         """
         from omegaconf import OmegaConf
 
@@ -64,13 +64,13 @@ class Composer:
             for value in values:
                 OmegaConf.update(tree, value.key_or_group, value.value(), merge=True)
         except OmegaConfBaseException:
-            return compose("config", overrides=list(overrides))  # its error names the place
+            return compose("config", overrides=list(overrides))  # Hydra's own error names the key
         return tree
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
         """Split overrides into those composed by Hydra, and single values applied afterwards.
 
-        A value before an override that adds or deletes keys must be composed with it.
+        Hydra also composes a value that precedes an override that adds or deletes keys.
         """
         parsed = [self._parse(override) for override in overrides]
         last = max((i for i, item in enumerate(parsed) if _changes_keys(item)), default=-1)
@@ -92,7 +92,10 @@ def _changes_keys(override: Override) -> bool:
 
 
 def _is_value(override: Override) -> bool:
-    """Return whether an override sets one value of the schema, neither a file nor Hydra's own."""
+    """Return whether an override sets a single value of the schema.
+
+    Choices of files, sweeps and options of Hydra itself are no such values.
+    """
     key = override.key_or_group
     plain = not _changes_keys(override) and override.package is None and "/" not in key
     own = plain and not override.is_hydra_override() and not override.is_sweep_override()

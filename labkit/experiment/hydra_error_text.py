@@ -15,7 +15,7 @@ from labkit.config.option_index import did_you_mean
 from labkit.experiment.job_launcher import not_installed
 
 HELP = "python -m labkit --help lists them"
-# Plugins' launchers on which files in conf/ build, with the extra that installs them.
+# Launchers of Hydra plugins that files in conf/ extend, with the extra that installs each plugin.
 LAUNCHERS = {"submitit_slurm": "slurm"}
 
 
@@ -159,7 +159,7 @@ def _options(key: str) -> str:
 
 
 def _key(text: str, value: str, overrides: Sequence[str]) -> str:
-    """Return the key at fault as the override names it."""
+    """Return the key of the wrong value, as the override spells it."""
     full = re.search(r"full_key: (\S+)", text)
     if full:
         path = full.group(1)

@@ -20,7 +20,7 @@ EXTRAS = {
     "hydra_ray_launcher": "ray",
 }
 SLURM_LAUNCHER = "SlurmLauncher"
-# Packages whose exceptions say that a job was lost, rather than what failed in it.
+# Packages whose exceptions mean that a job was lost, not that its code raised an error.
 JOB_PACKAGES = ("submitit", "joblib", "ray")
 
 
@@ -48,7 +48,7 @@ class FinishedJobs:
         """Return at once."""
 
     def failures(self) -> list[str]:
-        """Return an empty list: nothing is known of single jobs."""
+        """Return an empty list: the launcher does not report single jobs."""
         return []
 
 
@@ -110,5 +110,5 @@ def _is_installed(module: str) -> bool:
 
 
 def is_lost_job(error: Exception) -> bool:
-    """Return whether an exception says that a job was lost, not what failed in it."""
+    """Return whether an exception means that a job was lost, not that its code raised an error."""
     return type(error).__module__.split(".")[0] in JOB_PACKAGES

@@ -1,8 +1,8 @@
-"""Known-answer test of MLX, before and after a measurement: does it still compute?
+"""Known-answer test of MLX, run before and after a measurement. Records call it the canary.
 
 An exception inside an MLX evaluation can leave arrays marked as evaluated whose memory was never
 written (ml-explore/mlx #3675, up to 0.32.0): later results are then stale bytes that look like
-numbers. The test computes values that no earlier buffer holds. Records call it the canary.
+numbers. The test computes values that no earlier buffer holds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _calls = itertools.count(os.getpid() % 1000)
 class StaleResult(RuntimeError):
     """MLX returned another value than the known answer."""
 
-    outcome = "stale"  # of the run that raises it: labkit.experiment.run_failures
+    outcome = "stale"  # of a run that raises this error (labkit.experiment.run_failures)
 
 
 def check() -> bool:
-    """Test MLX if this process has imported it; return whether it has.
+    """Test MLX if this process has imported it. Return whether the test was run.
 
     Raises
     ------

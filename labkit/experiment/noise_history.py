@@ -36,8 +36,8 @@ class StudyHistory:
     ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         """Yield the folder and manifest of comparable cells, the newest first.
 
-        A cell is comparable if its baseline has the same workload (and model, if it serves
-        requests), and the cell the same isolation: ``isolation``, by default that of ``composed``.
+        A cell is comparable if its baseline has the same workload (and the same model, if it
+        serves requests) and its isolation is ``isolation``, by default that of ``composed``.
         """
         experiment = composed.experiments[composed.arms[0].name]
         wanted = (isolation or composed.isolation).value
@@ -81,8 +81,8 @@ def _manifests(root: Path) -> Iterator[Path]:
 class CellNoise:
     """The noise of a cell's primary rows: medians over rows and arms.
 
-    ``sd``: standard deviation between runs, log scale. ``alpha_share``: the share of one arm's
-    alpha that a row has if the rows share it; None if no p-value could reach alpha.
+    ``sd``: standard deviation between runs, log scale. ``alpha_share``: a row's share of one
+    arm's alpha, which all rows of the arm share; None if no p-value could reach alpha.
     """
 
     sd: float
@@ -90,7 +90,7 @@ class CellNoise:
 
 
 def cell_noise(manifest: Mapping[str, Any]) -> CellNoise | None:
-    """Return a cell's noise by its manifest; None if it has no results or too few blocks."""
+    """Return the noise in a cell's manifest, or None if it has no results or too few blocks."""
     runs = int(manifest["design"]["runs_per_block"])
     comparisons = [
         comparison

@@ -32,7 +32,7 @@ class Run:
 
 
 def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int) -> list[str]:
-    """Return one block's order of arms; it depends only on the arms, the block and the seed.
+    """Return the order of arms in a block, which depends only on the parameters.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
 
 
 def schedule(arms: Sequence[str], blocks: int, runs_per_block: int, seed: int) -> list[Run]:
-    """Return all runs in their order; a larger ``blocks`` appends runs and changes no other."""
+    """Return all runs in order. A larger ``blocks`` appends runs and changes no other."""
     return [
         Run(block, position, arm)
         for block in range(blocks)

@@ -25,14 +25,14 @@ ISOLATION_PHRASES = {
     Isolation.in_process: "interleaved",
     Isolation.process: "in separate processes",
 }
-TARGET_PCT = 1.0  # the effect for which the needed blocks are given
+TARGET_PCT = 1.0  # the plan gives the number of blocks that would detect this effect
 
 
 def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHistory) -> str:
-    """Return a line with the smallest effect that gets a verdict, and the blocks for 1 %.
+    """Return a line with the smallest effect that the cell detects, and the blocks needed for 1 %.
 
-    A design with looks is judged by its best look; a study that takes all its looks detects that
-    effect at least as often.
+    In a design with looks it is the smallest effect that a single look detects. A study that takes
+    all its looks detects that effect at least as often.
     """
     design = cell.design
     too_few = design.blocks < min_blocks_to_claim(design.runs_per_block)
@@ -67,9 +67,9 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
 
 @dataclass(frozen=True)
 class _KnownNoise:
-    """Noise between runs (log scale), and its source.
+    """Standard deviation between runs (log scale), and its source.
 
-    ``alpha_share``: the share of one arm's alpha that a row has; None if not known.
+    ``alpha_share``: a row's share of one arm's alpha; None if not known.
     """
 
     sd: float
@@ -95,7 +95,7 @@ def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownN
 def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the smallest effects that one minute detects, for each isolation.
 
-    They are for one row alone, at alpha 0.05, detected in 80 of 100 studies.
+    Each effect is for a single row, at alpha 0.05 and a power of 80 %.
     """
     can_interleave = workload.apart(list(composed.experiments.values())) is None
     isolations = [i for i in ISOLATION_PHRASES if can_interleave or i is Isolation.process]
@@ -120,7 +120,7 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
 def _one_minute_effect(
     composed: ComposedCell, history: StudyHistory, isolation: Isolation
 ) -> tuple[str, str] | None:
-    """Return the smallest effect that a minute detects, and the source of the noise; or None."""
+    """Return the smallest effect that one minute detects and the noise's source, or None."""
     for path, manifest in history.studies(composed, isolation):
         noise, block_s = noise_history.cell_noise(manifest), noise_history.median_block_s(path)
         if noise is not None and block_s is not None:
@@ -147,7 +147,7 @@ def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
 
 
 def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
-    """Return the doctor's pilot noise, which exists only for engines on the CPU."""
+    """Return the doctor's pilot noise, or None. The doctor measures only engines on the CPU."""
     if not _engines_on_cpu(composed):
         return None
     return doctor_noise.load_pilot_noise(_workload_kind(composed))

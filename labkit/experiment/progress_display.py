@@ -1,7 +1,7 @@
-"""Progress of a running cell: runs done and time left, but never an effect.
+"""Progress of a running cell: runs done and time left.
 
-On a terminal one live line, refreshed at most once a second; elsewhere one line per event. Nobody
-can stop a study early because of an effect that they see.
+On a terminal it is one live line, refreshed at most once a second; elsewhere, one line per event.
+It never shows an effect, so that nobody stops a study early because of one.
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ REFRESH_S = 1.0
 
 
 class Progress:
-    """The events of a running cell; this class ignores them all."""
+    """Receiver of a running cell's events. This base class ignores them all."""
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
-        """A cell starts: it has ``total`` runs, of which ``done`` were done before."""
+        """Begin a cell of ``total`` runs, of which ``done`` were done before."""
 
     def started(self, runs: Sequence[Run]) -> None:
-        """A process starts: one run, or all runs that share it."""
+        """Handle the start of a process, for one run or for all runs that share it."""
 
     def tick(self) -> None:
-        """About a second has passed."""
+        """Handle a tick, about once a second."""
 
     def run_ended(self, record: Record) -> None:
-        """A run's record is on disk."""
+        """Handle the end of a run, whose record is on disk."""
 
     def note(self, line: str) -> None:
-        """A line of text for the user."""
+        """Show a line of text to the user."""
 
     def end(self) -> None:
-        """The cell has ended, finished or not."""
+        """End the cell, finished or not."""
 
 
 class RemainingTime:
-    """Elapsed and remaining time: the mean of this session's runs times the runs left."""
+    """Elapsed and remaining time of a cell.
+
+    The remaining time is the mean time of this session's runs times the number of runs left.
+    """
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.done_now = total, done, 0
@@ -52,7 +55,7 @@ class RemainingTime:
         self._spent = 0.0
 
     def started(self, runs_in_process: int = 1) -> None:
-        """Start the time of a process with this many runs; preparing does not count."""
+        """Start timing a process with ``runs_in_process`` runs. Time before it does not count."""
         self._started, self._runs_in_process = time.monotonic(), runs_in_process
 
     def run_ended(self) -> None:

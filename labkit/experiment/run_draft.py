@@ -1,6 +1,6 @@
-"""Drafts of records: the state of a run in progress, from which its record is made.
+"""Drafts of records: the state of a run in progress.
 
-A draft is complete at any moment: however the run ends, its record says how far it came.
+A draft always holds a valid record: however the run ends, the record says how far it came.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunDraft:
     timer
         The wall time of each stage so far.
     compiles
-        Compilations by numba, by stage.
+        The number of numba compilations in each stage.
     output_values
         Array outputs by digest, for reports on arms whose outputs differ.
     """
@@ -87,7 +87,7 @@ class RunDraft:
         self.compiles[self.timer.stage] = self.compiles.get(self.timer.stage, 0) + 1
 
     def fail(self, failure: RunFailure) -> None:
-        """Make the run a failed one, unless it has failed before."""
+        """Mark the run as failed. If it has failed before, the first failure stays."""
         if self.record.ok:
             self.set(outcome=failure.outcome, detail=failure.detail)
 

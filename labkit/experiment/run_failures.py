@@ -1,4 +1,4 @@
-"""Failures of runs: which outcome an exception in a worker process stands for.
+"""Failures of runs: the outcome for each exception in a worker process.
 
 An exception class of labkit names its outcome in its class attribute ``outcome``, one of
 :data:`labkit.records.OUTCOMES`. Every other exception is judged by its type and message.
@@ -24,9 +24,9 @@ class RunFailure:
 
 
 def failure_of(error: Exception, stage: str) -> RunFailure:
-    """Return the failure that an exception raised in ``stage`` stands for.
+    """Return the outcome and the detail for an exception raised in ``stage``.
 
-    A ``ValueError`` while loading says that the arm cannot run as configured: ``refused``.
+    A ``ValueError`` while loading means that the arm cannot run as configured: ``refused``.
     """
     name, message = type(error).__name__, one_line(error)
     if isinstance(error, MemoryError) or any(m in str(error) for m in OUT_OF_MEMORY_MESSAGES):

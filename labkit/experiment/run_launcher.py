@@ -27,13 +27,13 @@ EMPTY_LOG = "nothing in its log"
 
 
 class RunLauncher(Protocol):
-    """Carries out runs and returns their records; simulations have launchers of their own."""
+    """Carries out runs and returns their records. Simulations implement it without processes."""
 
     def prepare(self, cell: Cell) -> None:
         """Build and compile what the cell's arms need, before their first run."""
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Do one run, or the runs that share a process; a failed run has a record, too.
+        """Do one run, or all runs that share a process, and return every record, failed ones too.
 
         Raises
         ------
@@ -57,9 +57,9 @@ class ProcessLauncher:
         self._previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
     def prepare(self, cell: Cell) -> None:
-        """Prepare every distinct arm, once per machine and code.
+        """Prepare every distinct arm that this machine has not prepared with the same code.
 
-        Interleaved arms share a process here, too; other arms have one each.
+        Interleaved arms are prepared in one process, other arms in one process each.
         """
         arms_by_marker: dict[Path, Arm] = {}
         for arm in cell.arms:
@@ -134,7 +134,7 @@ class ProcessLauncher:
         return records
 
     def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
-        """Return notes on the arm that ran before this process, and the idle seconds between."""
+        """Return notes on the arm that ran before this process and the idle seconds since then."""
         ended, previous = time.monotonic(), self._previous
         self._previous = (arm, ended)
         if previous is None:
@@ -223,8 +223,8 @@ def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
 def _marker(arm: Arm) -> Path:
     """Return the path of the marker file of a prepared arm.
 
-    Its name is a hash of everything that compiled code depends on. It lies in the folder of numba's
-    cache, so deleting the cache deletes it, too.
+    The file's name is a hash of everything that compiled code depends on. The file lies in numba's
+    cache, so that it is deleted with the cache.
     """
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()

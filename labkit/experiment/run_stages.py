@@ -1,4 +1,4 @@
-"""The stages of a worker process: what each of them does, and their order.
+"""The stages of a worker process, in order, and the work of each.
 
 ========================  ======================================================================
 stage (key of a record's  work
@@ -37,13 +37,14 @@ PEAK_RATE_BLOCKS = 3  # the number of first blocks that measure the machine's pe
 
 
 def experiment_of(arm: Arm) -> Experiment:
-    """Build an arm's config; every rule is checked again."""
+    """Return an arm's config as an ``Experiment``. Every rule is checked again."""
     return from_plain(Experiment, {**arm.config, "ablation": {"arms": {"base": {}}}})
 
 
 def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]:
-    """Start numba with its thread pool, and load the probe's kernels.
+    """Start numba with its thread pool, and load the machine probe's kernels.
 
+    The probe times them before and after the measurement; they are the same for every arm.
     ``on_compile`` is called at every compilation by numba from now on.
 
     Returns
@@ -142,8 +143,8 @@ def apply_thread_budget(threads: int) -> None:
 def needs_peak_rates(experiment: Experiment, block: int) -> bool:
     """Return whether a process measures the machine's peak rates, for the roofline.
 
-    Only kernels on the CPU have a roofline. The first blocks measure it, which takes 0.2 s each;
-    the best rate of any of them is the peak.
+    Only kernels on the CPU have a roofline. Each of the first blocks measures the rates (0.2 s),
+    and the best rate is the peak.
     """
     engine = experiment.engine
     on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None

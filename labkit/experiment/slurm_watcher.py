@@ -1,8 +1,8 @@
 """Watcher of a study's Slurm jobs, by the queue's own state (``squeue``).
 
-Submitit asks Slurm's accounting (``sacct``), which many small clusters do not have: it would then
-wait forever for a job that was cancelled, ran out of time or lost its node. Hydra gives up at the
-first lost job, while the others still run; :meth:`SlurmJobs.wait` waits for all of them.
+Submitit asks Slurm's accounting (``sacct``), which many small clusters do not have. There it
+would wait forever for a job that was cancelled, ran out of time or lost its node. Hydra gives up at
+the first lost job, while the others still run; :meth:`SlurmJobs.wait` waits for all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SlurmJobs:
         self._watcher = SlurmJob.watcher = QueueWatcher()
 
     def running(self) -> list[str]:
-        """Return the names of the jobs that have not ended: they continue without us."""
+        """Return the names of the jobs that have not ended: they continue without this process."""
         return [job for job in self._watcher.jobs if not self._watcher.is_done(job, "force")]
 
     def wait(self) -> None:

@@ -1,8 +1,9 @@
-"""Array outputs that differ between runs, stored so that a report can say by how much.
+"""Array outputs that differ between runs, stored so that a report can quantify the difference.
 
 Each run of the first block stores each distinct output once, in a file named by its digest. When
 the block is done, the outputs that all its runs agree on are deleted, so equal arms leave no
-files. Later blocks store nothing: a difference that appears only there is known by digests alone.
+files. Later blocks store nothing: of a difference that appears only there, only the digests are
+known.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     Values = Mapping[str, NDArray[np.float32]]
 
 BLOCK = 0  # the only block whose outputs are stored
-MAX_BYTES = 128 << 20  # per run; the outputs of later cases are not stored
+MAX_BYTES = 128 << 20  # per run; outputs beyond this are not stored
 
 
 def save(cell_dir: Path, values: Values) -> None:
-    """Store each array that has no file yet, by rename; print one line if the disk is full.
+    """Store each array that has no file yet, atomically (by rename).
+
+    If a file cannot be written, print one line and store no more.
 
     Parameters
     ----------
@@ -50,7 +53,7 @@ def save(cell_dir: Path, values: Values) -> None:
 
 
 def drop_equal(cell_dir: Path, records: Iterable[Record]) -> None:
-    """Delete stored outputs that the first block's runs agree on; safe to call again."""
+    """Delete the stored outputs on which all runs of the first block agree."""
     folder = output_values_path(cell_dir, "any").parent
     if not folder.is_dir():
         return

@@ -31,14 +31,14 @@ class CellPlan:
     to_run
         The number of runs not done yet.
     seconds, bytes
-        The estimated time of all of them, and the memory of the largest process.
+        The estimated seconds of the runs to do, and the bytes of memory of the largest process.
     detectable_effect, one_minute, start_up
         Lines of :mod:`labkit.experiment.power_forecast`; ``one_minute`` is None for a cell that
         only confirms another one.
     separate_processes_reason
         Why the arms do not share a process; None if they do.
     warnings
-        Lines about what the arms' requests will meet, such as refusals.
+        Lines on problems that the arms' requests will meet, such as refusals.
     """
 
     cell: Cell
@@ -84,7 +84,7 @@ def _plan(
 
 
 def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
-    """Yield the arms' warnings; one that all arms share once, others with the arms' names."""
+    """Yield each warning once, preceded by the names of its arms unless all arms share it."""
     arms: dict[str, list[str]] = {}
     for arm, cost in costs.items():
         for sentence in cost.warnings if arm != CONTROL else ():

@@ -1,7 +1,7 @@
 """A worker process's command line: ``python -m labkit.experiment.worker ARM RUN [ARM RUN ...]``.
 
 ``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
-holds block, position and arm. Several pairs are one block, whose arms are interleaved
+contains the block, position and arm. Several pairs are one block, whose arms are interleaved
 (:mod:`labkit.experiment.arm_runner`). ``--keep CELL`` stores array outputs in that cell's
 folder (:mod:`labkit.experiment.stored_outputs`). ``--prepare ARM ...`` loads and warms up arms
 without measuring, so that nothing is compiled during a measured run.
@@ -50,12 +50,12 @@ def perform(
     spawned_ns: int,
     outputs_dir: Path | None = None,
 ) -> list[Record]:
-    """Do one run, or a block's runs interleaved, and return their records, failed ones too.
+    """Do one run, or a block's runs interleaved, and return every record, failed ones too.
 
     Parameters
     ----------
     spawned_ns
-        The monotonic clock when the parent started this process.
+        The monotonic clock (ns) when the parent started this process.
     outputs_dir
         The cell's folder if array outputs are to be stored there, else None.
 
@@ -98,7 +98,7 @@ def prepare(arm_paths: Sequence[Path]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 0 whenever every record was written."""
+    """Run the command line. The exit status is 0 if every record (of failed runs, too) was written."""
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
