@@ -98,7 +98,7 @@ def prepare(arm_paths: Sequence[Path]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. The exit status is 0 if every record (of failed runs, too) was written."""
+    """Run the command line. The exit status is 0 if every record was written, even failed ones."""
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
