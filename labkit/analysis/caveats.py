@@ -33,11 +33,11 @@ MAX_FOREIGN_CORES = 0.25
 MAX_MEMORY_WAIT_SHARE = 0.01
 MAX_CLOCK_VARIATION = 0.10
 MAX_PROBE_VARIATION = 0.10
-MAX_SHOWN_REASONS = 3  # of one gate
+MAX_SHOWN_REASONS = 3  # per gate
 
 
 def caveats(analysis: CellAnalysis) -> list[str]:
-    """Return the caveats on a cell's numbers, the gravest first, one line of each kind."""
+    """Return the caveats on a cell's numbers, one line each, the gravest first."""
     lines = [
         f"gate {name} failed: {reason}"
         for name, gate in analysis.gates.items()
@@ -123,14 +123,14 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield counts that must be wrong: beyond what is attainable, or above 0 in a control."""
+    """Yield the prefix-hit, acceptance and padding rates that are impossible for their arm."""
     names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
     for one in hit_and_acceptance_rates(names, analysis.data.records):
         yield from one.impossible_counts()
 
 
 def _traffic(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield arms whose requests were not all served, or waited at the client."""
+    """Yield a caveat on each arm whose requests were not all served, or waited at the client."""
     noted: dict[str, list[dict[str, Any]]] = {}
     for record in analysis.data.records:
         for case in record.cases:
@@ -163,7 +163,7 @@ def _emulated(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _skipped(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield the rows without measurements, grouped by reason."""
+    """Yield one line per reason for skipping, with the rows that were skipped for it."""
     reasons: dict[str, list[str]] = {}
     for row in analysis.rows:
         if row.skipped is not None:
@@ -173,7 +173,10 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield disturbances by the machine, from fingerprints, the probe and the observer."""
+    """Yield disturbances by the machine during the successful runs.
+
+    The sources are the runs' fingerprints, the probe before each run and the observer's samples.
+    """
     records = [r for r in records if r.ok]
     if not records:
         return
@@ -237,7 +240,7 @@ def _changed_settings(records: Sequence[Record]) -> str:
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
-    """Yield the primary rows whose runs fall into two modes."""
+    """Yield the case and the modes of each primary row whose runs fall into two modes."""
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:
         if row.primary and row.metric is not None and row.positive:
@@ -250,7 +253,7 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
 
 
 def _modes(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield the number of rows with two modes, and the widest gap."""
+    """Yield one caveat on all rows with two modes, with details of the widest gap."""
     bimodal = list(primary_modes(analysis))
     if not bimodal:
         return

@@ -1,11 +1,11 @@
 """Disturbed runs: rules, fixed before any data, for runs that the machine disturbed.
 
-The rules read the probe, the observer's samples and the fingerprints, never the metric or which
-arm ran. No arm can change the probe before it, or the time that the hypervisor or other
-processes took. But memory waits, the clock and heat are read while the arm runs and may be caused
-by it: a block excluded for these (``during_arm``) may be excluded because of an arm, which a note
-beside the numbers says. A block with a disturbed run may be excluded, always as a whole
-(``labkit.analysis.sensitivity_analysis``); the verdict's own numbers keep all blocks.
+The rules use the machine probe, the observer's samples and the fingerprints, never the metric or
+the name of the arm. No arm can change the probe that ran before it, or the time that the hypervisor
+or other processes took. But memory waits, the clock and heat are read while the arm runs, so the
+arm may cause them. If a block is excluded for such a reading (``during_arm``), a note beside the
+numbers says so. Blocks are excluded as a whole, and only in a sensitivity analysis
+(``labkit.analysis.sensitivity_analysis``); the verdict's own numbers include all blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ RULES = (
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Why a run is disturbed; ``during_arm`` if read while its arm ran, which may cause it."""
+    """The reason that a run is disturbed.
+
+    ``during_arm`` is True if it was read while the arm ran, so that the arm may have caused it.
+    """
 
     text: str
     during_arm: bool = False
@@ -45,9 +48,9 @@ class Disturbance:
 
 
 def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
-    """Return the disturbed blocks, each with its disturbances.
+    """Return the disturbances of each disturbed block, by block number.
 
-    If blocks ran on several hosts, a run is compared with its own host's median.
+    If blocks ran on several hosts, a run is compared with the median of its own host.
     """
     disturbances: dict[int, list[Disturbance]] = {}
     for host_records in group_by_host(records).values():
@@ -61,7 +64,7 @@ def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
 
 
 def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Group records by the host that they ran on."""
+    """Group records by the host on which they ran."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(str(record.environment.get("host")), []).append(record)
@@ -71,7 +74,7 @@ def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _disturbances(
     record: Record, median_probe: float | None, median_clock: float | None
 ) -> Iterator[Disturbance]:
-    """Yield the rules that a run breaks; the medians are of its host's runs."""
+    """Yield a run's disturbances; the medians (us, MHz) are over the runs of the same host."""
     probe = probe_us(record)
     if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
         yield Disturbance(f"probe {100 * (probe / median_probe - 1):.0f} % slow")
@@ -99,7 +102,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def probe_us(record: Record) -> float | None:
-    """Return the probe before the arm as one number: the geometric mean of its kernels (us)."""
+    """Return the geometric mean of the probe's kernel times before the arm (us), or None."""
     times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
     return statistics.geometric_mean(times) if times else None
 
@@ -112,7 +115,7 @@ def samples(record: Record, name: str) -> list[float]:
 
 
 def steal_share(record: Record) -> float | None:
-    """Return the share of CPU time that the hypervisor took during a run, 0 to 1."""
+    """Return the share of CPU time that the hypervisor took in a run (0 to 1), or None."""
     start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
     if not start or not end:
         return None
@@ -121,7 +124,7 @@ def steal_share(record: Record) -> float | None:
 
 
 def memory_wait_share(record: Record) -> float | None:
-    """Return the share of a run in which some process waited for memory (PSI), 0 to 1."""
+    """Return the share of a run in which a process waited for memory (PSI, 0 to 1), or None."""
     start, end = (
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
@@ -133,7 +136,10 @@ def memory_wait_share(record: Record) -> float | None:
 
 
 def clock_mhz(record: Record) -> float | None:
-    """Return the CPU's clock during a run: the median of its samples, else at its start."""
+    """Return the CPU's clock in a run (MHz): the median sample, or the clock at the start.
+
+    Returns None if neither was recorded.
+    """
     sampled = samples(record, "mhz")
     if sampled:
         return statistics.median(sampled)

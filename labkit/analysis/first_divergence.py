@@ -1,8 +1,8 @@
 """First divergence of two outputs, as a phrase for readers.
 
-For an array: token, head and the distance in ULPs, which needs both arms' values (those of the
-first block are stored if they differ). For requests: request, position, both tokens with their
-text, and the reference's logit margin there.
+For an array the phrase gives the token, the head and the distance in ULPs. The distance needs both
+arms' values, which are stored for the first block if they differ. For requests the phrase gives the
+request, the position, both tokens with their text, and the reference's logit margin there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MAX_SHOWN_CHARACTERS = 12  # of each text, from the first difference on
 
 @dataclass(frozen=True)
 class StoredValues:
-    """The output values that a cell stored, by digest."""
+    """Reader of the output values stored in a cell's folder."""
 
     cell_dir: Path
 
     def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
         """Return an output's values, float32 [tokens, heads, head_dim].
 
-        None if they were not stored or the file does not match its digest.
+        Returns None if the values were not stored, or the file does not match the digest.
         """
         path = output_values_path(self.cell_dir, outputs["digest"])
         try:
@@ -45,15 +45,15 @@ class StoredValues:
 
 
 def checksums(text: str) -> NDArray[np.uint32]:
-    """Read a list of CRC-32s, one per token row or head."""
+    """Decode base64 text into CRC-32 checksums, one per token row or head."""
     return np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.uint32)
 
 
 def ulp_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Count the float32 numbers between two arrays' values: 1 for neighbours, 0 for equals.
+    """Return the elementwise distance of two arrays in ULPs: 0 if equal, 1 for neighbours.
 
-    The bits of a float32, read as sign and magnitude, order as the numbers do; the two
-    zeros are the same.
+    The bits of a float32, read as sign and magnitude, have the same order as the numbers. The
+    distance of +0 and -0 is 0.
     """
     distance: NDArray[np.int64] = np.abs(_ordered(a) - _ordered(b))
     return distance
@@ -66,7 +66,7 @@ def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
-    """Return where two arrays' bytes differ: first token and head, distance and extent."""
+    """Return a phrase on two arrays' difference: first token and head, ULPs, share of rows."""
     if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
         return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"
     rows = np.flatnonzero(checksums(a["rows"]) != checksums(b["rows"]))
@@ -82,7 +82,7 @@ def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
 
 
 def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
-    """Return the first and the largest ULP distance of two arrays."""
+    """Return a phrase with the first and the largest ULP distance of two arrays."""
     differ = a.view(np.uint32) != b.view(np.uint32)
     ulps = ulp_distance(a, b)
     token, head, _ = np.argwhere(differ)[0]
@@ -96,7 +96,7 @@ def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
 
 
 def token_difference(a: Outputs, b: Outputs) -> str:
-    """Return the first request that differs, the position, both tokens and the logit margin."""
+    """Return a phrase on the first differing request: position, both tokens, logit margin."""
     others = {r["id"]: r for r in b["requests"]}
     same = {name: other["tokens"] for name, other in others.items()}
     differing = [r for r in a["requests"] if r["tokens"] != same.get(r["id"])]
@@ -115,10 +115,10 @@ def token_difference(a: Outputs, b: Outputs) -> str:
 
 
 def text_difference(a: Outputs, b: Outputs) -> str | None:
-    """Return the first request whose text differs, and the position, or None.
+    """Return a phrase on the first request whose text differs, or None if all texts agree.
 
-    For servers that return no token ids. Texts are compared without special tokens, the space
-    around them, and U+FFFD (:mod:`labkit.models.server_text`).
+    Used for servers that return no token ids. Special tokens, surrounding space and U+FFFD are not
+    compared (:mod:`labkit.models.server_text`).
     """
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
     if not differing:
@@ -179,7 +179,10 @@ def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the first position at which two sequences differ; the shorter's end counts."""
+    """Return the first position at which two sequences differ.
+
+    If one is a prefix of the other, that is the shorter length.
+    """
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

@@ -22,7 +22,8 @@ MAX_SHOWN_REASONS = 8
 class Gate:
     """A gate's status and reasons.
 
-    ``causes`` maps an arm to why its verdicts are invalid; the key None affects every arm.
+    ``causes`` maps an arm's name to the reason that its verdicts are invalid. The reason under the
+    key None applies to every arm.
     """
 
     status: str
@@ -30,17 +31,17 @@ class Gate:
     causes: dict[str | None, str] = field(default_factory=dict)
 
     def fail(self, reason: str, arm: str | None, cause: str) -> None:
-        """Add a failure; an arm keeps its first cause."""
+        """Fail the gate for ``arm`` (None: every arm); an arm keeps the first cause given."""
         self.status = "fail"
         self.reasons.append(reason)
         self.causes.setdefault(arm, cause)
 
     def cause(self, arm: str) -> str | None:
-        """Return why this gate forbids a verdict on ``arm``, or None."""
+        """Return the reason that this gate forbids a verdict on ``arm``, or None."""
         return self.causes.get(arm, self.causes.get(None))
 
     def to_json(self) -> dict[str, Any]:
-        """Return status and reasons; a list longer than 8 ends with the number of the rest."""
+        """Return the status and the first 8 reasons; a ninth entry counts those left out."""
         shown = self.reasons[:MAX_SHOWN_REASONS]
         hidden = len(self.reasons) - len(shown)
         rest = [f"{hidden} more"] if hidden else []
@@ -52,8 +53,8 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
     With ``across_hosts`` the host may change from block to block, but not within a block.
 
-    An arm can cause the first three. They exclude no runs but forbid every verdict of the cell,
-    so no arm gains from causing them.
+    An arm can cause the first three failures. They do not exclude runs, which could favour that
+    arm, but forbid every verdict of the cell.
     """
     gate = Gate("pass")
     if not records:
@@ -82,7 +83,10 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
 
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
-    """Return the groups of runs that must share a host: for each, a run by host name."""
+    """Return one mapping per group of runs that must share a host: a run for each host name.
+
+    A group is a block if ``by_block``, else the whole cell.
+    """
     groups: dict[int, dict[str, str]] = {}
     for record in records:
         for state in (record.environment, record.environment_end):
@@ -100,8 +104,8 @@ def _used_swap(environment: Mapping[str, Any]) -> int:
 def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
     """Fail if a claimed counter is 0 in a run that has measurements.
 
-    Every arm implicitly claims its engine's own counter. An arm without further claims leaves
-    the gate ``unclaimed``, unless a claim fails.
+    Every arm implicitly claims its engine's own counter. If an arm claims nothing else, the gate
+    is ``unclaimed`` instead of ``pass``.
     """
     gate = Gate("pass")
     for arm in arms:

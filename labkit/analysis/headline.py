@@ -1,8 +1,8 @@
 """The headline: the answer to a cell's question in one sentence, the same in every format.
 
-It states what was decided and how large it is, then what was not decided and the smallest effect
-that could have been detected there. It is built from verdicts alone: an undecided row shows no
-direction.
+It states the decided effects and their sizes, then the undecided rows and the smallest effect that
+could have been detected in them. It is built from verdicts alone, so no direction is given for an
+inconclusive row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNDECIDED_WORDS = ("inconclusive", "estimate_only")
 
 @dataclass(frozen=True)
 class _RowVerdict:
-    """The verdict on one arm in one primary row; ``name`` is the row's."""
+    """The verdict on one arm in one primary row; ``name`` is the row's name."""
 
     name: str
     row: MetricRow
@@ -38,7 +38,7 @@ class _RowVerdict:
 
     @property
     def bound(self) -> float:
-        """The interval's limit that is further from 0, as a size in percent."""
+        """The interval limit that is further from 0, as an absolute value in percent."""
         return max(map(abs, self.comparison.ci_pct or (self.effect,)))
 
     @property
@@ -93,7 +93,7 @@ def _not_measured(analysis: CellAnalysis) -> str:
 
 
 def _arm_clause(arm: str, results: Sequence[_RowVerdict], baseline: str | None) -> str:
-    """Return one arm's clause: what changed, what did not, what was not decided."""
+    """Return one arm's clause: its changed, unchanged, undecided and invalid rows."""
     than, from_baseline = (f" than {baseline}", f" from {baseline}") if baseline else ("", "")
     changed = [r for r in results if r.verdict.word in CHANGED_WORDS]
     unchanged = [r for r in results if r.verdict.word in UNCHANGED_WORDS]
@@ -133,7 +133,7 @@ def _unchanged_clause(unchanged: Sequence[_RowVerdict], from_baseline: str) -> s
 
 
 def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> str:
-    """Return directions and sizes: ``faster than x in 3 of 5 rows, by 2 to 4 %``."""
+    """Return the direction and size of changes: ``faster than x in 3 of 5 rows, by 2 to 4 %``."""
     by_direction: dict[str, list[_RowVerdict]] = {}
     for result in changed:
         by_direction.setdefault(result.effect_text.rsplit(" ", 1)[1], []).append(result)
@@ -172,7 +172,11 @@ def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
 
 
 def _detectable(undecided: Sequence[_RowVerdict]) -> str:
-    """Return the smallest detectable effects of undecided rows, or why there are none."""
+    """Return a clause with the range of the smallest detectable effects of undecided rows.
+
+    If all rows are ``estimate_only``, it gives their estimates instead; if no detectable effect is
+    known, the reason.
+    """
     estimates = [
         r for r in undecided if r.verdict.word == "estimate_only" and r.comparison.effect_pct
     ]
@@ -222,7 +226,7 @@ def _cause(results: Sequence[_RowVerdict]) -> str:
 
 
 def _no_arms(analysis: CellAnalysis) -> str:
-    """Return the sentence for a cell without treatment arms: the noise of the A/A control."""
+    """Return the headline of a cell without treatment arms: the noise of the A/A control."""
     control = analysis.data.control
     results = _row_verdicts(analysis, control) if control is not None else []
     known = [r for r in results if r.comparison.effect_pct is not None]
@@ -250,7 +254,7 @@ def _size_range(results: Sequence[_RowVerdict]) -> str:
 
 
 def _in_some_rows(part: int, total: int) -> str:
-    """Return `` in 3 of 5 rows``, or an empty string for all rows."""
+    """Return `` in 3 of 5 rows``, or an empty string if ``part`` is all rows."""
     return "" if part == total else f" in {_rows_of(part, total)}"
 
 

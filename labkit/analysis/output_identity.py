@@ -1,8 +1,8 @@
 """Output identity: whether arms give the same outputs, and where they first differ.
 
-Every run is compared with one reference, the first successful run of the baseline, so that an
-arm that does not reproduce its own outputs is caught too. Digests decide; finer checksums are
-only read to locate a difference (:mod:`labkit.analysis.first_divergence`).
+Every run is compared with one reference run, the first successful run of the baseline, so that an
+arm that does not reproduce its own outputs is detected too. Digests decide whether outputs are
+equal. Finer checksums are read only to locate a difference (:mod:`.first_divergence`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ IDENTITY_CLAIMS = {
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """A run's case whose outputs differ from the reference; ``where`` is a phrase for readers."""
+    """A case of a run whose outputs differ from the reference run's.
+
+    ``where`` is a phrase that describes the first difference.
+    """
 
     arm: str
     run: str
@@ -46,11 +49,11 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """How many outputs of an arm agree with the reference, and up to where.
+    """The number of an arm's outputs that agree with the reference, of ``total``.
 
-    An output is a request, a token row or a picked frame. It is counted once per arm and agrees
-    if it does in every run. ``prefix`` is the mean share of an output's tokens before the first
-    difference (0 to 1).
+    An output is a request, a token row or a picked frame. It is counted once per arm, and agrees
+    only if it agrees in every run. ``prefix`` is the mean share of an output before the first
+    difference, 0 to 1, in the run where that share is smallest.
     """
 
     arm: str
@@ -80,7 +83,7 @@ def compare_outputs(
 ) -> IdentityReport:
     """Compare the outputs of every successful run with the first one of ``arms[0]``.
 
-    Under the ``claim`` ``bitwise``, arms may not pick other frames than the reference.
+    If ``claim`` is ``bitwise``, every arm must also pick the same frames as the reference.
     """
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
@@ -88,9 +91,9 @@ def compare_outputs(
     expected = {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[OutputDifference] = []
-    # By pair of digests: many runs differ from the reference in the same way.
+    # Results by pair of digests, because many runs differ from the reference in the same way.
     known: dict[tuple[str, str], str | None] = {}
-    # Only outputs that ever differ: the share that agrees, in the worst of all runs.
+    # By arm, each differing output's smallest agreeing share over all runs.
     shares: dict[str, dict[tuple[str, str], float]] = {}
     for record in records:
         if not record.ok or record.arm not in arms:
@@ -130,14 +133,14 @@ def _difference(
     known: dict[tuple[str, str], str | None],
     bitwise: bool,
 ) -> str | None:
-    """Return how a case's outputs differ from the reference's, or None."""
+    """Return a phrase on how a case's outputs differ from the reference's, or None if equal."""
     theirs = None if other is None else other.outputs
     if theirs is not None and theirs["kind"] == "frames":
         return frame_identity.frames_difference(mine.outputs, theirs, bitwise)
     if mine.skipped is not None or (mine.outputs is None and theirs is None):
         return None
     if mine.outputs is not None and mine.outputs["kind"] == "frames":
-        return None  # a request that failed is counted, and has no frames
+        return None  # the request failed: it is counted as failed, and has no frames
     if other is None or other.skipped is not None:
         return "the case was not run"
     a, b = mine.outputs, other.outputs
@@ -152,7 +155,7 @@ def _difference(
 
 
 def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
-    """Return where two outputs differ, or None if their known parts do not."""
+    """Return a phrase on the first difference of two outputs, or None if their texts agree."""
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
         return array_difference(a, b, values)
@@ -164,7 +167,7 @@ def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
 
 
 def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
-    """Return the share (0 to 1) of each request, token row or pick that agrees from its start."""
+    """Return the share of each request, token row or pick that agrees from its start, 0 to 1."""
     if a["kind"] == "frames":
         return {} if b is None else frame_identity.verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
@@ -180,16 +183,17 @@ def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
     shares = {}
     for request in a["requests"]:
         mine, other = request["tokens"], theirs.get(request["id"], [])
-        # An output that is a prefix of the other does not agree.
+        # If one output is a prefix of the other, the share is below 1.
         longest = max(len(mine), len(other), 1)
         shares[request["id"]] = 1.0 if mine == other else first_difference(mine, other) / longest
     return shares
 
 
 def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: float) -> str | None:
-    """Return how much more often an arm differs than the control does, or None.
+    """Return a message if an arm's outputs differ more often than the control's, else None.
 
-    R. A. Fisher's exact test, one-sided, over requests or token rows.
+    The test is R. A. Fisher's exact test, one-sided at level ``alpha``, over requests, token rows
+    or picked frames.
     """
     misses, floor = arm.total - arm.agree, control.total - control.agree
     p = fisher_p(misses, arm.total, floor, control.total, "greater")

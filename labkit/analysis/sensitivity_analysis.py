@@ -1,16 +1,17 @@
 """Sensitivity analyses: would other reasonable analyses give the same result?
 
-Their rules are fixed here, before any data:
+The rules for choosing them were fixed here before any data were seen:
 
-- probe-adjusted: if the metric correlates with the probe within blocks (0.5 or more; which run
-  belongs to which arm is not used), the part that follows the probe is removed;
-- undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``, some
-  of which read the machine while the arm ran (noted there, and beside the numbers);
-- with stalls, if they were removed from interleaved arms, or without, if they were kept
+- probe-adjusted: if the metric correlates with the machine probe within blocks (0.5 or more in
+  size, computed without knowing which arm a run belongs to), a regression removes the part of the
+  metric that follows the probe;
+- undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``. Some
+  rules use readings taken while the arm ran, which a note beside the numbers says;
+- stalls: included if the verdict's numbers exclude them, and excluded if those include them
   (``labkit.analysis.stall_origin``).
 
-They are shown beside the verdict's own numbers and never replace them. Their intervals and
-p-values are those of one row alone, not adjusted.
+The results are shown beside the verdict's own numbers and never replace them. Their intervals and
+p-values are for one row alone, not adjusted for several rows or arms.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ from labkit.analysis.statistics.permutation_test import (
 from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
 MIN_CORRELATION = 0.5
-MIN_DF_WITHIN_BLOCKS = 4  # with fewer degrees of freedom, values correlate by chance
+MIN_DF_WITHIN_BLOCKS = 4  # with fewer degrees of freedom, correlations arise by chance
 
 
 @dataclass(frozen=True)
 class SensitivityResult:
-    """A sensitivity analysis of one row and arm; ``how`` names it and its grounds."""
+    """The result of one sensitivity analysis of one arm.
+
+    ``row`` is the row's index. ``how`` names the analysis and the reason that it applies.
+    """
 
     row: int
     arm: str
@@ -53,7 +57,7 @@ class SensitivityResult:
 
 @dataclass(frozen=True)
 class _Task:
-    """The log values of a sensitivity analysis, both float64 [blocks, runs]."""
+    """A sensitivity analysis to compute from log values, ``base`` and ``other`` [blocks, runs]."""
 
     row: int
     arm: str
@@ -63,7 +67,7 @@ class _Task:
 
 
 def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
-    """Return every sensitivity analysis of the primary rows that has grounds."""
+    """Return the sensitivity analyses that apply to the primary rows, by row and arm."""
     data = analysis.data
     disturbed = disturbed_blocks(data.records)
     tasks: list[_Task] = []
@@ -82,7 +86,10 @@ def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Return each primary row's case and its metric's correlation with the probe, -1 to 1."""
+    """Return the case and the metric's correlation with the probe (-1 to 1) of primary rows.
+
+    Rows with runs without a probe, or with too few runs, are left out.
+    """
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
     correlations = ((row.case, _correlation(row, data)) for row in rows)
@@ -132,7 +139,7 @@ def _tables(
     blocks: Sequence[int],
     probe: Mapping[tuple[int, int], float],
 ) -> tuple[Floats, Floats]:
-    """Return log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
+    """Return log values and log probes of ``blocks``, both float64 [arms, blocks, runs]."""
     values = np.stack([log_values(row, arm, blocks) for arm in arms])
     probes = [probe[place] for place in _run_keys(row, arms, blocks)]
     return values, np.array(probes).reshape(values.shape)
@@ -158,7 +165,11 @@ def _undisturbed(
 
 
 def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
-    """Analyse the row with the machine's stalls if the verdict excludes them, else without."""
+    """Yield the task that includes the machine's stalls if the verdict excludes them.
+
+    If the verdict includes stalls, the task excludes them. There is no task if stalls did not
+    change the row.
+    """
     data = analysis.data
     if analysis.stalls is None:
         return
@@ -173,7 +184,7 @@ def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iter
 
 
 def _results(tasks: Sequence[_Task], alpha: float) -> list[SensitivityResult]:
-    """Analyse all tasks, in their order; those of one shape share the relabellings."""
+    """Return the results of the tasks, in order; tasks of equal shape share the relabellings."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, task in enumerate(tasks):
         groups.setdefault(task.base.shape, []).append(i)

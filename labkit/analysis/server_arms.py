@@ -1,4 +1,4 @@
-"""Servers as arms: lateness of the client, and the counters of the servers' streams."""
+"""Arms that are servers: lateness of the client, and caveats from the servers' counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.records import Record
 
 Json = Mapping[str, Any]
 COUNTS = {"tokens.usage": "usage", "tokens.tokenizer": "tokenizer", "tokens.stream": "stream"}
-# Times of the client that are bounded, if its record has them: path, statistic and description.
+# The client's times that engine.server.most_late_ms limits: path in its notes, statistic, text.
 BOUNDED_TIMES = (
     ("lag_ms", "p99", "its event loop woke {} ms late (99th percentile)"),
     ("late_ms", "p99", "its sends were {} ms late (99th percentile)"),
@@ -54,7 +54,7 @@ def _bottleneck_text(description: str, value: float, max_late_ms: float) -> str:
 
 
 def client_time(client: Json, path: str, key: str) -> float | None:
-    """Return one of a client's times (``path.key``, ms), or None if it was not measured."""
+    """Return the time at ``path.key`` in a client's notes (ms), or None if not measured."""
     value: Any = client
     for name in (*path.split("."), key):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -82,7 +82,7 @@ class ServerArm:
         return median(known) if len(known) == len(values) else None
 
     def client(self, path: str, key: str) -> float | None:
-        """Return the median over the runs of one of the client's times."""
+        """Return the median of a client's time over the runs (ms), or None if not measured."""
         notes = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
         times = [client_time(client, path, key) for _, client in notes]
         known = [time for time in times if time is not None]
@@ -149,7 +149,7 @@ class ServerArm:
         cached, sharing = self.counter("tokens.cached"), self.runs[0].notes.get("sharing")
         if cached is None or sharing is None:
             return
-        # A server may share single tokens, where the workload counts whole blocks.
+        # The workload counts shared tokens in whole blocks, but a server may share single tokens.
         max_shared_tokens = sharing["shared_tokens"] + self._requests() * sharing["block_size"]
         if cached > max_shared_tokens:
             yield (
@@ -162,7 +162,7 @@ class ServerArm:
 
 
 def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) -> list[ServerArm]:
-    """Return the arms that are servers, among ``arms`` or all of them."""
+    """Return the arms that are servers, among ``arms`` or, if None, among all arms."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         selected = arms is None or record.arm in arms
@@ -172,7 +172,10 @@ def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) ->
 
 
 def caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the caveats on arms that are servers; the control repeats the baseline's."""
+    """Yield the caveats on arms that are servers, without the control.
+
+    The control's caveats would repeat those of the baseline.
+    """
     for server_arm in server_arms([record for record in records if record.role != "control"]):
         yield from server_arm.caveats()
 
