@@ -1,1 +1,1 @@
-"""Exact tests, intervals, power and interim analysis; imports nothing else of labkit."""
+"""Exact tests, intervals, power and interim analysis. Imports no other part of labkit."""

@@ -1,10 +1,10 @@
 """Bimodality: do runs fall into a fast and a slow mode, and does a mode favour an arm?
 
-Modes are reported and never dropped: relaunching "until fast" would bias the result. Each
-arm's runs are taken relative to the arm's median, so that an effect is not mistaken for a
-mode. The widest gap between neighbouring values splits the runs if it is far wider than the
-standard deviation on both sides. R. A. Fisher's exact test (scipy) tells whether an arm has
-more runs above the gap than the baseline.
+Runs of a slow mode are reported and never dropped: relaunching "until fast" would bias the result.
+Each arm's median is subtracted from its runs, so that an effect is not mistaken for a mode. The
+widest gap between neighbouring values splits the runs into two modes if it is far wider than the
+standard deviation within each mode. R. A. Fisher's exact test (scipy) tests whether an arm and the
+baseline differ in their share of runs above the gap.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MIN_RUNS_PER_MODE = 3
 class Bimodality:
     """Two modes, ``gap_pct`` percent apart.
 
-    ``above_gap`` counts each arm's runs in the upper mode, ``total`` all of its runs.
-    ``fisher_p`` is the p of each arm against the baseline.
+    For each arm, ``above_gap`` is the number of its runs in the upper mode, ``total`` the number of
+    all its runs, and ``fisher_p`` the p of its comparison with the baseline.
     """
 
     above_gap: Mapping[str, int]
@@ -36,7 +36,10 @@ class Bimodality:
 
 
 def find_modes(values: Mapping[str, Floats], baseline: str) -> Bimodality | None:
-    """Split the log values of all arms' runs into two modes; return None if there is one mode."""
+    """Split the log values of all arms' runs into two modes, or return None.
+
+    None means that there is one mode or that there are too few runs to tell.
+    """
     centred = {arm: v - np.median(v) for arm, v in values.items() if len(v)}
     pool = np.sort(np.concatenate(list(centred.values()))) if centred else np.empty(0)
     if baseline not in centred or len(pool) < 2 * MIN_RUNS_PER_MODE + 2:
@@ -68,7 +71,7 @@ def fisher_p(
     alternative: Literal["two-sided", "less", "greater"] = "two-sided",
 ) -> float:
     """Return Fisher's exact p of ``hits``/``total`` against ``other_hits``/``other_total``."""
-    from scipy.stats import fisher_exact  # loads slowly, and most studies have no modes
+    from scipy.stats import fisher_exact  # slow to import, and needed only for runs with two modes
 
     table = np.array([[hits, total - hits], [other_hits, other_total - other_hits]])
     return float(fisher_exact(table, alternative=alternative).pvalue)

@@ -4,18 +4,19 @@ The runs of the two studies were never interleaved, so no relabelling may move a
 study to the other: whatever the machine did to a whole study would look like a change of the
 code. Within its blocks, each study did randomise which runs are the arm's and which are the
 baseline's. So the estimand is the difference of differences on the log scale: "arm minus
-baseline" in the new study less "arm minus baseline" in the old one. Whatever slows a whole
-study cancels, be it by 15 % or by 50 %.
+baseline" in the new study less "arm minus baseline" in the old one. Anything that slows a whole
+study cancels, whether by 15 % or by 50 %.
 
-The test relabels both studies at once, each within its blocks. Under "the effect changed by
-``d``" one unknown is left, the effect itself. It is estimated under that hypothesis from both
-studies, weighted by their precision, and subtracted before relabelling (D. Freedman and
-D. Lane, 1983, on residuals of the reduced model). Everything after that is linear in ``d``,
-so the interval inverts the test through its breakpoints, as in :mod:`.effect_size`.
+The test relabels both studies at once, each within its blocks. Under the hypothesis "the effect
+changed by ``d``", one unknown remains: the arm's effect itself. It is estimated under that
+hypothesis from both studies, weighted by their precision, and subtracted before relabelling
+(D. Freedman and D. Lane, 1983, on residuals of the reduced model). All later steps are linear in
+``d``, so the interval inverts the test through its breakpoints, as in :mod:`.effect_size`.
 
-In each study, the part of the runs' noise that follows the arm-blind probe of the same
-process is removed by a regression through block means, refitted at every ``d``
-(P. R. Rosenbaum, 2002, *Statistical Science* 17). Labels are independent of both.
+The machine probe times fixed kernels in each run's process before the arm is loaded. In each study,
+a regression through block means, refitted at every ``d``, removes the part of the runs' noise that
+follows the probe (P. R. Rosenbaum, 2002, *Statistical Science* 17). The labels were randomised
+independently of probe and noise.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class StudyEffect:
 
     ``null_distribution``, float64 [relabellings], holds the estimates; element 0 is the observed
     one. ``label_correlation``, float64 [relabellings], is the share of a true effect that each
-    relabelling would report; element 0 is 1. ``variance`` of the estimate has
-    ``degrees_of_freedom``.
+    relabelling would report; element 0 is 1. ``variance`` is the variance of the estimate, with
+    ``degrees_of_freedom`` degrees of freedom.
     """
 
     null_distribution: Floats
@@ -69,7 +70,7 @@ def estimate_effect(
     baseline, arm
         Log values, float64 [blocks, runs].
     probe
-        Log probes of the same runs, the baseline's and the arm's, or None if one is unknown.
+        Log probes of the baseline's and of the arm's runs, or None if a run has no probe.
     """
     blocks, runs = baseline.shape
     labels = relabellings(blocks, runs)
@@ -80,7 +81,7 @@ def estimate_effect(
     if probe is not None and df - 1 >= MIN_RESIDUAL_DF:
         slope = _centred(pool_by_block(*probe)[:, None], blocks)[:, 0]
         squares = float(slope @ slope)
-        if squares > 1e-24:  # arms that share a process share its probe: nothing to remove
+        if squares > 1e-24:  # it is 0 if the arms share a process and so its probe
             columns = columns - np.outer(slope, slope @ columns) / squares
             df -= 1
     values, shift = columns.T
@@ -140,7 +141,10 @@ class EffectChange:
         return min(1.0, 2.0 / self.count)
 
     def mde_pct(self, alpha: float) -> float | None:
-        """Return the smallest change (percent) detectable at ``alpha`` with 80 % power, or None."""
+        """Return the smallest change (percent) detectable at ``alpha`` with 80 % power.
+
+        None if there are no degrees of freedom or p cannot reach ``alpha``.
+        """
         if self.degrees_of_freedom < 1 or self.min_p > alpha:
             return None
         quantiles = stdtrit(self.degrees_of_freedom, 1 - alpha / 2) + stdtrit(
@@ -170,12 +174,15 @@ def effect_change(old: StudyEffect, new: StudyEffect) -> EffectChange:
 def _weight_of_new(old: StudyEffect, new: StudyEffect) -> float:
     """Return the new study's weight in the common effect: its share of the precision."""
     both = old.variance + new.variance
-    return old.variance / both if both > 0 else 0.5  # also if a variance is unknown (NaN)
+    return old.variance / both if both > 0 else 0.5  # 0.5 even if a variance is unknown (NaN)
 
 
 @lru_cache(maxsize=8)
 def _pairs(old: int, new: int) -> tuple[NDArray[np.intp], NDArray[np.intp], bool]:
-    """Pair the studies' relabellings, (0, 0) first: all up to 300,000 pairs, else 100,000 draws."""
+    """Return pairs of the studies' relabellings, (0, 0) first, and whether these are all pairs.
+
+    Above 300,000 pairs, 100,000 are drawn at random.
+    """
     if old * new <= MAX_ENUMERATED:
         before, after = np.divmod(np.arange(old * new), new)
         return before, after, True

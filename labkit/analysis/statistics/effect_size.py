@@ -18,8 +18,8 @@ Two arms are equivalent when that interval lies inside the margin. This is the t
 tests procedure (TOST) of D. J. Schuirmann (1987) with shifted permutation tests, each at half
 of alpha: both "the effect is at most the lower margin" and "the effect is at least the upper
 margin" must be rejected. With half of alpha, one simultaneous interval supports every claim:
-faster or slower where it excludes 0, equivalent where it lies inside the margin, and at most
-alpha of all studies make a wrong claim anywhere in the family. (At alpha each, a family would
+faster or slower if it excludes 0, equivalent if it lies inside the margin. At most a share
+alpha of all studies makes a wrong claim anywhere in the family. (At alpha each, a family would
 spend alpha twice, once on differences and once on equivalence.) ``p`` is the level at which
 the interval just lies inside the margin.
 """
@@ -58,8 +58,8 @@ class Breakpoints:
     """The shift at which each relabelling reaches the observed statistic.
 
     ``sorted`` is float64 [count - n_observed], ascending. ``n_observed`` relabellings equal
-    the observed one (1, or more in a sample); they reach it at every shift and are left out
-    of ``sorted``. ``count`` is the number of all relabellings.
+    the observed one (1, or more in a sample). They reach the observed statistic at every shift,
+    so ``sorted`` leaves them out. ``count`` is the number of all relabellings.
     """
 
     sorted: Floats
@@ -104,7 +104,7 @@ class ReferenceSet(Protocol):
 
 
 def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
-    """Return the breakpoints of a null distribution, float64 [relabellings]."""
+    """Return the breakpoints of ``null_distribution``, float64 [relabellings], observed first."""
     gap = 1.0 - labels.label_correlation  # c_0 = 1
     other = gap > 1e-9
     points = (null_distribution[0] - null_distribution[other]) / gap[other]
@@ -116,7 +116,7 @@ def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
 def confidence_interval(
     baseline: Floats, arm: Floats, alpha: float = 0.05
 ) -> tuple[float, float] | None:
-    """Return the interval of the shift at level ``1 - alpha``, or None if p cannot reach alpha.
+    """Return the shift's interval at level ``1 - alpha``, or None if p cannot reach ``alpha``.
 
     Parameters
     ----------
@@ -130,14 +130,19 @@ def confidence_interval(
 
 @dataclass(frozen=True)
 class Equivalence:
-    """``p`` of the two one-sided tests; any difference is at most ``bound_pct`` percent."""
+    """The result of an equivalence test.
+
+    ``p`` is that of the two one-sided tests. ``bound_pct`` is the size in percent of the interval
+    limit that is further from 0: any difference is at most that large. None if the interval is
+    unbounded.
+    """
 
     p: float
     bound_pct: float | None
 
 
 class ShiftTest(Protocol):
-    """A test of every shift: its p-values and its interval."""
+    """A test that gives p-values for any hypothetical shift, and the interval."""
 
     def p_greater(self, shift: float) -> float:
         """One-sided p of "the effect is at most ``shift``" against "it is above"."""
@@ -150,7 +155,10 @@ class ShiftTest(Protocol):
 
 
 def equivalence_test(shifts: ShiftTest, margin_pct: float, alpha: float) -> Equivalence:
-    """Test whether the effect lies within plus or minus ``margin_pct`` percent."""
+    """Test whether the effect lies within plus or minus ``margin_pct`` percent.
+
+    The bound comes from the interval at level ``1 - alpha``.
+    """
     p = 2.0 * max(
         shifts.p_greater(to_log_ratio(-margin_pct)),
         shifts.p_less(to_log_ratio(margin_pct)),

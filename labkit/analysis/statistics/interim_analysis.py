@@ -1,11 +1,11 @@
 """Interim analysis: predeclared looks at the data that may stop a study early.
 
 Looks are numbers of blocks, declared before the first run. Each look spends a fixed part of
-alpha; the parts sum to alpha (C. E. Bonferroni), so the chance of a false claim stays below
-alpha however many looks are taken. At a look, the test and the interval use that look's part
-alone. There is no other early stopping. Between looks, before the end, and after blocks were
-added to a study whose results had already been shown (an undeclared look), effects are
-estimated and nothing is claimed.
+alpha. The parts sum to at most alpha (C. E. Bonferroni), so the chance of a false claim does not
+exceed alpha, whatever the number of looks. At a look, the test and the interval use that look's
+part alone. There is no other early stopping. Between looks, before the end, and after blocks were
+added to a study whose results had already been shown (an undeclared look), effects are estimated
+and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
 
 
 def alpha_at(looks: Sequence[InterimLook], blocks: int, alpha: float) -> float:
-    """Return the level of a test after ``blocks`` blocks.
+    """Return the significance level of a test after ``blocks`` blocks.
 
-    It is ``alpha`` in a design without looks, a look's own part at that look, and 0 anywhere
-    else: a claim between two looks would be an undeclared look.
+    Without looks it is ``alpha``. With looks it is the part of the look declared at ``blocks``, or
+    0 if there is none, because a claim between two looks would be an undeclared look.
     """
     if not looks:
         return alpha
@@ -59,7 +59,7 @@ def withheld_reason(
     Parameters
     ----------
     planned
-        Number of blocks of the design (up to the next look, where it has looks).
+        Number of blocks of the design, or up to the next look if the design has looks.
     shown
         Numbers of blocks after which results were shown.
     """

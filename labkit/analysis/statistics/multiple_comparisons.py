@@ -46,7 +46,7 @@ class InvertedTest:
 
     ``lower_breakpoints`` and ``upper_breakpoints``, float64 [relabellings], ascending, are the
     shifts below and above ``mean_difference`` up to which each relabelling counts against
-    rejecting. ``n_families`` such families share alpha (C. E. Bonferroni).
+    rejecting. Alpha is divided among ``n_families`` families (C. E. Bonferroni).
     """
 
     mean_difference: float
@@ -87,7 +87,7 @@ class RowPermutations:
     """One row's statistics under all relabellings of a blocked design.
 
     ``null_distribution`` is float64 [relabellings]: mean differences, the observed one first.
-    ``sum_of_squares`` is that of the row's log values within blocks.
+    ``sum_of_squares`` is the sum of squared deviations of log values from their block means.
     """
 
     labels: Relabellings
@@ -125,19 +125,19 @@ class RowPermutations:
 
     @property
     def at_least_observed(self) -> NDArray[np.bool_]:
-        """Whether a relabelling's statistic is at least the observed one, bool [relabellings]."""
+        """Whether each relabelling's statistic reaches the observed one, bool [relabellings]."""
         sizes = np.abs(self.null_distribution)
         return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=0.0)))
 
     def inverted_test(self, others: Floats | None = None, times: int = 1) -> InvertedTest:
-        """Return the row's test at every shift.
+        """Return the row's test as a function of the shift.
 
         Parameters
         ----------
         others : float64 [relabellings] or None
             The largest of the other rows' :attr:`residual_statistics`; None if there are none.
         times
-            Number of families that share alpha.
+            Number of families among which alpha is divided.
         """
         distances = self._distances()
         if others is not None:
@@ -166,11 +166,12 @@ class RowPermutations:
         return residual if residual > 1e-13 * self.sum_of_squares else 0.0
 
     def _distances(self) -> list[Floats]:
-        """Return how far below and above the mean difference each relabelling counts.
+        """Return the distances below and above the mean difference at which relabellings count.
 
         At ``mean_difference +- e``, relabelling ``j`` has the statistic ``d_j -+ e c_j``, where
-        ``d_j`` is its own after the mean difference is subtracted. It is at least ``e`` up to
-        the larger of ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``, and mirrored below.
+        ``d_j`` is its statistic after the mean difference is subtracted. Its size is at least ``e``
+        for every ``e`` up to the larger of ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``. The two
+        sides mirror each other.
         """
         correlation = self.labels.label_correlation
         residual = self.null_distribution - self.mean_difference * correlation
@@ -186,8 +187,8 @@ class RowPermutations:
     def _distance(self, sizes: Floats) -> Floats:
         """Return the distance at which the observed standardised statistic equals each size.
 
-        With ``R2 = size^2 / bound`` (the share of squares that the effect explains) it is
-        ``sqrt(R2 / (1 - R2) * residual squares / weight)``.
+        With ``R2 = size^2 / bound`` (the share of squares that the effect explains), the distance
+        is ``sqrt(R2 / (1 - R2) * residual squares / weight)``.
         """
         explained = np.minimum(sizes**2 / self._bound, 1.0)
         gap = 1.0 - explained
@@ -196,7 +197,10 @@ class RowPermutations:
 
 
 def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
-    """Return, for each row, the largest residual statistic of any other row."""
+    """Return, for each row, the largest residual statistic of any other row per relabelling.
+
+    Each is float64 [relabellings]; a family of one row gives None.
+    """
     if len(tests) == 1:
         return [None]
     sizes = np.stack([test.residual_statistics for test in tests])
@@ -208,7 +212,7 @@ def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
 
 
 def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float]:
-    """Return the level at which each row alone is tested while the family spends ``alpha``.
+    """Return each row's own significance level in a family that spends ``alpha``.
 
     The critical value of the largest residual statistic over all rows is converted to a level
     of Student's t with each row's degrees of freedom. All levels are 0.0 if the family cannot
@@ -245,9 +249,9 @@ def holm(p: Sequence[float]) -> list[float]:
 def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[float]]:
     """Adjust the p-values of "no effect" over the rows of many cells by single-step max-T.
 
-    The first of 100,000 joint draws combines the observed labels of all cells.
-    Each p is that of :meth:`RowPermutations.inverted_test` at 0, with the rows of all cells as
-    other rows.
+    Each p is that of :meth:`RowPermutations.inverted_test` at shift 0, with the rows of all cells
+    as the other rows. 100,000 joint relabellings are drawn; the first has the observed labels of
+    all cells.
     """
     top, second = (np.full(JOINT_DRAWS, -np.inf) for _ in range(2))
     leader = np.full(JOINT_DRAWS, -1)  # the cell with the largest statistic of each draw
@@ -266,7 +270,7 @@ def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[floa
 def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray[np.int64]]:
     """Yield each cell's part of the joint draws; every call yields the same draws.
 
-    They are not kept, because they take 0.8 MB per cell.
+    Draws are generated again instead of stored, because they take 0.8 MB per cell.
     """
     rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
     for tests in cells:

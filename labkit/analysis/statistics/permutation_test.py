@@ -102,9 +102,8 @@ class Relabellings:
     def restrict_to_blocks(self, positions: Sequence[int]) -> Relabellings:
         """Return the same relabellings, in the same order, restricted to some blocks.
 
-        A row of a table that lacks a block is tested with these. Blocks are relabelled
-        independently, so its test stays exact and still shares every relabelling with the
-        complete rows.
+        The result tests a row that lacks a block. Blocks are relabelled independently, so the
+        test stays exact and still shares every relabelling with the complete rows.
         """
         if len(positions) == self.blocks:
             return self

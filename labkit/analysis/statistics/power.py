@@ -2,10 +2,10 @@
 
 With run-to-run standard deviation ``s`` on the log scale, ``b`` blocks of ``r`` runs of each
 arm give the mean difference the standard error ``s sqrt(2 / (b r))``. The minimum detectable
-effect (MDE) is the one that the verdict's own test, adjusted for the family, finds in 80 of
-100 studies. It is as many standard errors as make Student's noncentral t, with the
-``b (2 r - 1) - 1`` degrees of freedom that blocks and arms leave, exceed the critical value
-with probability 0.8 (J. Cohen 1988, section 2.4).
+effect (MDE) is the one that the verdict's own test, adjusted for the family, detects in 80 of
+100 studies. In standard errors, it is the noncentrality at which Student's noncentral t exceeds
+the critical value with probability 0.8 (J. Cohen 1988, section 2.4). Blocks and arms leave t
+``b (2 r - 1) - 1`` degrees of freedom.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def degrees_of_freedom(blocks: int, runs: int) -> int:
 
 
 def mde_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | None:
-    """Return the effect (percent) that 80 of 100 studies detect, or None if none can.
+    """Return the smallest effect (percent) that 80 of 100 studies detect, or None.
 
-    ``alpha_row`` is the level at which the row alone is tested where a family of rows and arms
-    shares alpha (:func:`.multiple_comparisons.per_row_alphas`).
+    ``alpha_row`` is the row's own level in a family of rows and arms that shares alpha
+    (:func:`.multiple_comparisons.per_row_alphas`). None if that level is not between 0 and 1, or
+    if no degree of freedom is left.
     """
     df = degrees_of_freedom(blocks, runs)
     if df < 1 or not 0 < alpha_row < 1:
@@ -65,28 +66,28 @@ def mde_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | None
 
 
 def single_row_mde_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | None:
-    """Return :func:`mde_pct` of a row tested alone; None also if its p cannot reach alpha."""
+    """Return :func:`mde_pct` for a row tested alone, or None if its p cannot reach ``alpha``."""
     return None if min_p(blocks, runs) > alpha else mde_pct(sd, blocks, runs, alpha)
 
 
 def one_minute_mde_pct(sd: float, block_s: float, runs: int) -> float | None:
-    """Return :func:`single_row_mde_pct` at alpha 0.05 of one minute of blocks.
+    """Return the smallest effect (percent) that a row's test detects in one minute, or None.
 
-    A block takes ``block_s`` seconds. None if a minute holds too few blocks.
+    Alpha is 0.05, and a block takes ``block_s`` seconds. None if a minute holds too few blocks.
     """
     return single_row_mde_pct(sd, int(SECONDS_PER_MINUTE // block_s), runs, ONE_MINUTE_ALPHA)
 
 
 def min_blocks_to_claim(runs: int) -> int:
-    """Return the number of blocks that a claim needs: 3 of 2 runs of each arm, or 6 of 1 run."""
+    """Return the number of blocks that a claim needs: 6 with one run per arm and block, else 3."""
     return 6 if runs == 1 else 3
 
 
 def blocks_needed(sd: float, runs: int, alpha: float, effect_pct: float) -> int | None:
     """Return the smallest number of blocks that detects ``effect_pct``, or None above 1,000.
 
-    ``alpha`` is that of the row alone, as in :func:`single_row_mde_pct`. ``effect_pct`` may have
-    either sign; a decrease is judged by the size of its log ratio.
+    ``alpha`` is the level of a row tested alone, as in :func:`single_row_mde_pct`. ``effect_pct``
+    may have either sign; a decrease is judged by the size of its log ratio.
     """
     target = to_percent(abs(to_log_ratio(effect_pct)))
     low, high = 1, MAX_BLOCKS

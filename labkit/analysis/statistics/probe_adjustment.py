@@ -1,8 +1,8 @@
-"""Covariate adjustment by the arm-blind probe.
+"""Covariate adjustment by the arm-blind machine probe.
 
 The probe times fixed kernels in each process before the arm's path is loaded. For every
-supposed effect ``delta``, the arm's values are shifted back by it, the part that follows the
-probe is removed by a regression through block means (``theta = sum(dv dp) / sum(dp^2)`` over
+hypothetical effect ``delta``, ``delta`` is subtracted from the arm's values, the part that follows
+the probe is removed by a regression through block means (``theta = sum(dv dp) / sum(dp^2)`` over
 the runs' deviations from their block's mean), and the permutation test is applied to the
 residuals: the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17,
 section 3). Labels do not enter the fit, so under ``delta`` the test is exact.
@@ -40,7 +40,7 @@ class ProbeAdjustedEffect:
 
 
 def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjustedEffect | None:
-    """Compare an arm with the baseline after the probe's part is removed.
+    """Compare an arm with the baseline after removing the part that follows the probe.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjuste
     Returns
     -------
     ProbeAdjustedEffect or None
-        None if the probe does not vary within the blocks, or separates the arms.
+        None if the probe does not vary within the blocks, or separates the arms completely.
     """
     _, blocks, runs = values.shape
     indicator = np.stack([np.zeros((blocks, runs)), np.ones((blocks, runs))])
@@ -81,8 +81,8 @@ def _within(values: Floats, blocks: int) -> Floats:
 def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
     """Return the smallest shift whose one-sided p is above ``alpha / 2``, or None.
 
-    Relabelling ``j`` reaches the observed statistic at shifts above its breakpoint
-    ``(a_0 - a_j) / (c_0 - c_j)``, or below it if ``c_j`` exceeds ``c_0``.
+    Relabelling ``j`` reaches the observed statistic at shifts above the breakpoint
+    ``(a_0 - a_j) / (c_0 - c_j)``, or, if ``c_j`` exceeds ``c_0``, at shifts below that breakpoint.
     """
     gap = c[0] - c
     rising, falling = gap > 1e-9, gap < -1e-9
@@ -101,8 +101,8 @@ def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
 def noise_correlation(values: Floats, probe: Floats) -> float:
     """Return the correlation of values and probe within blocks, -1 to 1.
 
-    Labels do not enter: which run belongs to which arm is not used, so an effect of an arm can
-    only hide a correlation.
+    The computation does not use which run belongs to which arm, so an arm's effect can only hide a
+    correlation.
 
     Parameters
     ----------
