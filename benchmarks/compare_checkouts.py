@@ -2,8 +2,8 @@
 
     python benchmarks/compare_checkouts.py OLD NEW path/to/an/mlx_lm/model [--pairs 16]
 
-Two processes, one of each checkout, live at the same time and take turns. Each serves a batch of
-requests per turn, in random order, so that what the machine does within a second happens to both. A
+Two processes, one of each checkout, live at the same time and take turns in random order. In a turn
+a process serves a batch of requests, so that a disturbance of a second or more affects both. A
 pair of processes gives one number per case, the median of its ten ratios. The table shows the mean
 over pairs, its 95 % interval and the range. Make a checkout with ``git worktree add``, for example;
 each compiles into its own cache beside the model's folder.
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Requests, prompt tokens, output tokens. With one output token the prompts are timed.
+# Requests, prompt tokens, output tokens. Cases with one output token time the prefill.
 CASES = {
     "prefill of 512": (1, 512, 1),
     "decode, 1 stream": (1, 32, 32),
@@ -54,12 +54,12 @@ def main() -> int:
 
 
 def pair(old: Path, new: Path, model: Path) -> dict[str, float]:
-    """Return, for each case, the median ratio of one pair of processes."""
+    """Return the speed of the new checkout relative to the old, by case: a pair's median ratio."""
     trees = {tree: start(tree, model) for tree in random.sample([old, new], 2)}
     ratios: dict[str, list[float]] = {case: [] for case in CASES}
     try:
         for process in trees.values():
-            answer(process)  # it is ready
+            answer(process)  # the line that says it is ready
         for _ in range(TURNS):
             for case in CASES:
                 seconds = {tree: ask(trees[tree], case) for tree in random.sample([old, new], 2)}
@@ -84,7 +84,7 @@ def start(tree: Path, model: Path) -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], case: str) -> float:
-    """Have a process serve a case; return its seconds."""
+    """Let a process serve a case, and return the seconds that it measured."""
     assert process.stdin is not None
     process.stdin.write(f"{case}\n")
     process.stdin.flush()
@@ -126,7 +126,7 @@ def server(model: Path) -> Callable[[str], float]:
     rng, served = np.random.default_rng(0), 0
 
     def serve(case: str) -> float:
-        """Return the seconds of prefill for one output token, else those of decoding."""
+        """Return the seconds of prefill if the case has one output token, else of decoding."""
         nonlocal served
         count, prompt, output = CASES[case]
         for _ in range(count):
@@ -146,7 +146,7 @@ def server(model: Path) -> Callable[[str], float]:
 
 
 def interval(ratios: list[float]) -> str:
-    """Return the geometric mean and its 95 % interval by Student's t."""
+    """Return the geometric mean and its 95 % interval (Student's t) as text."""
     import numpy as np
     from scipy import stats
 

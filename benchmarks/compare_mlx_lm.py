@@ -2,7 +2,7 @@
 
 Every run is a fresh process; the arms of a scenario alternate, and the table shows medians
 over rounds, their ratio, the ratios of the single rounds, and the target. mlx_lm runs on
-OpenBLAS with the thread count that is its best in one run of each. Run as
+OpenBLAS with its best thread count, found with one run of each count. Run as
 ``python benchmarks/compare_mlx_lm.py``; ``--quick`` is one round, ``--only TEXT`` picks scenarios,
 ``--json FILE`` writes every figure.
 """
@@ -30,7 +30,7 @@ HOST_TARGET, OUTSIDE_TARGET = 0.15, 0.03
 
 @dataclass(frozen=True)
 class Scenario:
-    """A workload on a model, and how many times mlx_lm's tokens per second are wanted."""
+    """A workload on a model; ``target``: the required ratio to mlx_lm's tokens per second."""
 
     name: str
     overrides: tuple[str, ...]
@@ -43,12 +43,12 @@ SCENARIOS = (
     Scenario("uniform, tiny", ("model=tiny", "workload=uniform"), 2.5),
     Scenario("uniform, small", ("model=small", "workload=uniform"), 2.5),
 )
-# Three requests of very different lengths: all at once against one after the other.
+# Three requests of very different lengths, served all at once and one after the other.
 CASES = tuple(
     Scenario(f"case study, {model}", (f"model={model}", "workload=case_study"), 1.0)
     for model in ("tiny", "small")
 )
-# Where the share of the step that is not the model's forward is judged.
+# The scenario with a target for the share of host time in a step.
 HOST_SCENARIO = "ragged, small"
 
 
@@ -84,7 +84,7 @@ def run(overrides: Sequence[str]) -> dict[str, float]:
 
 
 def child() -> None:
-    """Serve the experiment given on standard input; print the figures."""
+    """Serve the experiment given on standard input and print its figures as JSON."""
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.cpu import thread_pool
@@ -101,7 +101,7 @@ def child() -> None:
     measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}
-    # From the first request to the last token, without what is reported afterwards.
+    # From the first request to the last token, without the reporting afterwards.
     wall_ms = 1e3 * len(served.notes["requests"]) / metrics["request_s"]
     counters = measurement.counters
     print(
@@ -119,7 +119,7 @@ def child() -> None:
 
 
 def thread_counts() -> list[int]:
-    """Return the powers of two up to the number of cores, and that number."""
+    """Return the powers of two up to the number of cores, and the number of cores."""
     from labkit.machine.worker_environment import core_count
 
     cores = core_count()
@@ -127,7 +127,7 @@ def thread_counts() -> list[int]:
 
 
 def best_threads(overrides: Sequence[str]) -> tuple[int, dict[int, float]]:
-    """Return mlx_lm's best thread count for a workload, and what each one gave."""
+    """Return mlx_lm's best thread count for a workload, and tokens per second by thread count."""
     speeds = {
         threads: run([*overrides, f"engine={THEIRS}", f"engine.threads={threads}"])[TOKENS]
         for threads in thread_counts()
@@ -136,7 +136,7 @@ def best_threads(overrides: Sequence[str]) -> tuple[int, dict[int, float]]:
 
 
 def alternate(arms: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Run every arm once per round, in an order that turns from round to round."""
+    """Run every arm once per round. The order is reversed in every other round."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for number in range(rounds):
         for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
@@ -147,7 +147,7 @@ def alternate(arms: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dic
 def compare(
     ours: list[dict[str, float]], theirs: list[dict[str, float]], target: float | None
 ) -> dict[str, Any]:
-    """Return medians, ratio of medians and the ratios of the rounds."""
+    """Return the medians, their ratio, each round's ratio, and whether the target was met."""
     ratios = [a[TOKENS] / b[TOKENS] for a, b in zip(ours, theirs, strict=True)]
     medians = [statistics.median(entry[TOKENS] for entry in side) for side in (ours, theirs)]
     ratio = medians[0] / medians[1]
@@ -156,13 +156,13 @@ def compare(
 
 
 def share(entries: list[dict[str, float]], name: str, target: float | None) -> dict[str, Any]:
-    """Return the median of a share of time, to stay under ``target``."""
+    """Return the median of a share of time, and whether it is below ``target``."""
     value = statistics.median(entry[name] for entry in entries)
     return {"share": value, "target": target, "met": None if target is None else value < target}
 
 
 def against_mlx_lm(scenario: Scenario, rounds: int) -> dict[str, Any]:
-    """Measure one scenario: ours with all cores, theirs with its best thread count."""
+    """Measure a scenario: labkit with all cores, mlx_lm with its best thread count."""
     threads, speeds = best_threads(scenario.overrides)
     arms = {
         OURS: (*scenario.overrides, f"engine={OURS}"),
@@ -181,7 +181,7 @@ def against_mlx_lm(scenario: Scenario, rounds: int) -> dict[str, Any]:
 
 
 def together(scenario: Scenario, rounds: int) -> dict[str, Any]:
-    """Measure both engines with all requests at once, and one after the other."""
+    """Measure each engine with all requests at once and with one request after the other."""
     threads, _ = best_threads(scenario.overrides)
     engines = {OURS: (f"engine={OURS}",), THEIRS: (f"engine={THEIRS}", f"engine.threads={threads}")}
     arms = {
@@ -201,7 +201,7 @@ def together(scenario: Scenario, rounds: int) -> dict[str, Any]:
 
 
 def head(first: str, second: str) -> None:
-    """Print the columns' names."""
+    """Print the table's header line; ``first`` and ``second`` name the compared sides."""
     print(f"\n{'scenario':28}{first:>10}{second:>10}{'ratio':>8}   {'rounds':16}target")
 
 
@@ -218,12 +218,12 @@ def row(name: str, result: dict[str, Any]) -> str:
 
 
 def verdict(met: bool | None) -> str:
-    """Say whether a target was met."""
+    """Return ``met`` or ``missed``, or an empty string without a target."""
     return "" if met is None else "met" if met else "missed"
 
 
 def show_shares(name: str, result: dict[str, Any]) -> None:
-    """Print how much of the time either engine spends outside the model."""
+    """Print the share of time that each engine spends outside the model."""
     host, outside = result["host"], result["outside"]
     wanted = "" if host["target"] is None else f" (under {host['target']:.0%}: "
     wanted += verdict(host["met"]) + ")" if wanted else ""
@@ -250,7 +250,10 @@ def main() -> None:
 
 
 def measure(rounds: int, only: str, target: Path | None) -> None:
-    """Measure and show, while no other study is timing on this host."""
+    """Measure and print the scenarios whose names contain ``only``, under the timing lock.
+
+    ``target``: the file for all figures, or None.
+    """
     from labkit import app
     from labkit.experiment.file_locks import timing_lock
 

@@ -4,12 +4,12 @@
 
 Decode is limited by memory: its K and V bytes per second against the best reading rate.
 Prefill is limited by arithmetic: its useful causal FLOP per second against sgemm of NumPy's
-OpenBLAS, a product of one thread on every core at once. Limits are measured in the same process,
-alternating with the kernels round by round; each figure is a median of rounds, a limit the best
-of them, and the paired share the median of each round's own. Decode takes turns between KV pools
-of float32, float16 and bfloat16. MLX's own ``scaled_dot_product_attention`` gets equal work on
-contiguous arrays, with OpenBLAS under it, in a process of its own: two spinning thread pools slow
-each other.
+OpenBLAS, with one single-threaded product on every core at once. Limits are measured in the same
+process, alternating with the kernels round by round. A kernel's figure is the median of rounds, a
+limit is the best round, and the paired share is the median of the shares within each round. Decode
+alternates between KV pools of float32, float16 and bfloat16. MLX's own
+``scaled_dot_product_attention`` gets equal work on contiguous arrays, with OpenBLAS under it, in a
+process of its own: two spinning thread pools slow each other.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SGEMM_SIZE = 2048
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Return how long one call takes."""
+    """Return the seconds that one call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def reader(array: np.ndarray) -> Callable[[], object]:
-    """Return a function that reads ``array`` on all threads: the memory probe."""
+    """Return a function that reads ``array`` with all threads, to measure the reading rate."""
     from numba import get_num_threads
 
     from labkit.cpu.roofline_peaks import read_memory
@@ -48,7 +48,7 @@ def reader(array: np.ndarray) -> Callable[[], object]:
 
 
 def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="float32"):
-    """Return (function that attends, its K pool): sequences on shuffled blocks of 16."""
+    """Return a function that computes attention on shuffled blocks of 16, and its K pool."""
     from labkit.cpu import kv_dtypes
     from labkit.engine import attention
 
@@ -78,7 +78,7 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="f
 
 
 def measure_decode(rounds: int) -> Iterator[dict]:
-    """Yield GB/s of decode attention beside GB/s of reading."""
+    """Yield, by case and KV dtype, the GB/s of decode attention and of plain reading."""
     for sequences, context, heads, kv_heads, head_dim in DECODE:
         shape = (sequences, 1, context, heads, kv_heads, head_dim)
         attends, pools = zip(*(launcher(*shape, kind) for kind in KV_DTYPES), strict=True)
@@ -100,7 +100,7 @@ def measure_decode(rounds: int) -> Iterator[dict]:
 
 
 def multiplier() -> Callable[[], object]:
-    """Return a function that multiplies ``SGEMM_SIZE`` matrices on every core, a thread each."""
+    """Return a function that runs one product of ``SGEMM_SIZE`` matrices per core, in parallel."""
     from concurrent.futures import ThreadPoolExecutor
 
     from labkit.machine.worker_environment import core_count
@@ -113,7 +113,7 @@ def multiplier() -> Callable[[], object]:
 
 
 def measure_prefill(rounds: int) -> Iterator[dict]:
-    """Yield useful GFLOP/s of prefill attention beside GFLOP/s of sgemm."""
+    """Yield, by case, the useful GFLOP/s of prefill attention and the GFLOP/s of sgemm."""
     from labkit.machine.worker_environment import core_count
 
     multiply = multiplier()
@@ -136,7 +136,7 @@ def measure_prefill(rounds: int) -> Iterator[dict]:
 
 
 def measure_mlx(rounds: int) -> Iterator[dict]:
-    """Yield the time of MLX's attention on the same work, contiguous."""
+    """Yield, by case, the time of MLX's attention on contiguous arrays of the same shape."""
     from labkit.machine import openblas_for_mlx
     from labkit.machine.worker_environment import core_count
 

@@ -36,7 +36,7 @@ SECONDS_PER_CASE = 0.05
 
 
 def typical_seconds(operation: Callable[[], object]) -> float:
-    """Return the median time of one call, warm."""
+    """Return the median seconds of a call, after a warm-up call."""
     operation()
     times = []
     end = time.perf_counter() + SECONDS_PER_CASE
@@ -99,7 +99,7 @@ SIDES = {"numba": run_numba, "openblas": run_openblas, "mlx": run_mlx}
 
 
 def measure(side: str) -> dict[str, float]:
-    """Run one side in a fresh process."""
+    """Run one side (numba, openblas or mlx) in a fresh process; return its seconds by case."""
     threads = str(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     )

@@ -3,8 +3,8 @@
     python benchmarks/metal_launch_overhead.py [--rounds 30]
 
 Planning runs once per step: checks, maps, arrays on the device, the choice of a kernel. A layer's
-write and launch are nodes of MLX's graph, built once per layer; nothing is evaluated. The stamps
-and counters of all layers are read once per step. Times are medians over rounds, in us.
+write and launch are nodes of MLX's graph, built once per layer; nothing is evaluated. The kernels'
+time stamps and counters of all layers are read once per step. Times are medians over rounds, in us.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NullExecutor:
         self._outputs = {}
 
     def __call__(self, call):
-        """Return the outputs of a call."""
+        """Return cached zeros for the outputs of a kernel call."""
         key = (call.name, call.groups)
         if key not in self._outputs:
             self._outputs[key] = [mx.zeros(shape, dtype) for _, shape, dtype in call.outputs]
@@ -46,14 +46,14 @@ class NullExecutor:
 
 
 def timed(function, *arguments):
-    """Call a function; return its result and its time (us)."""
+    """Call a function. Return its result and the microseconds that it took."""
     start = time.perf_counter()
     result = function(*arguments)
     return result, (time.perf_counter() - start) * 1e6
 
 
 def planner(backend, sequences, queries, context):
-    """Return a function that plans a step and prepares the launches of its layers."""
+    """Return a function that plans a step and prepares its launches."""
     blocks = -(-context // BLOCK_SIZE)
     tables = np.random.default_rng(0).permutation(sequences * blocks).astype(np.int32)
     arrays = {
@@ -71,7 +71,7 @@ def planner(backend, sequences, queries, context):
 
 
 def bind_layers(backend, pools):
-    """Let a backend adopt pools and bind every layer; return the backend."""
+    """Give a backend its KV pools, bind every layer, and return the backend."""
     backend.adopt(*pools)
     for layer in range(LAYERS):
         backend.bind(layer, scale=HEAD_DIM**-0.5, heads=Q_HEADS)
@@ -79,7 +79,7 @@ def bind_layers(backend, pools):
 
 
 def measure(sequences, queries, context, rounds):
-    """Return median times: planning for Metal and for the CPU, a layer, the report."""
+    """Return median times (us) of planning on Metal and on the CPU, of a layer, and of a report."""
     shape = (sequences * -(-context // BLOCK_SIZE), BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     empty = np.zeros(shape, np.float32)  # never written
     metal = MetalBackend(KernelSwitches(), "emulated", NullExecutor())

@@ -4,7 +4,7 @@
 
 The engine returns a token per request and step without work, so the process's CPU time is the load
 generator's: waiting, sending, time-stamping tokens, sampling the engine. The target is under 5 % of
-a core at 50 requests/s; the lateness is printed, too.
+a core at 50 requests/s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENS = 20
 
 
 class Idle:
-    """An engine that returns a token per live request after sleeping 10 ms per step."""
+    """An engine whose step sleeps 10 ms and returns a token for every live request."""
 
     name = "stub"
 
@@ -39,7 +39,7 @@ class Idle:
         return bool(self._left)
 
     def step(self) -> list[TokenEvent]:
-        """Return a token for every live request."""
+        """Sleep 10 ms, then return a token for every live request."""
         time.sleep(STEP_S)
         events = []
         for request_id in list(self._left):
@@ -51,12 +51,12 @@ class Idle:
         return events
 
     def counters(self) -> dict[str, float]:
-        """Return nothing."""
+        """Return no counters."""
         return {}
 
 
 def main() -> None:
-    """Drive the loop and print its cost and lateness."""
+    """Run the open loop and print the CPU time of the load generator and its lateness."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rate", type=float, default=50.0, help="requests per second")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long")

@@ -3,9 +3,9 @@
 ``planted_1pct`` is 1 % slower: inside the launch for kernels, inside the engine's step for
 requests. Everything else is the real worker.
 
-With ``--beside FOLDER`` before the other arguments, two such workers live at the same time and take
-turns, a round of a kernel case or a slice of an engine's steps each. Only one of them works at any
-moment.
+With ``--beside FOLDER`` as the first arguments, two of these workers live at the same time and
+alternate: a turn is one round of a kernel case, or a slice of an engine's steps. Only one of them
+works at any moment. FOLDER holds the pipes through which they signal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from labkit.records import read_arm
 
 
 class Planted:
-    """The planted slowdown of the arm that has its turn."""
+    """The planted slowdown of the arm that is being measured; ``share`` is 0.01 for 1 %."""
 
     share = 0.0
 
     def slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call`` slowed by the current arm's share."""
+        """Return ``call`` with a busy wait of ``share`` times its own duration after it."""
 
         def slower(*arguments: Any, **options: Any) -> Any:
             start = time.perf_counter()
@@ -66,15 +66,17 @@ def plant() -> None:
     setattr(owner, name, planted.slow(getattr(owner, name)))
 
 
-PARKED_S = 0.004  # twice as long as a worker of the pool spins
+PARKED_S = 0.004  # twice as long as an idle thread of the pool spins
 PATIENCE_S = 60.0
-MORE_THAN_ROUNDS = 10_000  # fits into a pipe
+MORE_THAN_ROUNDS = 10_000  # more turns than a measurement has; the bytes fit into a pipe
 
 
 class Beside:
-    """Another process that takes turns with this one, through two pipes each: FOLDER/ARM.PIPE.
+    """The other worker, which alternates with this one.
 
-    ``there`` signals that a process has reached the meeting point, ``turn`` grants a turn.
+    Each worker reads two named pipes, ``FOLDER/ARM.there`` and ``FOLDER/ARM.turn``. A byte in
+    ``there`` says that the other worker has reached the meeting point; one in ``turn`` grants a
+    turn.
     """
 
     def __init__(self, folder: Path, arm: str) -> None:
@@ -85,7 +87,7 @@ class Beside:
         self._mine = arm == min(path.stem for path in folder.iterdir())
 
     def next_turn(self) -> None:
-        """End this process's turn, if it has one, and wait for its next."""
+        """End this process's turn, if it has the turn, and wait for the next one."""
         if self._mine:
             time.sleep(PARKED_S)
             self.tell("turn")
@@ -93,11 +95,11 @@ class Beside:
         self._mine = True
 
     def tell(self, pipe: str, times: int = 1) -> None:
-        """Signal the other process."""
+        """Write ``times`` bytes to a pipe of the other process."""
         os.write(self._pipes[False, pipe], b"." * times)
 
     def hear(self, pipe: str) -> None:
-        """Wait for the other process's signal."""
+        """Wait for a byte from the other process in a pipe of this one."""
         mine = self._pipes[True, pipe]
         if not select.select([mine], [], [], PATIENCE_S)[0]:
             raise TimeoutError("the process beside this one does nothing")
@@ -110,7 +112,7 @@ class Beside:
 
 
 def take_turns(beside: Beside) -> None:
-    """Patch the measurement so that each round or slice waits for the other process's to end."""
+    """Patch the measurement so that each round or slice waits for the other process's turn to end."""
     from labkit.workload.interleaved_kernels import InterleavedKernels
     from labkit.workload.interleaved_serving import (
         InterleavedServing,

@@ -2,10 +2,10 @@
 
     python benchmarks/process_variance.py 20 outputs/reference/sensitivity/spread
 
-``ragged`` on model=small runs in fresh processes, one after the other. Between them a program
-without labkit, also in a fresh process, multiplies matrices with NumPy's BLAS and reads memory,
-each with two threads and as long as labkit is measured: its variance is the machine's. An
-interrupted benchmark resumes; ``--show`` prints the table of the results so far.
+``ragged`` on model=small runs in fresh processes, one after the other. Before each of them, a
+program without labkit runs in its own fresh process. It multiplies matrices with NumPy's BLAS and
+reads memory, each with two threads and for as long as labkit is measured. Its variance is the
+machine's. An interrupted benchmark resumes; ``--show`` prints the table of the results so far.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def main() -> int:
 
 
 def measure(processes: int, out: Path) -> None:
-    """Run what is missing, the machine's program before each of labkit's processes."""
+    """Run the missing processes: before each run of labkit, the machine's program."""
     from labkit import analysis, app, workload
     from labkit.experiment.cell_composer import compose_cell, to_cell
     from labkit.experiment.cell_runner import run_cell
     from labkit.experiment.run_launcher import ProcessLauncher
 
     class Between(ProcessLauncher):
-        """Launches the machine's program, and then the run."""
+        """Launches the machine's program first, then the run."""
 
         def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
             command = [sys.executable, __file__, "--child"]
@@ -85,7 +85,7 @@ def measure(processes: int, out: Path) -> None:
 
 
 def machine() -> dict[str, float]:
-    """Return what the machine does in a second."""
+    """Return the matrix products and the memory reads per second of this machine."""
     rng = np.random.default_rng(0)
     a = rng.standard_normal((512, 512), dtype=np.float32)
     stream = np.ones(1 << 26, np.float32)
@@ -98,7 +98,7 @@ def machine() -> dict[str, float]:
 
 
 def rate(work: Callable[[], object]) -> float:
-    """Return how often a second something can be done."""
+    """Return the number of calls of ``work`` per second."""
     work()
     done, start = 0, time.perf_counter()
     while time.perf_counter() < start + SECONDS:
@@ -108,7 +108,7 @@ def rate(work: Callable[[], object]) -> float:
 
 
 def table(out: Path) -> str:
-    """Return each program's variation between processes as a Markdown table."""
+    """Return a Markdown table: how each program's speed varies between processes."""
     records = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("runs/b*.json"))]
     lines = (out / "machine.jsonl").read_text("utf-8").splitlines()
     columns = {OURS: list(map(throughput, records))}

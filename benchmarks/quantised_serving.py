@@ -42,10 +42,10 @@ for _ in range(9):
     start = time.perf_counter(); sgemm(1.0, a, a); times.append(time.perf_counter() - start)
 print(2 * 2048**3 / min(times) / 1e9)
 """
-FORMS = ("quantised", "float32", "float16", "bfloat16")  # of weights, in the counters' unit
-READ_S = 0.2  # before and after the arm; about as long as it decodes
-CACHED = 4608  # columns of a product whose weights stay in two second-level caches of 1 MB
-SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # beyond weights and KV
+FORMS = ("quantised", "float32", "float16", "bfloat16")  # of weights: weights.*
+READ_S = 0.2  # of reading memory before and after the arm, which decodes about as long
+CACHED = 4608  # output columns of a product whose weights fit into two L2 caches of 1 MB
+SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # allowed memory beyond weights and KV
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Case:
 
     ``kind``: ``alike`` (every request has ``prompt`` and ``output`` tokens; decoding is timed, or
     prefill if ``output`` is 1), ``ragged`` (twice as many requests as streams, with log-normal
-    lengths around these; all tokens are timed) or ``text`` (pieces of English; nothing is timed).
+    lengths around ``prompt`` and ``output``; all tokens are timed) or ``text`` (pieces of English;
+    nothing is timed).
     """
 
     name: str
@@ -126,7 +127,7 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; return the seconds until all have begun, those after, and the tokens."""
+        """Serve a case and return its tokens, and its seconds before and after all have a token."""
         from labkit.engine import Request, SamplingParams
 
         requests = case.requests()
@@ -147,7 +148,7 @@ class OnLabkit:
         return {**wall, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
-        """Return the bytes of weights and of the KV pool; 0 if the engine does not count them."""
+        """Return the bytes of the weights and the KV pool, or 0 if the engine does not count them."""
         counters = self.engine.counters()
         return {
             "weight_bytes": sum(counters.get(f"weights.{form}", 0) for form in FORMS),
@@ -168,13 +169,13 @@ class OnLlama:
         self.server = xllamacpp.Server(params)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; the server reports the time of the prompts."""
+        """Serve a case. The prefill time is the one that the server reports."""
         from concurrent.futures import ThreadPoolExecutor
 
         requests = case.requests()
         fixed = {"cache_prompt": False, "ignore_eos": True, "temperature": 0}
         if case.kind == "text":
-            fixed["logprobs"] = 1  # log probabilities identify the tokens, and cost time
+            fixed["logprobs"] = 1  # returns the token ids with log probabilities, which costs time
 
         def answer(request: tuple[list[int], int]) -> Any:
             ids, output = request
@@ -192,12 +193,12 @@ class OnLlama:
         return {**times, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
-        """Return nothing: llama.cpp does not report them."""
+        """Return an empty dict: llama.cpp does not report its bytes."""
         return {}
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this process."""
+    """Return the peak resident memory of this process in bytes."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -205,7 +206,7 @@ def peak_bytes() -> int:
 
 
 def child(arm: str, folder: str, gguf: str, threads: int) -> None:
-    """Load, then answer each line that names a case with a line of figures."""
+    """Load an arm. For each case read from standard input, serve it and print its figures."""
     start = time.perf_counter()
     made = OnLlama(Path(gguf), threads) if arm == LLAMA else OnLabkit(arm, Path(folder), threads)
     loaded = time.perf_counter() - start
@@ -222,7 +223,7 @@ class Arm:
         from labkit.machine.worker_environment import core_count, worker_environment
 
         environment, _ = worker_environment(os.environ, threads=threads, cores=core_count())
-        # Other entries of the path may hold llama.cpp's bindings.
+        # The inherited entries may contain llama.cpp's bindings.
         before = environment.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, before)])
         words = [name, str(folder), str(gguf), str(threads)]
@@ -233,7 +234,7 @@ class Arm:
         self.loaded = self._answer()
 
     def serve(self, case: Case) -> dict[str, Any] | None:
-        """Have the process serve a case."""
+        """Let the process serve a case, and return its figures."""
         assert self.process.stdin is not None
         print(json.dumps(vars(case)), file=self.process.stdin, flush=True)
         return self._answer()
@@ -247,7 +248,7 @@ class Arm:
 
 
 def speed(case: Case, figures: dict[str, Any]) -> float:
-    """Return tokens per second of decoding, of prefill, or of both."""
+    """Return the tokens per second that the case times: of decoding, of prefill, or of both."""
     if case.kind == "ragged":
         return sum(len(ids) + output for ids, output in case.requests()) / figures["wall"]
     if case.output > 1:
@@ -259,7 +260,7 @@ Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found:
-    """Measure the arms in turns, in an order that rotates every round; the first is warm-up."""
+    """Measure the arms in turns. Each round reverses the order; the first round is a warm-up."""
     memory = Memory()
     found: Found = {case.name: {} for case in cases}
     for number in range(-1, rounds):
@@ -276,7 +277,7 @@ def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found
 
 
 class Memory:
-    """Timed reads of memory with all cores."""
+    """Timer of memory reads with all cores."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -299,13 +300,13 @@ class Memory:
         return times[1:]
 
     def rates(self, seconds: list[float]) -> tuple[float, float]:
-        """Return GB/s over all passes, and of the fastest pass."""
+        """Return the GB/s of all passes together and of the fastest pass."""
         size = self._stream.nbytes / 1e9
         return round(size / statistics.mean(seconds), 1), round(size / min(seconds), 1)
 
 
 def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
-    """Return a row per case and arm: tokens per second in each round, and whether tokens agree."""
+    """Return a row per case and arm: tok/s by round, and whether its tokens are those of STORED."""
     rows = []
     for case in cases:
         ours = [entry["tokens"] for entry in found[case.name].get(STORED, [])]
@@ -340,7 +341,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
-    """Return, by round, the share of memory bandwidth at which one stream reads the weights."""
+    """Return a line on the rate at which one stream reads the weights, as a share of bandwidth."""
     found = [row for row in rows if "read_gb_s" in row]
     if not found:
         return []
@@ -359,7 +360,7 @@ def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
 
 
 def agreement(arms: dict[str, Arm]) -> list[str]:
-    """Return how often an arm's next token equals that of labkit in float32."""
+    """Return a line per arm: how often its next token equals that of labkit in float32."""
     if FLOAT32 not in arms:
         return []
     answers = {name: arm.serve(AGREEMENT) for name, arm in arms.items()}
@@ -374,7 +375,7 @@ def agreement(arms: dict[str, Arm]) -> list[str]:
 
 
 def products() -> list[str]:
-    """Return the speed of labkit's products on the model's shapes, beside sgemm's best."""
+    """Return lines on the speed of labkit's products with the model's shapes, relative to sgemm."""
     import numpy as np
 
     from labkit.cpu.low_precision_weights import QuantizedMatrix
@@ -390,7 +391,7 @@ def products() -> list[str]:
         return 2 * work / min(times) / 1e9
 
     rng = np.random.default_rng(0)
-    # In a separate process with as many threads as labkit's products.
+    # sgemm runs in a separate process with as many threads as labkit's products.
     words = [sys.executable, "-c", SGEMM]
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(REMOVED_PREFIXES)}
     environment = inherited | {"OPENBLAS_NUM_THREADS": str(core_count())}
@@ -422,7 +423,7 @@ def products() -> list[str]:
 
 
 def memory(arms: dict[str, Arm]) -> list[str]:
-    """Fill the KV pool from 16 streams; return the process's peak memory and the limit."""
+    """Fill the KV pool from 16 streams; return a line on the peak memory and its limit."""
     if STORED not in arms:
         return []
     arm = arms[STORED]
@@ -438,7 +439,7 @@ def memory(arms: dict[str, Arm]) -> list[str]:
 
 
 def model_files() -> tuple[Path, Path]:
-    """Return the converted directory of model=smollm2 and its source file."""
+    """Return the directory of the converted model=smollm2 and the GGUF file of its source."""
     import yaml
 
     from labkit import config

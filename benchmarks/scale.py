@@ -5,10 +5,10 @@
 ``engine``: the engine's scheduler, block pool, prefix cache and input builder, with a stub in place
 of the model that samples token 1 at once. A step is the host's work: schedule, build the packed
 arrays, update. The sizes of a table are interleaved in every round, so that noise of the machine
-affects all alike; the figures are medians of rounds.
+affects all alike. The figures are medians of rounds.
 
 - blocks: 64 requests decode, in pools of 1,000 to 1,000,000 blocks; with the hash prefix cache
-  the pool is full of evictable blocks, and every block that is needed is evicted first.
+  the pool is full of evictable blocks, so every allocation first evicts a block.
 - running: 16 to 1,024 requests decode together.
 - context: 8 requests decode behind contexts of 1,000 to 100,000 tokens.
 - waiting: 1,000 to 100,000 requests are submitted at once and served to the end, 256 at a time.
@@ -48,13 +48,13 @@ WAITING = (1_000, 10_000, 100_000)
 CONTEXTS = (1_000, 10_000, 100_000)
 RUNS, CELLS = (30, 300, 990), (1, 10, 33)
 REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "seq_map"
-ROWS = 64  # requests that run beside every size of the pool
-STEPS = 48  # a request fills three blocks in them
-MAX_FLAT_RATIO = 1.5  # cost over the cost at the smallest size, up to which it counts as flat
+ROWS = 64  # running requests, for every size of the pool
+STEPS = 48  # measured; a request fills three blocks meanwhile
+MAX_FLAT_RATIO = 1.5  # a cost up to this multiple of that at the smallest size counts as flat
 
 
 class Host:
-    """The engine's host part, with a stub in place of the model."""
+    """The parts of the engine that run on the host, with a stub in place of the model."""
 
     def __init__(self, num_blocks: int, rows: int, prefixes: str = "none") -> None:
         self.pool = BlockPool(num_blocks)
@@ -71,21 +71,21 @@ class Host:
         self._num_submitted = 0
 
     def submit(self, count: int, prompt: int, max_tokens: int) -> None:
-        """Submit requests of which no two share a block."""
+        """Submit ``count`` requests, no two of which share a prefix block."""
         for number in range(self._num_submitted, self._num_submitted + count):
             ids = (number, *[1] * (prompt - 1))
             self.scheduler.add(Request(f"r{number}", ids, SamplingParams(max_tokens=max_tokens)))
         self._num_submitted += count
 
     def step(self) -> None:
-        """Schedule, build, sample token 1 for every row, update."""
+        """Run a step: schedule, build the arrays, sample token 1 for every row, update."""
         output = self.scheduler.schedule()
         batch = self.builder.build(output)
         answers = {state.request_id: [Sampled(1, None)] for state in batch.sampling}
         self.scheduler.update(output, answers)
 
     def timed(self, steps: int) -> float:
-        """Return the mean time of a step in us; the mean includes work that only some steps do."""
+        """Return the mean time of a step (us), which includes work that only some steps do."""
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
@@ -115,7 +115,7 @@ def decoding(num_blocks: int, rows: int, prefixes: str = "none") -> Callable[[],
 
     def turn() -> float:
         host.submit(rows, PROMPT_TOKENS, 2 * STEPS)
-        for _ in range(-(-rows * PROMPT_TOKENS // host.step_tokens) + 1):  # the prompts
+        for _ in range(-(-rows * PROMPT_TOKENS // host.step_tokens) + 1):  # prefill
             host.step()
         cost = host.timed(STEPS)
         host.drain()
@@ -125,18 +125,18 @@ def decoding(num_blocks: int, rows: int, prefixes: str = "none") -> Callable[[],
 
 
 def by_pool(prefixes: str, largest: int, rounds: int) -> dict[int, float]:
-    """Return the cost of a step (us) by the pool's size."""
+    """Return the cost of a step (us) by the number of blocks in the pool."""
     sizes = [size for size in POOLS if size <= largest]
     return in_turns({size: decoding(size, ROWS, prefixes) for size in sizes}, rounds)
 
 
 def by_running(rounds: int) -> dict[int, float]:
-    """Return the cost of a step (us) by how many requests run."""
+    """Return the cost of a step (us) by the number of running requests."""
     return in_turns({rows: decoding(rows * 16 + 1, rows) for rows in RUNNING}, rounds)
 
 
 def by_context(largest: int, rounds: int) -> dict[int, float]:
-    """Return the cost of a step (us) by the context of its requests, their prompts apart."""
+    """Return the cost of a decode step (us) by the context length of its requests."""
 
     def turn(tokens: int) -> Callable[[], float]:
         def steps() -> float:
@@ -152,7 +152,7 @@ def by_context(largest: int, rounds: int) -> dict[int, float]:
 
 
 def by_waiting(largest: int, rounds: int) -> dict[int, float]:
-    """Return the cost of a request from its submission to its end (us) by how many are asked."""
+    """Return the cost per request (us, submission to end) by the number of submitted requests."""
 
     def turn(count: int) -> Callable[[], float]:
         def served() -> float:
@@ -180,7 +180,7 @@ def analysed(cells: int, runs: int) -> float:
 
 
 def copy_cell(target: Path, runs: int) -> None:
-    """Write the committed cell with so many runs: its blocks again and again."""
+    """Write a copy of the committed cell with ``runs`` runs, by repeating its blocks."""
     from dataclasses import replace
 
     from labkit.records import read_cell, read_runs, write_json, write_record
@@ -200,7 +200,7 @@ def copy_cell(target: Path, runs: int) -> None:
 
 
 def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, float]:
-    """Return each size's median over rounds; in a round every size has a turn."""
+    """Call every size's function once per round; return each size's median result."""
     found: dict[int, list[float]] = {size: [] for size in turns}
     for turn in turns.values():  # warm up
         turn()
@@ -211,7 +211,7 @@ def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, fl
 
 
 def lines(title: str, found: dict[int, float], unit: str) -> Iterator[str]:
-    """Yield a table: size, cost, and what that is to the smallest size's."""
+    """Yield the lines of a table: size, cost, and cost relative to that of the smallest size."""
     first = next(iter(found.values()))
     yield f"{title:>22}  {unit:>14}  ratio"
     for size, cost in found.items():
@@ -220,7 +220,7 @@ def lines(title: str, found: dict[int, float], unit: str) -> Iterator[str]:
 
 
 def engine(largest: int, rounds: int) -> list[str]:
-    """Measure and print the engine's tables; return what grows as it must not."""
+    """Measure and print the engine's tables; return a line for each cost that grows too fast."""
     gc.collect()
     gc.freeze()
     failed = []
@@ -243,7 +243,7 @@ def engine(largest: int, rounds: int) -> list[str]:
 
 
 def records() -> list[str]:
-    """Measure and print what the analysis takes."""
+    """Measure and print the time of the analysis. It has no limits, so no line is returned."""
     analysed(1, RUNS[0])  # warm up
     found = {runs: 1e3 * analysed(1, runs) for runs in RUNS}
     print("\n".join(lines("runs of one cell", found, "ms a study")))
@@ -253,7 +253,7 @@ def records() -> list[str]:
 
 
 def main() -> int:
-    """Measure, print the tables; exit 1 where growth is not what it must be."""
+    """Measure and print the tables. Return 1 if a cost grows too fast, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="engine,records")
     parser.add_argument("--rounds", type=int, default=5)

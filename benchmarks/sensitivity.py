@@ -11,9 +11,9 @@ same time; then engines leave it a core (``engine.threads``), because a step wai
 threads.
 
 ``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``.
-Both compare in-process turns with the given number of pairs of separate processes, and resume if
-interrupted. ``agreement-beside-...`` compares with pairs of processes that live at the same time
-and take turns, a round of a kernel or a slice of steps each, so that the machine affects both
+Both compare interleaved runs in one process with the given number of pairs of separate processes,
+and resume if interrupted. In ``agreement-beside-...``, the two processes of a pair live at the same
+time and alternate (a round of a kernel or a slice of steps each), so that the machine affects both
 alike. ``table`` writes the finished studies as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
@@ -62,7 +62,7 @@ AGREEMENTS = (
     ("agreement-requests", "agreement-kernels"),
     ("agreement-beside-requests", "agreement-beside-kernels"),
 )
-# Processes that fit into a minute: alone, and beside a busy process.
+# Number of processes that fit into a minute: alone, and beside a busy process.
 PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
 
 
@@ -107,7 +107,7 @@ def threads_left() -> list[str]:
 def study(
     kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Run one study, or read it if it is finished; return its result as a line."""
+    """Run one study, or read it if it is finished, and return its result and wall seconds."""
     from labkit.experiment.cell_composer import to_cell
 
     composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
@@ -118,7 +118,7 @@ def study(
 
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
-    """Run a study in turns and one in pairs of processes; return whether they agree."""
+    """Run an interleaved study and one in pairs of processes; return a line on their agreement."""
     from labkit.analysis.isolation_agreement import isolation_sentence
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.config import Isolation
@@ -166,14 +166,14 @@ class SideBySide:
 
     def __init__(self, launcher: ProcessLauncher) -> None:
         self._launcher = launcher
-        self._done: dict[str, Record] = {}  # by name, what ran beside another
+        self._done: dict[str, Record] = {}  # by run name: the block's other runs
 
     def prepare(self, cell: Cell) -> None:
-        """Prepare as a launcher of single runs does."""
+        """Prepare the cell's arms, as for single runs."""
         self._launcher.prepare(cell)
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Run both runs of a block, or return the result if the other call has run them."""
+        """Launch both runs of a block at the first call; at the second, return the other record."""
         (run,) = runs
         if run.name in self._done:
             return [self._done.pop(run.name)]
@@ -199,7 +199,7 @@ def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
 
 
 def study_result(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a study's result: whether the planted arm was detected, and the copy claimed."""
+    """Return whether the planted delay was detected, and whether the copy was claimed to differ."""
     planted = next(arm["name"] for arm in found["arms"] if arm["name"].startswith("planted"))
     rows = [row for row in found["rows"] if row["primary"]]
     alpha = found["design"]["alpha"]
@@ -274,7 +274,7 @@ def table(out: Path) -> str:
 
 
 def agreed(out: Path, kinds: Sequence[str]) -> str:
-    """Return the effects of turns and of separate processes as a Markdown table."""
+    """Return a Markdown table of effects: of interleaved runs and of separate processes."""
     from labkit.analysis.isolation_agreement import isolation_agreements
     from labkit.analysis.study_analysis import AnalysisCache
 
@@ -298,14 +298,14 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
 
 
 def measured_s(path: Path) -> float:
-    """Return the total wall seconds of a study's processes."""
+    """Return the total wall seconds of the processes of the study at ``path`` (``cell.json``)."""
     records = (path.parent / "runs").glob("b*.json")
     return sum(json.loads(r.read_text(encoding="utf-8"))["seconds"]["process"] for r in records)
 
 
 @contextmanager
 def beside(busy: bool) -> Iterator[None]:
-    """Keep one process busy inside the context if ``busy``."""
+    """If ``busy``, run one busy process during the ``with`` block."""
     other = multiprocessing.Process(target=spin, daemon=True)
     if busy:
         other.start()

@@ -43,13 +43,13 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
 @dataclass(frozen=True)
 class Target:
-    """A server: its address, the model's name there, and strict and lenient clients."""
+    """A server under test: its address and its name for the model."""
 
     url: str
     model: str
 
     def client(self, strict: bool = True) -> openai.OpenAI:
-        """Return a client; streams of completions need a lenient one (see docs/server.md)."""
+        """Return a client. Streamed completions need ``strict=False`` (see docs/server.md)."""
         return openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key="none",
@@ -85,7 +85,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(name: str) -> Callable[[Check], Check]:
-    """Enter a check under its name in the table."""
+    """Return a decorator that registers a check under its name in the table."""
 
     def enter(function: Check) -> Check:
         CHECKS[name] = function
@@ -285,7 +285,7 @@ def _body(t: Target, **options: Any) -> dict[str, Any]:
 
 
 def _error(answer: tuple[int, str], status: int) -> None:
-    """Check that an answer is the API's error object with its status."""
+    """Check that an answer has the given status and the API's error object as its body."""
     assert answer[0] == status, f"{answer[0]}"
     try:
         error = json.loads(answer[1])["error"]

@@ -1,10 +1,10 @@
 """The cost of HTTP: output tokens/s of the engine in process, of labkit's server and of others.
 
-All servers start once and stay alive; rounds are interleaved in a fresh random order. In a round 16
-clients each send their next request (the same texts for all servers, greedy) when the last one has
-ended, so an engine gets the next request one round trip later. The client is one event loop on raw
-sockets. mlx_lm.server gets a preloaded OpenBLAS, which its pip package lacks. llama.cpp's server
-takes part if ``--llama`` gives its command with a GGUF file of the same weights. Run as
+All servers start once and stay alive; rounds are interleaved in a fresh random order. In a round,
+each of 16 clients sends its next request (the same texts for all servers, greedy) when its previous
+one has ended, so an engine gets the next request one round trip later. The client is one
+event loop on raw sockets. mlx_lm.server gets a preloaded OpenBLAS, which its pip package lacks.
+llama.cpp's server takes part if ``--llama`` gives its command with a GGUF file of the same weights. Run as
 ``python benchmarks/server_throughput.py``; ``--json FILE`` writes every figure.
 """
 
@@ -38,7 +38,7 @@ TARGETS = {INSIDE: 0.95, MLX_LM: 4.0, LLAMA: 1.3}
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a round: number of texts, output tokens of each, requests at once."""
+    """The load of a round: the prompts, the output tokens of each, and the requests at a time."""
 
     texts: tuple[str, ...]
     max_tokens: int
@@ -47,7 +47,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Round:
-    """The result of a round."""
+    """The result of a round: output tokens and wall seconds."""
 
     tokens: int
     seconds: float
@@ -62,7 +62,7 @@ class Round:
 
 
 def child(model: str) -> None:
-    """Serve rounds that arrive as lines of JSON; print their figures."""
+    """Serve each round (a line of JSON on standard input), and print its tokens and seconds."""
     from labkit.engine.request import Request, SamplingParams
     from labkit.serve import compose
     from labkit.server.__main__ import load
@@ -129,7 +129,7 @@ class Served:
         return Round(tokens, time.perf_counter() - start)
 
     async def _ask(self, text: str, max_tokens: int) -> int:
-        """Stream a completion; return the number of tokens the server reports."""
+        """Stream a completion and return the number of output tokens that the server reports."""
         body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         body |= {"stream_options": {"include_usage": True}, **self._extra}
         data = json.dumps(body).encode()
@@ -163,7 +163,7 @@ def process(command: Sequence[str], log: Path, **options: Any) -> Iterator[subpr
 
 
 def until_it_generates(arm: Served, text: str, started: subprocess.Popen[str], log: Path) -> None:
-    """Wait for a first token, because a health page may answer for a dead engine."""
+    """Wait for a first token: a health check may succeed although the engine is dead."""
     deadline = time.monotonic() + 180
     while True:
         try:
@@ -246,7 +246,7 @@ def free_port() -> int:
 
 
 def texts(path: Path, count: int, tokens: int) -> tuple[str, ...]:
-    """Return texts of about ``tokens`` tokens each, no two with the same prefix."""
+    """Return ``count`` texts of about ``tokens`` tokens each, no two with a common prefix."""
     from labkit.models.tokenizer import load
 
     tokenizer, draw = load(path), random.Random(0)
@@ -257,7 +257,7 @@ def texts(path: Path, count: int, tokens: int) -> tuple[str, ...]:
 
 
 def compare(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Run the rounds; return each arm's tokens per second."""
+    """Run the rounds and return each arm's tokens per second by round."""
     from labkit import models
     from labkit.serve import compose
 
@@ -290,7 +290,7 @@ def compare(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def show(found: dict[str, list[float]]) -> None:
-    """Print the table: medians, and our server's ratio to each arm, round by round."""
+    """Print the table: each arm's median, and the ratios of labkit's server to it by round."""
     print(
         "\n| arm | tok/s | our server's ratio | rounds | target |\n| --- | --- | --- | --- | --- |"
     )

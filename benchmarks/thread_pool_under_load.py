@@ -2,10 +2,10 @@
 
     python benchmarks/thread_pool_under_load.py [--rounds 5] [--layers labkit,omp,workqueue,tbb]
 
-Decode attention and one small matrix product run on each layer, in a process of its own; all
-processes start first. Then they are measured in turns of a fraction of a second, in an order that
-changes from round to round: alone, beside one busy process, beside two. A turn gives its median
-launch, the table medians of turns, and in brackets the ratio to the same layer alone. The layer
+Decode attention and one small matrix product run on each layer, in one process per layer. All
+processes start first. Then they are measured in turns of a fraction of a second, in random order:
+alone, beside one busy process, and beside two. A turn's result is its median launch time. The table
+shows the medians of turns and, in brackets, the ratio to the same layer alone. The layer
 ``tbb`` takes part where numba finds TBB (``pip install tbb``, its library on the loader's path).
 """
 
@@ -31,12 +31,12 @@ DECODE = [(16, 16), (256, 16), (64, 128), (64, 512)]
 HEADS, KV_HEADS, HEAD_DIM = 16, 4, 128
 PRODUCT = (16, 512, 1536)
 TURN_S = 0.12
-SETTLE_S = 0.1  # until new busy processes have their share of the machine
+SETTLE_S = 0.1  # for new busy processes to get their share of the machine
 SITUATIONS = ("alone", "one", "two")
 
 
 def decode(sequences: int, context: int) -> Callable[[], object]:
-    """Return a launch of decode attention on shuffled blocks of 16."""
+    """Return a function that launches decode attention on shuffled blocks of 16."""
     import numpy as np
 
     from labkit.engine import attention
@@ -64,7 +64,7 @@ def decode(sequences: int, context: int) -> Callable[[], object]:
 
 
 def product() -> Callable[[], object]:
-    """Return a launch of a matrix product of a decode step with 16 requests."""
+    """Return a function that multiplies matrices as a decode step of 16 requests does."""
     import numpy as np
 
     from labkit.cpu.packed_linear import PackedLinear
@@ -113,7 +113,7 @@ def start(layer: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run so many busy processes meanwhile."""
+    """Run ``count`` busy processes during the ``with`` block."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     time.sleep(SETTLE_S)
     try:
@@ -125,7 +125,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def measure_case(process: subprocess.Popen[str], line: str) -> float:
-    """Measure one case in one process."""
+    """Let a layer's process measure a case; return its median launch time (us)."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

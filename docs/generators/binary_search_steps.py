@@ -1,7 +1,8 @@
-"""Generates docs/binary-search.md: how a unit of the grid finds its request, step by step.
+"""Generator of docs/binary-search.md: how a unit of the grid finds its request, step by step.
 
-The search is that of the resolver ``binary_search``, with every step recorded. For another batch,
-give its query lengths: ``python -m docs.generators.binary_search_steps 1 1 40 64``.
+A unit is a query token (decode kernel) or a Q-block (tiled kernel). The search is that of the
+resolver ``binary_search``, with every step recorded. For another batch, give its query lengths:
+``python -m docs.generators.binary_search_steps 1 1 40 64``.
 
 Source: the widget of "One Launch for Any Batch: The Binary Search Inside vllm-metal's Varlen
 Attention" (2026-06-12).
@@ -22,9 +23,9 @@ STRIP_CHARACTERS = 64
 
 @dataclass(frozen=True)
 class SearchStep:
-    """One step: in [``low``, ``high``], ``value`` at ``middle`` is compared with the unit.
+    """One step of a search in [``low``, ``high``]: ``value``, the key at ``middle``, is compared.
 
-    ``right``: the value is not above the unit, so the owner is ``middle`` or after it.
+    ``right``: the value is at most the unit, so the owner is ``middle`` or a later request.
     """
 
     low: int
@@ -44,12 +45,12 @@ class Search:
 
 
 def prefix_sums(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return ``cu_seqlens_q``: the first query token of each request, and the number of all."""
+    """Return ``cu_seqlens_q``: the first query token of each request, then the total number."""
     return tuple(accumulate(lengths, initial=0))
 
 
 def qblock_keys(prefix: Sequence[int]) -> tuple[int, ...]:
-    """Return the first Q-block of each request, with which Q-blocks are compared."""
+    """Return the search keys of the tiled kernel: the first Q-block of each request."""
     return tuple(start // BQ + index for index, start in enumerate(prefix))
 
 
@@ -65,7 +66,7 @@ def search(keys: Sequence[int], unit: int) -> Search:
 
 
 def page(lengths: Sequence[int] = BATCH) -> str:
-    """Return the page for a batch: its searches as Markdown."""
+    """Return the Markdown page with the searches of a batch."""
     prefix = prefix_sums(lengths)
     keys, total = qblock_keys(prefix), prefix[-1]
     edges = [token for a, b in pairwise(prefix) for token in (a, b - 1)]
@@ -100,7 +101,7 @@ def page(lengths: Sequence[int] = BATCH) -> str:
 
 
 def _rows(search: Search, lengths: Sequence[int], keys: Sequence[int]) -> str:
-    """Return the rows of its request that a Q-block computes, as text."""
+    """Return the request and the rows that a Q-block computes, or ``surplus``."""
     owner = search.owner
     first = (search.unit - keys[owner]) * BQ
     if owner >= len(lengths) or first >= lengths[owner]:
@@ -131,7 +132,7 @@ def _comparison(step: SearchStep, unit: int) -> str:
 
 
 def _strip(lengths: Sequence[int], prefix: Sequence[int]) -> Iterator[str]:
-    """Draw the packed tokens as a strip: each character is the request of one or more tokens."""
+    """Draw the packed tokens as a strip of digits: each is the request of one or more tokens."""
     per = max(1, -(-prefix[-1] // STRIP_CHARACTERS))
     strip = "".join(f"{index % 10}" * max(1, n // per) for index, n in enumerate(lengths))
     note = "" if per == 1 else f" (a character is up to {per} tokens of one request)"

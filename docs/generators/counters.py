@@ -37,7 +37,7 @@ def _row(counter: Counter) -> str:
 
 
 def _suffixes(counter: Counter) -> str:
-    """Describe the words that may replace a family's star; empty for a single counter."""
+    """Describe the names that a counter family's ``*`` stands for; empty for a single counter."""
     if counter.is_numbered:
         return "a number"
     option = [] if counter.option is None else [f"the choices of `{counter.option}`"]

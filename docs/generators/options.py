@@ -34,7 +34,7 @@ def page() -> str:
 
 
 def _titled_groups() -> Iterator[tuple[str, OptionGroup]]:
-    """Yield the title and group of every section: a study's groups, then a server's own."""
+    """Yield each section's title and group: the study's groups, then those only of a server."""
     study_groups = list(option_groups())
     study_paths = {group.path for group in study_groups if group.path}
     titled = [(group.path or "The command", group) for group in study_groups]

@@ -1,6 +1,6 @@
-"""Generate docs/structures.md: block tables, chunks and a radix tree, step by step.
+"""Generator of docs/structures.md: block tables, chunks and a radix tree, step by step.
 
-A scheduler and a KV cache manager serve requests whose answers are given, without a model.
+A scheduler and a KV cache manager serve requests with predefined answers, without a model.
 ``python -m docs.generators.structures > docs/structures.md``.
 
 Sources: the alloc and table demos of "Inference Engines 2/N: Batching and PagedAttention"; the
@@ -24,13 +24,13 @@ from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
 
-RESERVED_TOKENS = 2_048  # per request, of a cache that reserves memory for the longest
+RESERVED_TOKENS = 2_048  # per request, in a cache that reserves memory for the longest sequence
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class ComputedChunk:
-    """The tokens of a request that a step computed, from ``start`` on, and whether it sampled."""
+    """A chunk of a request that a step computed; ``samples``: whether a token was then sampled."""
 
     request: str
     start: int
@@ -39,9 +39,9 @@ class ComputedChunk:
 
 
 class Simulation:
-    """A scheduler over a pool of blocks, whose requests have given answers.
+    """A scheduler and its block pool, which serve requests with predefined answers.
 
-    ``words`` has the text of each token id.
+    ``words``: the text of each token id.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Simulation:
 
 
 def blocks_used() -> Iterator[str]:
-    """Serve two requests together and yield a table of the blocks that they had at their ends."""
+    """Serve two requests together and yield a table of the blocks that each held at its end."""
     simulation = Simulation(max_num_batched_tokens=64)
     prompts = {"What is the capital of France?": (20, 10), "Explain in detail how ...": (26, 1_270)}
     for name, (prompt, answer) in prompts.items():
@@ -140,7 +140,7 @@ def blocks_used() -> Iterator[str]:
 
 
 def block_table() -> Iterator[str]:
-    """Yield a block table whenever a block is added or the prompt ends."""
+    """Yield a table that shows a block table each time a block is added or the prompt ends."""
     simulation = Simulation(chunk=BLOCK_SIZE)
     simulation.submit("alone", [0] * 24, [0] * 61)
     yield from ["    prompt tokens: 24  generated: 61  total: 85  block_size: 16", ""]

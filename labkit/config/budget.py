@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option
 
-# engine.budget.fraction=null, as vLLM's gpu_memory_utilization.
+# Used for engine.budget.fraction=null; the default of vLLM's gpu_memory_utilization.
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
 # Simulated Macs, for which budgets can be computed on any machine (labkit.machine.machine_memory).

@@ -83,17 +83,17 @@ class Design(Group, place="design"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the looks spend no more than alpha."""
+        """Check the looks: blocks that increase, alpha that suffices, p-values within reach."""
         super().__post_init__()
         if self.looks:
             self._check_looks()
 
     @property
     def all_looks(self) -> list[PlannedLook]:
-        """The interim looks, and the final one at the last block.
+        """The interim looks and the final look at the last block; empty if no interim look is left.
 
-        If the final look is not declared, it spends the alpha that the earlier looks leave, and
-        looks after the last block are dropped. Empty: the study has a single look, at its end.
+        If the final look is not declared, it spends the alpha that the earlier looks leave. Looks
+        after the last block are then dropped.
         """
         if any(look.blocks == self.blocks for look in self.looks):
             return self.looks

@@ -352,7 +352,7 @@ PRESET_LAYOUTS = {
 
 
 def user_classes(engine: Engine) -> dict[str, str]:
-    """Return ``package.module:Class`` by option key, for every class of the user's."""
+    """Return the option key and path ``package.module:Class`` of every user class."""
     return {
         group.key(name): value
         for group in engine.groups()

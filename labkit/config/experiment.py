@@ -207,7 +207,7 @@ class Experiment(Group):
         )
 
     def _check_identity(self) -> None:
-        """Check that the identity claim fits the outputs, which are frames or tokens."""
+        """Check that the identity claim exists for the workload's outputs (frames or tokens)."""
         identity, video = self.ablation.claims.identity, not self.workload.has_engine
         of_video = (Identity.frames, Identity.bitwise, Identity.none)
         require(
@@ -217,7 +217,7 @@ class Experiment(Group):
         )
 
     def _check_no_engine(self) -> None:
-        """Refuse engine and model options in a workload that uses neither."""
+        """Refuse options of engine and model if the workload uses neither."""
         why = f"workload={self.workload.name} decodes clips and uses no engine or model"
         for group in (*self.engine.groups(), self.model):
             for name, _, _ in group.options():

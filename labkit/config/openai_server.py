@@ -38,15 +38,15 @@ class ServerPreset:
     model
         Model name in requests; empty: the first that ``/v1/models`` lists.
     token_prompts
-        Whether it accepts prompts as token ids; otherwise they are sent as text.
+        Whether the server accepts prompts as token ids; otherwise they are sent as text.
     token_ids
-        Whether it returns the sampled ids if ``return_token_ids`` is set.
-    ending
+        Whether the server returns the sampled ids if ``return_token_ids`` is set.
+    eos_handling
         How a request asks for its full output length.
     multiplies_by_blas
-        Whether it computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
-    run_here
-        Whether labkit's tests run it; otherwise it follows the server's documentation.
+        Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
+    tested
+        Whether labkit's tests run the preset; otherwise it follows the server's documentation.
     """
 
     command: str
@@ -96,7 +96,7 @@ PRESETS = {
         token_prompts=True,
         eos_handling=EosHandling.ignore_eos,
     ),
-    # It serves one request at a time, and aborts it for the next one by default.
+    # This server runs one request at a time. By default, a new request aborts the running one.
     "llama_cpp_python": ServerPreset(
         "{python} -m llama_cpp.server --model {gguf} --n_threads {threads} --n_ctx 4096 "
         "--interrupt_requests False " + LOCAL,
@@ -215,7 +215,7 @@ class OpenAIServer(Group, place="engine.server"):
 
     @property
     def command_line(self) -> str:
-        """The start command with its arguments, not yet filled in; empty if there is none."""
+        """The start command and its arguments, with placeholders; empty if there is none."""
         return f"{self.command or self.server_preset.command} {self.args}".strip()
 
     def check_startable(self) -> None:

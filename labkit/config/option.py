@@ -17,9 +17,9 @@ CLASS_PATH = "package.module:Class"
 
 
 class ConfigError(ValueError):
-    """A mistake in the configuration, with a message of one line."""
+    """A mistake in the configuration. The message is one line."""
 
-    outcome = "refused"  # of the run that raises it: labkit.experiment.run_failures
+    outcome = "refused"  # of a run that raises this error (labkit.experiment.run_failures)
 
 
 def require(condition: bool, message: str) -> None:
@@ -164,8 +164,8 @@ def options(group: Any) -> dict[str, Option]:
 class Group:
     """A group of options, which are checked when the group is created.
 
-    ``place``: path of the group in the schema, as in overrides; empty at the root, and for a class
-    that is used at several paths.
+    ``place``: path of the group in the schema, such as ``engine.kv``. It is empty at the root, and
+    for a class that is used at several paths.
     """
 
     place: ClassVar[str] = ""
@@ -189,14 +189,14 @@ class Group:
         return f"{self.place}.{name}" if self.place else name
 
     def refuse_unread(self, key: str, choice: Any) -> None:
-        """Refuse options that are set but not read when the option ``key`` is ``choice``."""
+        """Refuse set options that are not read if the option ``key`` is ``choice``."""
         for name, spec, _ in self.options():
             if spec.read_by is not None and spec.read_by.key == key and choice not in spec.read_by:
                 why = f"{key}={override_text(choice)} does not read it; it is for {spec.read_by}"
                 self.require_default(name, why)
 
     def require_default(self, name: str, why: str) -> None:
-        """Raise ``ConfigError`` with the reason ``why`` if an option is not at its default."""
+        """Raise ``ConfigError`` with the reason ``why`` unless an option is at its default."""
         value, default = getattr(self, name), options(type(self))[name].default
         require(
             value == default,

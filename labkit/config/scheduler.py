@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option, require
 
-# engine.scheduler.watermark=null with reservation=optimistic, as in vLLM.
+# Used for engine.scheduler.watermark=null with reservation=optimistic, as in vLLM.
 DEFAULT_WATERMARK = 0.01
 
 

@@ -28,7 +28,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], data: Any) -> T:
-    """Return the ``cls`` that ``to_plain`` turned into ``data``; every rule is checked again.
+    """Return a ``cls`` built from its JSON form (see :func:`to_plain`). Every rule is checked.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         built = {key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
         try:
             return kind(**built)
-        except ConfigError as error:  # a group with several places does not know its own
+        except ConfigError as error:  # a group that is used at several paths does not know its path
             several = issubclass(kind, Group) and not kind.place
             raise ConfigError(f"{prefix if several else ''}{error}") from None
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
