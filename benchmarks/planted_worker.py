@@ -112,7 +112,7 @@ class Beside:
 
 
 def take_turns(beside: Beside) -> None:
-    """Patch the measurement so that each round or slice waits for the other process's turn to end."""
+    """Patch the measurement so that each round or slice waits until the other process's is over."""
     from labkit.workload.interleaved_kernels import InterleavedKernels
     from labkit.workload.interleaved_serving import (
         InterleavedServing,

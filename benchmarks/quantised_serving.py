@@ -148,7 +148,7 @@ class OnLabkit:
         return {**wall, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
-        """Return the bytes of the weights and the KV pool, or 0 if the engine does not count them."""
+        """Return the bytes of weights and KV pool, or 0 if the engine does not count them."""
         counters = self.engine.counters()
         return {
             "weight_bytes": sum(counters.get(f"weights.{form}", 0) for form in FORMS),

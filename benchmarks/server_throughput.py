@@ -4,8 +4,8 @@ All servers start once and stay alive; rounds are interleaved in a fresh random 
 each of 16 clients sends its next request (the same texts for all servers, greedy) when its previous
 one has ended, so an engine gets the next request one round trip later. The client is one
 event loop on raw sockets. mlx_lm.server gets a preloaded OpenBLAS, which its pip package lacks.
-llama.cpp's server takes part if ``--llama`` gives its command with a GGUF file of the same weights. Run as
-``python benchmarks/server_throughput.py``; ``--json FILE`` writes every figure.
+llama.cpp's server takes part if ``--llama`` gives its command with a GGUF file of the same weights.
+Run as ``python benchmarks/server_throughput.py``; ``--json FILE`` writes every figure.
 """
 
 from __future__ import annotations
