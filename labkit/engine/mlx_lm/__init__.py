@@ -1,4 +1,4 @@
-"""``engine=mlx_lm``: the real mlx_lm BatchGenerator behind labkit's engine protocol."""
+"""``engine=mlx_lm``: mlx_lm's own BatchGenerator behind labkit's engine protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def create(options: config.Engine, model_dir: Path, models: SharedModels) -> Inf
     Raises
     ------
     EngineError
-        mlx_lm cannot load the model; one line with mlx_lm's reason.
+        mlx_lm cannot load the model. The message is one line with mlx_lm's reason.
     """
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 

@@ -1,4 +1,4 @@
-"""``MlxLmEngine``: mlx_lm's own BatchGenerator, stepped by labkit and counted from outside."""
+"""``MlxLmEngine``: mlx_lm's own BatchGenerator, called step by step and measured from outside."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ COUNTER_NAMES = (
 
 
 class MlxLmEngine:
-    """Inference engine over a ``BatchGenerator``; a step admits requests and calls ``next`` once.
+    """An inference engine over a ``BatchGenerator``.
 
-    The generator's own queue lets more requests decode than its ``completion_batch_size``, because
-    it does not count those in prefill. So requests wait here, and are inserted only while fewer
-    than ``max_num_seqs`` are in the generator.
+    A step admits waiting requests and calls the generator's ``next`` once. Requests wait in the
+    engine's own queue and are inserted only while fewer than ``max_num_seqs`` are in the generator.
+    The generator's queue would let more requests decode than its ``completion_batch_size``, because
+    it does not count requests in prefill.
 
     Parameters
     ----------
     model
         The loaded model.
     max_num_seqs
-        The most requests in the generator at once.
+        The maximum number of requests in the generator at once.
     prefill_step_size
         Prompt tokens of one request per step; None: mlx_lm's default of 2,048.
     """
@@ -92,7 +93,10 @@ class MlxLmEngine:
         self._peak_kv_bytes = 0
 
     def submit(self, request: Request) -> None:
-        """Queue a request; a request that can never be served ends with an error event.
+        """Queue a request.
+
+        A request that can never be served (for example, an unsupported sampling parameter) is not
+        queued; the next step returns an error event instead.
 
         Raises
         ------
@@ -143,14 +147,14 @@ class MlxLmEngine:
                 self._token_counters.remove_request(uid)
 
     def has_work(self) -> bool:
-        """Return whether a request is live or a refusal has not been reported yet."""
+        """Return whether a request is live or an error event of a refusal is pending."""
         return bool(self._pending_refusals or self._waiting or self._live)
 
     def step(self) -> list[TokenEvent]:
-        """Call the generator once; return pending refusals, then the tokens it sampled.
+        """Call the generator once; return pending refusals, then the tokens that the call sampled.
 
-        The call computes one token of every decoding request, then up to
-        ``prefill_step_size`` tokens of each prompt in its prefill batch.
+        The call decodes one token of every decoding request, then computes up to
+        ``prefill_step_size`` tokens of each prompt in the generator's prefill batch.
         """
         start = time.perf_counter()
         events, self._pending_refusals = self._pending_refusals, []
@@ -206,17 +210,20 @@ class MlxLmEngine:
         return TokenEvent(request.request_id, response.token, response.finish_reason, margin)
 
     def drain(self) -> None:
-        """Wait for the step computed ahead; the next ``step`` returns its tokens."""
+        """Wait for the decode step that the generator computes ahead.
+
+        The next ``step`` returns the tokens of that decode step.
+        """
         mx.synchronize(self._open_generator().stream)
 
     def counters(self) -> dict[str, float]:
         """Return the counters: steps, tokens, KV bytes, requests and times (ms).
 
         ``device_ms`` is the time inside ``BatchGenerator.next``, ``host_ms`` the rest of the
-        steps. ``peak_kv_bytes`` is the largest size of the generator's caches at the end of a step,
-        padding and unused capacity included. ``BatchGeneratorCounters`` describes the token
-        counters. ``blas.*`` names the BLAS that MLX uses, ``dtype.*`` the dtype it computes in,
-        ``weights.*`` the formats of the weights.
+        steps. ``peak_kv_bytes`` is the largest size of the generator's caches after a call,
+        including padding and unused capacity. ``BatchGeneratorCounters`` describes the token
+        counters. ``blas.*`` names the BLAS that MLX uses, ``dtype.*`` the dtype that it computes
+        in, ``weights.*`` the formats of the weights.
         """
         values = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         return values | {
@@ -228,17 +235,17 @@ class MlxLmEngine:
         }
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request is in the generator."""
+        """Return whether a request has been inserted into the generator and has not finished."""
         return any(request.request_id == request_id for request in self._live.values())
 
     def kv_bytes(self) -> KVBytes:
-        """Return the bytes of the generator's caches, and how many of them hold computed tokens."""
+        """Return the bytes of the generator's caches, and the part that holds computed tokens."""
         return KVBytes(
             self._open_generator().prompt_cache_nbytes, self._token_counters.used_kv_bytes()
         )
 
     def reset_counters(self) -> None:
-        """Set the counters to 0; the KV peak restarts from the caches' size now."""
+        """Set the counters to 0, and the KV peak to the caches' current size."""
         self._counters.reset()
         self._peak_kv_bytes = self._open_generator().prompt_cache_nbytes
 
@@ -246,7 +253,7 @@ class MlxLmEngine:
         """Do nothing: the generator has no prefix cache."""
 
     def close(self) -> None:
-        """Drop every request, the model and the KV memory."""
+        """Drop every request, the model and the KV memory. Further calls do nothing."""
         if self._generator is None:
             return
         if self._live:
@@ -265,9 +272,9 @@ class MlxLmEngine:
 
 
 def logit_margin(logprobs: mx.array, token: int) -> float:
-    """Return the log probability of ``token`` minus the largest of all others.
+    """Return the log probability of ``token`` minus the largest one of all other tokens.
 
-    ``logprobs``: [vocab_size], evaluated.
+    ``logprobs``: [vocab_size], already evaluated by MLX.
     """
     row = np.asarray(logprobs.astype(mx.float32))
     below = np.maximum.reduce(row[:token], initial=NEGATIVE_INFINITY)

@@ -1,4 +1,4 @@
-"""Token counters of a BatchGenerator, derived from the responses it returns."""
+"""Token counters of a BatchGenerator, derived from the responses that the generator returns."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from labkit.engine.engine_protocol import Counters
 
 
 class BatchGeneratorCounters:
-    """Counts useful and wasted tokens of each call of ``BatchGenerator.next``.
+    """Counters of the useful and wasted tokens of the calls of ``BatchGenerator.next``.
 
     - ``tokens.prefill``: prompt tokens computed.
-    - ``tokens.padded``: padding computed in prefill, where a chunk's prompts are padded to the
-      longest.
+    - ``tokens.padded``: padding computed in prefill, where the prompts of a batch are padded to
+      the longest prompt chunk.
     - ``tokens.decode``: rows of decode forwards.
-    - ``tokens.discarded``: decode rows computed ahead for a request that had already ended.
+    - ``tokens.discarded``: decode rows computed ahead for requests that had already ended.
     - ``kv.padded_slots``: left padding in the KV cache that decode forwards attended to, summed
       over forwards.
 
     Parameters
     ----------
     counters
-        The engine's counters, which are added to.
+        The engine's counters, to which the class adds.
     kv_bytes_by_window
-        KV bytes of one token by the layers' sliding window (tokens; None: no window).
+        One token's KV bytes, summed over the layers of each sliding window (tokens; None: no
+        window).
     """
 
     def __init__(self, counters: Counters, kv_bytes_by_window: Mapping[int | None, int]) -> None:
@@ -33,15 +34,15 @@ class BatchGeneratorCounters:
         self._cached: dict[int, int] = {}  # tokens in the KV cache, by uid
 
     def add_request(self, uid: int) -> None:
-        """Start counting a request that was inserted into the generator."""
+        """Start tracking the cached tokens of a request that was inserted into the generator."""
         self._cached[uid] = 0
 
     def remove_request(self, uid: int) -> None:
-        """Stop counting a request."""
+        """Stop tracking a request that has ended or was removed from the generator."""
         del self._cached[uid]
 
     def used_kv_bytes(self) -> int:
-        """Return the bytes of live requests' keys and values that are inside the sliding window."""
+        """Return the KV bytes of the live requests' tokens that are inside each layer's window."""
         return sum(
             size * (length if window is None else min(length, window))
             for window, size in self._kv_bytes_by_window.items()
@@ -49,7 +50,7 @@ class BatchGeneratorCounters:
         )
 
     def count_call(self, prompt_responses: Sequence[Any], token_responses: Sequence[Any]) -> None:
-        """Count one call of ``BatchGenerator.next`` by what it returned."""
+        """Count one call of ``BatchGenerator.next`` from the responses that the call returned."""
         cached = self._cached
         cached_tokens = []
         for response in token_responses:
@@ -58,7 +59,7 @@ class BatchGeneratorCounters:
         chunks, num_last_tokens = [], 0
         for response in prompt_responses:
             computed = response.progress[0]
-            if response.end_of_prompt:  # the prompt's last token has a decode forward of its own
+            if response.end_of_prompt:  # the prompt's last token is computed by a decode forward
                 num_last_tokens += 1
             else:
                 chunks.append(computed - cached[response.uid])
@@ -79,5 +80,5 @@ class BatchGeneratorCounters:
 
 
 def num_padding(lengths: Sequence[int]) -> int:
-    """Return the padding that brings every length to the longest."""
+    """Return the padding tokens that bring every length to the longest one."""
     return max(lengths) * len(lengths) - sum(lengths) if lengths else 0

@@ -19,9 +19,9 @@ from labkit.machine.exception_text import one_line
 class MlxLmModel:
     """A loaded mlx_lm model and its sizes.
 
-    Prompts may hold token ids below ``vocab_size``. ``kv_bytes_by_window``: KV bytes of one token,
-    summed over the layers of each sliding window (None: no window). ``dtype``: the MLX name of the
-    cached keys' dtype. ``weights``: bytes by format, as counters name it.
+    ``vocab_size``: prompts may only have token ids below this. ``kv_bytes_by_window``: one token's
+    KV bytes, summed over the layers of each sliding window (None: no window). ``dtype``: MLX's name
+    of the cached keys' dtype. ``weights``: bytes by format, with the formats' names in counters.
     """
 
     model: Any
@@ -37,14 +37,14 @@ def load(
     dtype: str | None = "float32",
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
-    """Load a model and cast it.
+    """Load a model with mlx_lm and cast its weights.
 
     ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``.
 
     Raises
     ------
     EngineError
-        mlx_lm refuses the directory; one line with its reason.
+        mlx_lm cannot load the directory. The message is one line with mlx_lm's reason.
     """
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
@@ -55,7 +55,7 @@ def load(
         raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = make_prompt_cache(model)
-    # MLX is lazy: this computes shapes alone.
+    # MLX is lazy: this call computes only shapes, and gives the caches keys and values.
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
     eos_token_ids = read_eos_token_ids(settings, model_dir)
     weights = compute_dtype.weight_bytes_by_dtype(model)
@@ -65,7 +65,10 @@ def load(
 
 
 def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
-    """Return one token's KV bytes, summed over the layers' filled caches, by sliding window."""
+    """Return one token's KV bytes by sliding window, summed over the layers of that window.
+
+    Layers whose ``caches`` entry has no keys are left out.
+    """
     total: dict[int | None, int] = {}
     for cache in caches:
         if getattr(cache, "keys", None) is not None:
@@ -76,7 +79,7 @@ def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
 
 
 def key_dtype(caches: Sequence[Any]) -> str:
-    """Return the dtype of the first layer's cached keys, or of its state where it has no keys."""
+    """Return the dtype of the first layer's cached keys, or of the cache's state if keyless."""
     cache = caches[0]
     while hasattr(cache, "caches"):
         cache = cache.caches[0]

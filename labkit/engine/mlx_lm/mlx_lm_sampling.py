@@ -1,4 +1,4 @@
-"""Sampling parameters and stop tokens in the form that mlx_lm's BatchGenerator takes."""
+"""Samplers and stop tokens for mlx_lm's BatchGenerator, from labkit's ``SamplingParams``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SUPPORTED_PARAMS = (
 
 
 class SeededSampler:
-    """A sampler with mlx_lm's filters and a random stream of the request's own.
+    """A sampler with mlx_lm's filters and a separate random stream for each request.
 
-    mlx_lm's samplers draw from one global stream, so a request's tokens would depend on its batch.
-    The filters run in mlx_lm's order (top-p over the untempered probabilities, top-k,
-    temperature), which differs from labkit's sampler.
+    mlx_lm's samplers draw from one global stream, so a request's tokens would depend on the other
+    requests in its batch. The filters run in mlx_lm's order (top-p on the probabilities before
+    temperature, top-k, temperature), which differs from that of labkit's sampler.
     """
 
     def __init__(self, params: SamplingParams, seed: int) -> None:
@@ -43,7 +43,7 @@ class SeededSampler:
         self._key = mx.random.key(seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Draw a token for each row; ``logprobs``: [1, vocab_size]."""
+        """Draw one token for each row of ``logprobs`` ([1, vocab_size])."""
         params = self._params
         if params.top_p < 1:
             logprobs = apply_top_p(logprobs, params.top_p)
@@ -54,25 +54,25 @@ class SeededSampler:
 
 
 def make_request_sampler(request: Request) -> Sampler:
-    """Return the sampler for one request."""
+    """Return the shared greedy sampler, or a ``SeededSampler`` if the request is not greedy."""
     if request.params.greedy:
         return GREEDY_SAMPLER
     return SeededSampler(request.params, request_seed(RequestState(request)))
 
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the token ids that end a request."""
+    """Return the token ids that end a request: its own and, unless ignored, the model's EOS."""
     own = frozenset(params.stop_token_ids)
     return own if params.ignore_eos else own | eos_token_ids
 
 
 def check_supported(params: SamplingParams) -> None:
-    """Refuse sampling parameters that this engine would silently ignore.
+    """Refuse sampling parameters that this engine does not pass to mlx_lm.
 
     Raises
     ------
     EngineError
-        A parameter that mlx_lm does not have differs from its default.
+        A parameter outside ``SUPPORTED_PARAMS`` differs from its default.
     """
     for item in dataclasses.fields(params):
         value: Any = getattr(params, item.name)

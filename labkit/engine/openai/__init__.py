@@ -1,4 +1,4 @@
-"""``engine=openai``: an OpenAI-compatible server as an arm."""
+"""``engine=openai``: an OpenAI-compatible server, driven over HTTP as an arm of an experiment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
     Raises
     ------
     ConfigError
-        The program is missing, or the model cannot be exported; one line.
+        The program is missing, or the model cannot be exported. The message is one line.
     """
     from labkit.engine.openai import server_process
 
@@ -47,7 +47,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     Raises
     ------
     EngineError
-        The server cannot be started, or generates nothing; one line with the reason.
+        The server cannot be started, or generates nothing. The message is one line.
     """
     check_http_extra()
     from labkit.engine.openai import server_process

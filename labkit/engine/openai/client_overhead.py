@@ -1,4 +1,4 @@
-"""The cost of labkit's own HTTP client, measured with a server that computes nothing."""
+"""The latency and CPU time that labkit's own HTTP client adds, measured with a null server."""
 
 from __future__ import annotations
 
@@ -28,23 +28,27 @@ START_TIMEOUT_S, ROUND_TIMEOUT_S = 20.0, 20.0
 
 
 class TimedResponse(NamedTuple):
-    """A response, and when its request was handed to the client (``time.perf_counter``)."""
+    """A response, and the time at which its request was submitted (``time.perf_counter``)."""
 
     submitted: float
     response: StreamedResponse
 
 
 def measure(streams: int, silence_s: float) -> dict[str, Any]:
-    """Measure the client against a null server that serves ``streams`` requests at once.
+    """Measure the client's overhead with a null server that serves ``streams`` requests at once.
+
+    A response is failed when nothing of it has arrived for ``silence_s`` seconds.
 
     Returns
     -------
     dict
-        Three times as p50, p99 and max in ms. ``ttft_ms``: the client's part of the time to first
-        token, that is from the request's submission to its arrival at the null server, plus from
-        the first token's write to its arrival here. ``chunk_ms``: from the write of a chunk to its
-        arrival here. ``itl_ms``: the error of the measured gap between two chunks. Besides,
-        ``chunk_us``: the client's CPU time per chunk, ``streams`` and ``chunks``.
+        ``ttft_ms``: the client's part of the time to first token, that is from the request's
+        submission to its arrival at the null server, plus from the first token's write to its
+        arrival here. ``chunk_ms``: from the write of a chunk to its arrival here. ``itl_ms``: the
+        error of the measured gap between two chunks. Each of the three is a dict of p50, p99 and
+        max in ms. ``chunk_us``: the client's CPU time per chunk (us). ``streams`` and ``chunks``:
+        the numbers of requests at once and of measured chunks. ``first_ms`` and ``between_ms``: the
+        null server's settings.
 
     Raises
     ------
@@ -96,7 +100,10 @@ def _run_round(client: HttpClient, streams: int, number: int) -> list[TimedRespo
 
 
 def _send_and_collect(client: HttpClient, keys: Sequence[str], tokens: int) -> list[TimedResponse]:
-    """Send one request of ``tokens`` tokens under every key; return the responses in that order."""
+    """Send a request for ``tokens`` tokens under each key, and return the responses by key order.
+
+    Responses that have not ended after ``ROUND_TIMEOUT_S`` are returned incomplete.
+    """
     body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
     params = SamplingParams(max_tokens=tokens)
     submitted: dict[str, float] = {}

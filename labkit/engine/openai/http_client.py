@@ -1,12 +1,12 @@
-"""An HTTP client: one thread with an event loop that sends requests and timestamps what it reads.
+"""An HTTP client: one thread with an event loop that sends requests and timestamps received bytes.
 
-The loop only stores the bytes with their times. A response is handed over when it has ended, and is
-parsed then, outside the loop. So streams whose chunks arrive together do not wait for each other,
-and the client does not take CPU time for every token from a server on the same cores. The client
-measures the loop's delay and its CPU time itself.
+The loop only stores the received bytes with their times. A response is parsed after it has ended,
+outside the loop. So streams whose chunks arrive together do not delay each other, and the client
+takes no CPU time per token from a server on the same cores. The client also measures the loop's
+wake-up delay and CPU time.
 
-No request is sent twice: a broken connection fails its request. No connection is used twice: a
-server may close an idle one just when the next request goes out on it.
+No request is sent twice: a broken connection fails its request. Every request has a connection of
+its own: a server may close an idle connection just when the next request is sent on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ SILENCE_ERROR = "the server sent nothing for {:g} s (engine.server.silence_s)"
 class CompletedResponse:
     """A response that ended at ``at`` (``time.perf_counter``).
 
-    ``parts``: what was read of its body, in order. ``error``: why it failed, or None.
+    ``key``: the key that the request was sent under. ``parts``: the body's bytes in order, one part
+    per read. ``error``: the reason that the response failed, or None.
     """
 
     key: str
@@ -47,14 +48,14 @@ class CompletedResponse:
 
 
 class HttpClient:
-    """Sends each request once to one server, and returns the responses as they end.
+    """A client of one server that sends each request once and returns responses as they end.
 
     Parameters
     ----------
     url
         The server's address, without ``/v1``.
     silence_s
-        A response fails when nothing of it has arrived for this long.
+        A response fails when none of its bytes have arrived for this many seconds.
     """
 
     def __init__(self, url: str, silence_s: float) -> None:
@@ -87,7 +88,7 @@ class HttpClient:
         return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result()
 
     async def _watch_streams(self) -> None:
-        """Measure the loop's delay and fail silent responses, for ever."""
+        """Measure the loop's wake-up delay and fail silent responses, until cancelled."""
         while True:
             due = time.perf_counter() + CHECK_PERIOD_S
             await asyncio.sleep(CHECK_PERIOD_S)
@@ -98,7 +99,10 @@ class HttpClient:
                     exchange.end(SILENCE_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
-        """Send a JSON body to ``path``; the response will be completed under ``key``."""
+        """Send a JSON body to ``path`` and return at once.
+
+        ``completed_responses`` will return the response, or the error, under ``key``.
+        """
         submitted = time.perf_counter()
         self._loop.call_soon_threadsafe(self._begin, key, path, body, submitted)
 
@@ -126,7 +130,7 @@ class HttpClient:
         self._completed.put(CompletedResponse(key, time.perf_counter(), exchange.parts, error))
 
     def wait(self, seconds: float) -> None:
-        """Wait until a response has ended, at most ``seconds``."""
+        """Wait until a response has ended, for at most ``seconds``."""
         if self._taken_by_wait or not self._completed.empty():
             return
         try:
@@ -135,14 +139,17 @@ class HttpClient:
             return
 
     def completed_responses(self) -> Sequence[CompletedResponse]:
-        """Return the responses that have ended since the last call, in order."""
+        """Return the responses that have ended since the last call, in the order they ended."""
         completed, self._taken_by_wait = self._taken_by_wait, []
         while not self._completed.empty():
             completed.append(self._completed.get())
         return completed
 
     def cancel(self, key: str) -> None:
-        """Close a request's connection and drop its response, unless that has ended already."""
+        """Close a request's connection and drop its response.
+
+        A response that has ended already is still returned by ``completed_responses``.
+        """
 
         async def abort() -> None:
             exchange = self._exchanges.pop(key, None)
@@ -165,7 +172,7 @@ class HttpClient:
             times.clear()
 
     def close(self) -> None:
-        """Close every connection and end the thread; may be called again."""
+        """Close every connection and end the thread. Further calls do nothing."""
         if self._loop.is_closed():
             return
         self._run(self._shut_down())

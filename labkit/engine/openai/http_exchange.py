@@ -16,17 +16,17 @@ TRUNCATED_ERROR = "the connection ended before the response did"
 
 
 class ReceivedBytes(NamedTuple):
-    """The part of a response body that one read returned, ``at`` on ``time.perf_counter``."""
+    """The bytes of a response body that one read returned, read at ``at`` (``perf_counter``)."""
 
     at: float
     data: bytes
 
 
 class HttpExchange(asyncio.Protocol):
-    """Sends a request when connected, and collects the response until it ends.
+    """An asyncio protocol that sends a request when connected and collects the response.
 
-    ``parts``: the body as it was read. ``last_activity``: when bytes last arrived, or the exchange
-    began (``time.perf_counter``).
+    ``parts``: the body's bytes, one part per read. ``last_activity``: the time at which bytes last
+    arrived, or at which the exchange was created or connected (``time.perf_counter``).
 
     Parameters
     ----------
@@ -35,7 +35,8 @@ class HttpExchange(asyncio.Protocol):
     on_connected
         Called once with the seconds that connecting took.
     on_end
-        Called once when the response has ended, with None or one line that says why it failed.
+        Called once when the response has ended, with the exchange and the error: one line, or None
+        if the response succeeded. Not called after ``abort``.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class HttpExchange(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Store the body bytes of one read with its time; several HTTP chunks become one part."""
+        """Append the body bytes of one read to ``parts``, several HTTP chunks as one part."""
         self.last_activity = time.perf_counter()
         try:
             self._parser.feed_data(data)
@@ -79,7 +80,11 @@ class HttpExchange(asyncio.Protocol):
             self.end(self._status_error())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the response: whole if its head gave no length, else truncated."""
+        """End the response when the connection has closed.
+
+        Without an error, the response is complete if its head announced no length. Otherwise it
+        was truncated.
+        """
         if error is not None:
             self.end(one_line(error))
         else:
@@ -87,7 +92,7 @@ class HttpExchange(asyncio.Protocol):
             self.end(self._status_error() if is_whole else TRUNCATED_ERROR)
 
     def end(self, error: str | None) -> None:
-        """Close the connection and call ``on_end``; may be called again."""
+        """Close the connection and call ``on_end``. Further calls do nothing."""
         if not self._ended:
             self.abort()
             self._on_end(self, error)
@@ -107,11 +112,11 @@ class HttpExchange(asyncio.Protocol):
     # Callbacks of httptools' parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note whether the head tells where the body ends."""
+        """Record whether the head tells where the body ends."""
         self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        """Note that the final head is read; status 1xx announces another one."""
+        """Record that the final head is read. A head with status 1xx precedes another head."""
         self._has_head = self._parser.get_status_code() >= 200
 
     def on_body(self, body: bytes) -> None:
@@ -119,5 +124,5 @@ class HttpExchange(asyncio.Protocol):
         self._read_now.append(body)
 
     def on_message_complete(self) -> None:
-        """Note that the body has ended."""
+        """Record that the body has ended."""
         self._complete = self._has_head

@@ -1,8 +1,8 @@
-"""llama.cpp's server from the package xllamacpp, as a program: the preset ``xllamacpp``.
+"""A program that runs llama.cpp's server from the package xllamacpp: the preset ``xllamacpp``.
 
     python llama_cpp_server.py --model FILE.gguf --port 8080 --threads 2
 
-It is started by its path, with an interpreter that has xllamacpp and may lack labkit.
+The program is started by its path, with an interpreter that has xllamacpp and may lack labkit.
 """
 
 from __future__ import annotations

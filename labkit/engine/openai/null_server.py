@@ -1,10 +1,10 @@
 """A server that computes nothing: ``python -m labkit.engine.openai.null_server --port N``.
 
-It sends tokens at fixed times, to all streams at the same moment, like an engine whose steps serve
-a whole batch. Any delay that a client measures beyond those times is the client's own. Every chunk
-carries two times, of the request's arrival and of the chunk's write, so that this server's own
-delay is not mistaken for the client's. They are read from ``time.perf_counter``, a clock that the
-processes of one machine share on Linux and macOS. Standard library only.
+The server sends tokens at fixed times, to all streams at the same moment, like an engine whose
+steps serve a whole batch. Every chunk carries two times, of the request's arrival and of the
+chunk's write. A client subtracts them, so that the server's own delay does not count as the
+client's. The times are read from ``time.perf_counter``, a clock that the processes of one machine
+share on Linux and macOS. The module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MODEL_LIST = b'{"object": "list", "data": [{"id": "null", "object": "model"}]}'
 
 @dataclass
 class NullStream:
-    """A response being streamed: ``sent`` of ``max_tokens`` tokens so far."""
+    """A response being streamed, of which ``sent`` of ``max_tokens`` tokens have been written."""
 
     writer: asyncio.StreamWriter
-    received: float  # when the request was read
+    received: float  # the time at which the request was read
     max_tokens: int
     prompt_tokens: int
     chat: bool
-    due: float  # when the first token may be sent
+    due: float  # the earliest time of the first token
     sent: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,9 +59,9 @@ class NullStream:
 
 
 class NullServer:
-    """Sends a token to every due stream at each tick of ``interval_ms``.
+    """A server that ticks every ``interval_ms`` and sends a token to every due stream at each tick.
 
-    A stream is due ``first_ms`` after its request.
+    A stream is due from ``first_ms`` after its request.
     """
 
     def __init__(self, first_ms: float, interval_ms: float) -> None:
@@ -69,7 +69,7 @@ class NullServer:
         self._streams: list[NullStream] = []
 
     async def tick(self) -> None:
-        """Write a token to every due stream, at fixed times, for ever."""
+        """Write a token to every due stream at each tick, until cancelled."""
         next_tick = time.perf_counter()
         while True:
             next_tick += self._interval_s
@@ -80,7 +80,7 @@ class NullServer:
             self._streams = [s for s in self._streams if not s.done.is_set()]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, request by request."""
+        """Serve the requests of one connection, one after the other."""
         try:
             while line := await reader.readline():
                 length = 0

@@ -35,9 +35,10 @@ COUNTER_NAMES = (
 
 
 class RemoteEngine:
-    """Sends requests over HTTP; ``step`` returns the events of ended responses and never waits.
+    """An inference engine that sends its requests to a server over HTTP.
 
-    Each event carries the time at which it arrived.
+    ``step`` returns the events of the responses that have ended, and never waits. Each event
+    carries the time at which its bytes arrived.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class RemoteEngine:
     payloads
         Builds the request bodies.
     detokenizer
-        Counts and compares the text of responses without token ids.
+        Counts the tokens of responses without token ids, and normalizes their text.
     options
         ``engine.server``.
     """
@@ -76,7 +77,10 @@ class RemoteEngine:
         self._num_sent = 0
 
     def submit(self, request: Request) -> None:
-        """Send a request; one that cannot be sent to servers ends with an error event.
+        """Send a request to the server.
+
+        If the payload cannot express the request (for example, an unsupported sampling parameter),
+        nothing is sent and the next step returns an error event instead.
 
         Raises
         ------
@@ -96,7 +100,7 @@ class RemoteEngine:
             return
         self._counters.add("requests.submitted")
         self._num_sent += 1
-        # Unique, as a request id may be used again, even after an abort.
+        # The key is unique even if a request id is used again, for example after an abort.
         key = f"{self._num_sent} {request_id}"
         self._live[request_id] = StreamedResponse(request)
         self._request_ids[key], self._keys[request_id] = request_id, key
@@ -118,16 +122,16 @@ class RemoteEngine:
         del self._request_ids[self._keys.pop(request_id)]
 
     def has_work(self) -> bool:
-        """Return whether a request is live or a refusal has not been reported yet."""
+        """Return whether a response is outstanding or an error event of a refusal is pending."""
         return bool(self._live or self._pending_refusals)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a response has ended, at most ``seconds``."""
+        """Wait until an event is pending, for at most ``seconds``."""
         if not self._pending_refusals:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
-        """Return the events of the responses that have ended since the last step."""
+        """Return all events of the responses that ended since the last step, refusals first."""
         cpu = time.thread_time()
         events, self._pending_refusals = self._pending_refusals, []
         for completed in self._client.completed_responses():
@@ -160,8 +164,9 @@ class RemoteEngine:
     def counters(self) -> dict[str, float]:
         """Return the streams' counters, and the output tokens counted in three ways.
 
-        ``tokens.usage``: as the server reports them. ``tokens.tokenizer``: the text, counted by the
-        model's tokenizer. ``tokens.stream``: token ids in the stream, else chunks with text.
+        ``tokens.usage``: the server's own counts. ``tokens.tokenizer``: the model's tokenizer
+        applied to the text. ``tokens.stream``: the token ids in a stream, or the chunks with
+        content where the server sends no ids.
         """
         counts = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         usages = [response.usage for response in self._finished if response.usage is not None]
@@ -180,7 +185,11 @@ class RemoteEngine:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Notes for the record: the server, how its tokens were counted, and the client's cost."""
+        """Notes for the record: the server, the way tokens were counted, and the client's overhead.
+
+        ``most_late_ms``: the configured limit of the client's delays. ``floor``: the overhead that
+        ``client_overhead.measure`` returned.
+        """
         return {"server": self._server_notes(), "client": self._client_notes()}
 
     def _server_notes(self) -> dict[str, Any]:
@@ -200,7 +209,10 @@ class RemoteEngine:
         }
 
     def _disagreements(self) -> list[dict[str, Any]]:
-        """Return the first requests whose token counts differ (server, tokenizer, stream)."""
+        """Return the first requests whose token counts differ, as the three counts of each.
+
+        The counts are those of the server, the tokenizer and the stream (see ``counters``).
+        """
         disagreements = []
         for response in self._finished:
             counts = {
@@ -226,16 +238,16 @@ class RemoteEngine:
         }
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Build the request bodies, and measure the client's own cost with a null server."""
+        """Build the request bodies, and measure the client's overhead with a null server."""
         self._payloads.prebuild(requests)
         self._client_overhead = client_overhead.measure(streams, self._options.silence_s)
 
     def process_memory(self) -> dict[str, float]:
-        """Return the resident bytes of the server's processes; empty where not known."""
+        """Return the resident bytes of the server's processes, or an empty dict if unknown."""
         return self._server.process_memory()
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and forget finished responses."""
+        """Set the counters and timings to 0 and forget finished responses."""
         self._counters.reset()
         self._finished.clear()
         self._client.reset_timings()
@@ -244,7 +256,8 @@ class RemoteEngine:
     def clear_cache(self) -> None:
         """Do nothing: the API cannot clear a server's cache.
 
-        A server is started for its run, and warmed up with other prompts.
+        A run is not affected if labkit started the server, because the server is then new and its
+        warm-up uses other prompts.
         """
 
     def close(self) -> None:

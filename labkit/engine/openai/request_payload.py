@@ -1,4 +1,4 @@
-"""Build the request body for a given server, with the parameters that it understands."""
+"""Build request bodies for a server, with the parameters that the server understands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SUPPORTED_PARAMS = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos",
 
 @dataclass(frozen=True, slots=True)
 class RequestPayload:
-    """A request's JSON body; ``same_ids``: the server reads the prompt as the same token ids."""
+    """A request's JSON body.
+
+    ``same_ids``: whether the server will read the prompt as the request's own token ids.
+    """
 
     request: Request
     body: bytes
@@ -42,7 +45,7 @@ class PayloadBuilder:
     detokenizer
         Turns prompts into text for a server that takes no token ids.
     eos_token_ids
-        The model's end tokens.
+        The model's EOS tokens, which a request with ``ignore_eos`` must not sample.
     """
 
     def __init__(
@@ -59,16 +62,16 @@ class PayloadBuilder:
         self._prebuilt: dict[str, RequestPayload] = {}  # by request id
 
     def prebuild(self, requests: Sequence[Request]) -> None:
-        """Build the bodies of requests before the clock starts."""
+        """Build the bodies of requests before the measurement starts."""
         self._prebuilt = {request.request_id: self._build(request) for request in requests}
 
     def payload(self, request: Request) -> RequestPayload:
-        """Return the body of a streaming request that asks for token usage.
+        """Return the payload of a streaming request that asks for token usage.
 
         Raises
         ------
         EngineError
-            A sampling parameter is set that labkit does not send to servers.
+            A sampling parameter that labkit does not send to servers differs from its default.
         """
         prebuilt = self._prebuilt.get(request.request_id)
         if prebuilt is not None and prebuilt.request == request:
@@ -99,7 +102,7 @@ class PayloadBuilder:
         return RequestPayload(request, json.dumps(body).encode(), same_ids)
 
     def _prompt(self, request: Request) -> tuple[dict[str, Any], bool]:
-        """Return the prompt's fields, and whether the server reads them as the same token ids."""
+        """Return the prompt's JSON fields, and ``same_ids`` (see ``RequestPayload``)."""
         if self.chat and request.messages is not None:
             return {"messages": [dict(message) for message in request.messages]}, True
         if self._preset.token_prompts and not self.chat:

@@ -1,4 +1,4 @@
-"""The server of a run: started for the run and stopped with it, or one that runs already."""
+"""The server of a run: started and stopped by labkit, or already running elsewhere."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
 POLL_S = 0.05  # between two probes of a starting server
-PROBE_TIMEOUT_S = 10.0  # an unanswered probe is cancelled then, and another one sent
-PROCESS_TREE_TTL_S = 10.0  # for this long the list of processes is reused: it takes 5 ms to read
+PROBE_TIMEOUT_S = 10.0  # an unanswered probe is cancelled after this, and the next one is sent
+PROCESS_TREE_TTL_S = 10.0  # reuse the list of processes for this long: reading it takes 5 ms
 PROBE_PROMPT = "Once upon a time"
 
 
 class ServerProcess:
-    """A server at ``url``, stopped with the run if labkit started it.
+    """A server at ``url``. ``stop`` stops it only if labkit started it.
 
-    ``command``: its command as the config has it; empty where the server ran already.
+    ``command``: the configured command, or empty where labkit did not start the server.
 
     Parameters
     ----------
     server
         ``engine.server``.
     url
-        Its address, without ``/v1``.
+        The server's address, without ``/v1``.
     supervised
         The process that labkit started, or None where the server ran already.
     """
@@ -64,7 +64,10 @@ class ServerProcess:
         return f"engine.server.preset={self._options.preset}"
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return the model's name in requests: the configured one, or the first that is listed."""
+        """Return the model's name in requests.
+
+        It is the configured name, else the first entry of ``/v1/models``, else ``model_dir``.
+        """
         configured = self._options.model or self._options.server_preset.model
         if configured:
             return configured
@@ -79,13 +82,14 @@ class ServerProcess:
     def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
         """Wait until the server has generated a token; return the model's name in requests.
 
-        An open port, a list of models or a health check prove nothing: servers have passed all of
-        them with a dead engine behind.
+        An open port, a list of models or a health check do not prove that the server is ready:
+        servers with a dead engine have passed all three.
 
         Raises
         ------
         EngineError
-            The server has ended, or has generated no token in time; with the last probe's error.
+            The server has ended, or has generated no token in time. The message includes the last
+            probe's error.
         """
         start, tries, last_error = time.monotonic(), 0, "it took no connection"
         limit = self._options.start_timeout_s
@@ -118,20 +122,26 @@ class ServerProcess:
     def _probe(
         self, client: HttpClient, key: str, path: str, body: dict[str, Any], seconds: float
     ) -> str | None:
-        """Request one token; return None when it has arrived, else why it has not."""
+        """Request one token. Return None if it arrives within ``seconds``, else the error's text.
+
+        Raises ``EngineError`` if the server has ended.
+        """
         client.send(key, path, json.dumps(body).encode())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             client.wait(min(POLL_S, seconds))
             for response in client.completed_responses():
-                if response.key == key:  # others belong to cancelled probes
+                if response.key == key:  # other responses belong to cancelled probes
                     return _probe_error(response)
             self.check_running()
         client.cancel(key)
         return f"no answer within {seconds:.1f} s"
 
     def process_memory(self) -> dict[str, float]:
-        """Return the resident bytes of the server and its descendants; empty where not known."""
+        """Return the resident bytes of the server and its descendants as ``rss_bytes``.
+
+        The dict is empty where labkit did not start the server or the bytes cannot be read.
+        """
         import psutil
 
         if self._supervised is None:
@@ -155,7 +165,7 @@ class ServerProcess:
 
 
 def _probe_error(response: CompletedResponse) -> str | None:
-    """Return why a response holds no generated token, or None where it does."""
+    """Return the reason that a response has no generated token, or None if it has one."""
     if response.error is not None:
         return response.error
     decoder = SSEDecoder()
@@ -172,12 +182,12 @@ def _has_token(chunk: StreamChunk) -> bool:
 
 
 def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
-    """Start the server that ``options`` describe, or return the one that runs already.
+    """Start the configured server, or connect to the one at ``engine.server.url`` if that is set.
 
     Raises
     ------
     EngineError
-        The command cannot be run, or nobody listens at ``engine.server.url``.
+        The command cannot be run, or no server listens at ``engine.server.url``.
     """
     server = options.server
     if server.url is not None:
@@ -193,7 +203,7 @@ def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
 
 
 def _require_listener(url: str) -> None:
-    """Raise ``EngineError`` if nobody listens at ``url``."""
+    """Raise ``EngineError`` if no server listens at ``url``."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -206,7 +216,11 @@ def _require_listener(url: str) -> None:
 
 
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
-    """Return a server's command as words, with port, model and the rest filled in."""
+    """Return the server's command as a list of words, with the placeholders filled in.
+
+    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``,
+    which exports the model to GGUF.
+    """
     server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
@@ -223,7 +237,11 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
 
 
 def _blas_environment(options: config.Engine) -> list[str]:
-    """Return an ``env`` command that gives a server on MLX the arm's BLAS (Linux); else empty."""
+    """Return an ``env`` command that preloads the arm's OpenBLAS into a server that uses MLX.
+
+    The list is empty if the preset needs no BLAS, the command is the user's own, the system is not
+    Linux, or ``engine.blas`` is not openblas.
+    """
     server = options.server
     uses_blas = server.server_preset.multiplies_by_blas and server.command is None
     if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
@@ -244,7 +262,7 @@ def free_port() -> int:
 
 
 def missing_program(options: config.Engine) -> str | None:
-    """Return the server's program if it is not installed here, else None."""
+    """Return the name of the server's program if it is not installed, else None."""
     words = shlex.split(options.server.command_line)
     if options.server.url is not None or not words:
         return None

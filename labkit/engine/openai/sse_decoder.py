@@ -1,7 +1,7 @@
-"""Decode a server's event stream into chunks; nothing in the stream is trusted to be well formed.
+"""Decode a server's event stream into chunks, without trusting the stream to be well formed.
 
-Sources: the HTML standard, "Parsing an event stream"; OpenAI's API reference, "Streaming"; the
-fields ``token_ids`` and ``stream_options`` as vLLM has them.
+Sources: the HTML standard, "Parsing an event stream"; OpenAI's API reference, "Streaming"; vLLM for
+the fields ``token_ids`` and ``stream_options``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_ERROR_CHARACTERS = 300  # kept of a server's error message
+MAX_ERROR_CHARACTERS = 300  # a server's longer error message is cut
 
 
 class StreamError(Exception):
-    """The stream holds an error or no valid chunk; one line."""
+    """The stream has an error message or an invalid chunk. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Token counts that a server reports; ``cached``: prompt tokens found in its prefix cache."""
+    """Token counts that a server reports.
+
+    ``cached``: prompt tokens that were in the server's prefix cache; None if not reported.
+    """
 
     prompt: int
     completion: int
@@ -32,7 +35,8 @@ class StreamChunk:
     """One chunk of a streamed response.
 
     ``text``: content, reasoning, and names and arguments of tool calls. ``token_ids``: the sampled
-    ids, or None where the server sends none. ``null_times``: the times that a null server sends.
+    ids, or None where the server sends no ids. ``finish``: the finish reason. ``null_times``: the
+    times that labkit's null server adds.
     """
 
     text: str = ""
@@ -45,7 +49,7 @@ class StreamChunk:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no content, finish reason or usage, as one that only names the role."""
+        """Whether the chunk has no content, finish reason or usage, only a role for example."""
         content = self.text or self.token_ids or self.refusal or self.tool_call
         return not content and self.finish is None and self.usage is None
 
@@ -54,14 +58,14 @@ DONE = StreamChunk()  # ``[DONE]``, the end of a stream; compare with ``is``
 
 
 class SSEDecoder:
-    """Splits the bytes of a stream into the data of its events."""
+    """An incremental decoder that splits a stream's bytes into the data of its events."""
 
     def __init__(self) -> None:
         self._incomplete_line = b""
         self._event_lines: list[bytes] = []
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes; yield the data of every event that is complete now."""
+        """Add bytes and yield the data of every event that they complete."""
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
             line = line.removesuffix(b"\r")
@@ -73,12 +77,14 @@ class SSEDecoder:
 
 
 def parse_chunk(data: bytes) -> StreamChunk:
-    """Parse the data of one event, of the completions or the chat API.
+    """Parse the data of one event of the completions or the chat API.
+
+    Returns ``DONE`` for ``[DONE]``.
 
     Raises
     ------
     StreamError
-        The data is an error message or no valid chunk.
+        The data is an error message or not a valid chunk.
     """
     if data == b"[DONE]":
         return DONE
@@ -126,7 +132,10 @@ def _usage_from_json(usage: Mapping[str, Any] | None) -> TokenUsage | None:
 
 
 def error_text(body: Any) -> str:
-    """Return a server's error message in one line, from bytes or parsed JSON of any shape."""
+    """Return the error message in a response ``body`` as one line of limited length.
+
+    ``body`` is bytes or parsed JSON of any shape.
+    """
     if isinstance(body, bytes):
         try:
             body = json.loads(body)

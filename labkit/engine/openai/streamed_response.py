@@ -1,4 +1,4 @@
-"""One request's streamed response: its text or token ids, its timing, and the events of it."""
+"""One request's streamed response: its text or token ids, its timing, and its events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 class NullChunkTimes(NamedTuple):
-    """A null server's chunk on ``time.perf_counter``: its own two times, and the arrival here."""
+    """The times of a null server's chunk (``time.perf_counter``): two of the server, one of ours.
+
+    ``chunk_received`` is the time at which the client read the chunk.
+    """
 
     request_received: float
     chunk_sent: float
@@ -24,9 +27,10 @@ class NullChunkTimes(NamedTuple):
 
 @dataclass(slots=True)
 class StreamedResponse:
-    """What has arrived of one response.
+    """The part of one response that has arrived so far.
 
-    ``num_reads``: reads that brought content; ``num_chunks``: chunks that carried content.
+    ``num_reads``: reads that returned content. ``num_chunks``: chunks with content.
+    ``finish``: the server's finish reason. ``refusal``: text of a model's refusal.
     """
 
     request: Request
@@ -37,21 +41,21 @@ class StreamedResponse:
     num_chunks: int = 0
     finish: str | None = None
     usage: TokenUsage | None = None
-    ended: bool = False  # by [DONE]
+    ended: bool = False  # whether [DONE] has arrived
     refusal: str = ""
     null_timings: list[NullChunkTimes] = field(default_factory=list)
     _decoder: SSEDecoder = field(default_factory=SSEDecoder)
 
     def feed(self, data: bytes, at: float, counters: Counters) -> Iterator[StreamEvent]:
-        """Parse the bytes of one read, at time ``at``; yield their tokens, or text without ids.
+        """Parse the bytes of one read at time ``at``, and yield their events.
 
-        Chunks that arrive in one read arrived together, so they count as one in
-        ``stream.chunks``.
+        Yields one event per token id, or one per chunk of text if the server sends no ids. Chunks
+        that arrive in one read count as one in ``stream.chunks``.
 
         Raises
         ------
         StreamError
-            The bytes are an error message or no valid chunk.
+            The bytes contain an error message or an invalid chunk.
         """
         content: list[StreamChunk] = []
         for event_data in self._decoder.feed(data):
@@ -97,7 +101,11 @@ class StreamedResponse:
         return StreamEvent(self.request.request_id, token, None, received=at, **content)
 
     def final_event(self, at: float, detokenizer: Detokenizer, counters: Counters) -> StreamEvent:
-        """Return the last event of a stream that has ended: served, or failed with the reason."""
+        """Return the last event of a stream that has ended at time ``at``.
+
+        The event finishes the request, or is an error event if the response does not serve the
+        request.
+        """
         if self.finish is not None:
             name = self.finish if self.finish in COUNTED_FINISH_REASONS else "other"
             counters.add(f"finish.{name}")
@@ -117,13 +125,16 @@ class StreamedResponse:
         )
 
     def num_tokens(self, detokenizer: Detokenizer) -> int:
-        """Return the output tokens: the ids, else the server's count, else the tokenizer's."""
+        """Return the number of output tokens, from the best source that the stream has.
+
+        The sources are the token ids, then the server's usage, then the tokenizer's count.
+        """
         if self.has_token_ids:
             return len(self.ids)
         return self.usage.completion if self.usage else detokenizer.count_tokens(self.text)
 
     def _failure_reason(self) -> str | None:
-        """Return why the response does not serve the request, or None."""
+        """Return the reason that the response does not serve the request, or None if it does."""
         if self.refusal:
             return f"the server refused: {' '.join(self.refusal.split())}"
         if self.finish is None:
@@ -135,7 +146,10 @@ class StreamedResponse:
         return self._length_error()
 
     def _length_error(self) -> str | None:
-        """Return how the number of tokens differs from the one requested, or None."""
+        """Return a message if more or fewer tokens came than the request allows, else None.
+
+        None also if neither token ids nor usage tell the number of tokens.
+        """
         params = self.request.params
         if self.has_token_ids:
             count = len(self.ids)
@@ -152,6 +166,6 @@ class StreamedResponse:
 
 
 def error_event(request: Request, at: float, reason: str) -> StreamEvent:
-    """Return the last event of a request that failed at time ``at``."""
+    """Return the error event of a request that failed at time ``at``."""
     message = f"request {request.request_id}: {reason}"
     return StreamEvent(request.request_id, NO_TOKEN, "error", error=message, received=at)

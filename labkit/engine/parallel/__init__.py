@@ -1,22 +1,23 @@
 """Tensor parallelism: ranks, one process each, that compute every step of one engine together.
 
-Sharded, by mlx_lm's own ``Model.shard``: the query, key, value, gate and up projections by their
-outputs, the output and down projections by their inputs. The ranks sum the partial results of the
-latter (``mx.distributed.all_sum`` over MLX's ring, twice per layer).
+mlx_lm's own ``Model.shard`` shards the model: the query, key, value, gate and up projections by
+their outputs, the output and down projections by their inputs. The ranks sum the partial results of
+the output and down projections (``mx.distributed.all_sum`` over MLX's ring, twice per layer).
 
-Replicated: embeddings, norms and the output head, so every rank has all logits and samples for
-itself. So are scheduler, block pool and sampler: every rank runs a whole engine.
+Embeddings, norms and the output head are replicated, so every rank computes all logits and samples
+by itself. Scheduler, block pool and sampler are replicated too: every rank runs a complete engine.
 ``TensorParallelEngine`` in the run's process computes nothing; it forwards every call to all ranks
 and returns rank 0's result.
 
 Guarantees, each tested in ``tests/engine/parallel``:
 
-1. The tokens are those of one process. (Bits may differ: partial sums are added in another order.)
-2. A rank's KV pools hold its own heads, and the budget counts all ranks' pools together.
-3. Before every step the ranks compare digests of what they have scheduled so far. Where they
+1. The ranks sample the same tokens as a single process. (Logits may differ in their last bits:
+   partial sums are added in another order.)
+2. A rank's KV pools hold only its own heads, and the budget counts all ranks' pools together.
+3. Before every step the ranks compare digests of all steps that they have scheduled. If the digests
    differ, nothing is computed and the step fails.
-4. A rank that dies is named at once and the others are killed; no rank outlives the process that
-   started it.
+4. If a rank dies, the error names that rank at once and the other ranks are killed. No rank
+   outlives the process that started it.
 
 Importing this package imports neither MLX nor numba.
 """

@@ -1,9 +1,9 @@
 """MLX's ring between the ranks of one host, set up as ``mlx.launch`` does.
 
-A rank's environment has ``MLX_RANK``, its number, and ``MLX_HOSTFILE``, a JSON list with the
-addresses at which each rank listens. ``mlx.launch`` itself is not used: it would be one more
-process between the run and its ranks, which reads the terminal and handles the death of neither
-well.
+A rank's environment has ``MLX_RANK``, the rank's number, and ``MLX_HOSTFILE``, a JSON list with the
+addresses at which each rank listens. ``mlx.launch`` itself is not used: it would add a process
+between the run and its ranks that reads the terminal, and that handles neither the run's death nor
+a rank's death well.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 HOST = "127.0.0.1"
-# MLX's last rank connects first, and retries after a full second if nobody listens yet. So it
-# starts this much later than the others.
+# MLX's last rank connects first, and retries after a full second if its neighbour does not listen
+# yet. So the last rank joins this much later than the others.
 HEAD_START_S = 0.05
 
 
@@ -36,12 +36,12 @@ class Ring:
 
 
 def join_ring(rank: int, size: int) -> Ring:
-    """Join the ring that the environment names, as ``rank`` of ``size``; wait for all ranks.
+    """Join the ring that the environment describes as ``rank`` of ``size``, and wait for all ranks.
 
     Raises
     ------
     RuntimeError
-        From MLX: a neighbour cannot be reached, or an address is taken.
+        From MLX: a neighbour cannot be reached, or an address is in use.
     """
     import mlx.core as mx
 
@@ -52,9 +52,10 @@ def join_ring(rank: int, size: int) -> Ring:
 
 
 def all_sum(x: NDArray[np.float32], group: Any) -> NDArray[np.float32]:
-    """Return the sum of the ranks' arrays, which have one shape; the same bits in every rank.
+    """Return the sum of all ranks' arrays, which have the same shape.
 
-    With more than two ranks the order of summation depends on the position in the array.
+    Every rank gets the same bits. With more than two ranks, the order of summation depends on the
+    position in the array.
     """
     import mlx.core as mx
 
@@ -65,10 +66,11 @@ def all_sum(x: NDArray[np.float32], group: Any) -> NDArray[np.float32]:
 
 @contextmanager
 def reserved_hostfile(size: int) -> Iterator[Path]:
-    """Yield a hostfile of ``size`` addresses that are reserved until the block ends.
+    """Yield a hostfile of ``size`` local addresses that are reserved until the context ends.
 
-    They are bound here without listening, so the system gives them to no other process. A rank can
-    still bind them, because MLX sets the same options for shared addresses.
+    The addresses are bound in this process without listening, so the system gives them to no other
+    process. A rank can still bind its address, because MLX sets the same socket options
+    (``SO_REUSEADDR``, ``SO_REUSEPORT``).
     """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(size)]

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 # Sizes in config.json that must be multiples of the number of ranks.
 SHARDED_DIMENSIONS = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-# mlx_lm's layers whose partial results the ranks sum.
+# Names of MLX's layer classes whose partial results the ranks sum.
 ALL_REDUCED_LAYERS = ("ShardedToAllLinear", "QuantizedShardedToAllLinear")
 
 
 def check(experiment: config.Experiment) -> None:
-    """Refuse an arm whose model cannot be sharded, as far as its config.json tells.
+    """Refuse an arm if its model's config.json shows that the model cannot be sharded.
 
     Raises
     ------
     ConfigError
-        One line that names the size that is not a multiple of the ranks.
+        A size is not a multiple of the number of ranks. The message is one line with the size.
     """
     size = experiment.engine.parallel.size
     if size == 1 or experiment.engine.name != "paged" or experiment.model.shape is not None:
-        return  # the config has checked a configured shape
+        return  # a configured shape was checked with the config
     from labkit.models import resolve
 
     reason = sharding_error(resolve(experiment.model).path, size)
@@ -39,9 +39,9 @@ def check(experiment: config.Experiment) -> None:
 
 
 def sharding_error(model_dir: Path, size: int) -> str | None:
-    """Return one line that says why a model cannot be sharded among ``size`` ranks, or None.
+    """Return the reason that a model cannot be sharded among ``size`` ranks, as one line, or None.
 
-    None also where config.json cannot be read; loading reports what is wrong.
+    Also returns None where config.json cannot be read; loading the model reports the error.
     """
     try:
         outer = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
     Raises
     ------
     EngineError
-        mlx_lm cannot shard the architecture; one line.
+        mlx_lm cannot shard the architecture. The message is one line.
     """
     import mlx.core as mx
 
@@ -83,14 +83,17 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
         )
     try:
         model.shard(ring.group)
-        mx.eval(model.parameters())  # so that the whole matrices are freed
+        mx.eval(model.parameters())  # so that the unsharded matrices are freed
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise EngineError(f"{prefix}: it cannot be sharded: {one_line(error)}") from None
     return replace(loaded, num_all_reduces=sum(map(_is_all_reduced, model.modules())))
 
 
 def _is_all_reduced(layer: Any) -> bool:
-    """Return whether the ranks sum a layer's results; expert layers hold their ring as a group."""
+    """Return whether the ranks sum a layer's results.
+
+    Mixture-of-experts layers are recognized by their attribute ``sharding_group``.
+    """
     return (
         type(layer).__name__ in ALL_REDUCED_LAYERS
         or getattr(layer, "sharding_group", None) is not None

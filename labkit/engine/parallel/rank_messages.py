@@ -12,7 +12,7 @@ from labkit.machine.exception_text import one_line, one_line_with_type
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """First message to a rank: its number, and the engine to build with ``threads`` threads."""
+    """The first message to a rank: its number, the engine to build and the number of threads."""
 
     rank: int
     options: config.Engine
@@ -22,7 +22,10 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class RankCall:
-    """To a rank: the engine method to call next; ``close`` ends the rank."""
+    """A message to a rank: the engine method to call, with its arguments.
+
+    The name ``close`` ends the rank; ``schedule_digest`` asks for the digest of its schedule check.
+    """
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -30,19 +33,22 @@ class RankCall:
 
 @dataclass(frozen=True, slots=True)
 class BarrierRelease:
-    """To a rank: all ranks have reached the barrier; go on."""
+    """A message to a rank: all ranks have reached the barrier, so the rank may continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierArrival:
-    """From a rank: it waits at the barrier ``name``, which must be the same in all ranks."""
+    """A message from a rank that waits at the barrier ``name``.
+
+    All ranks must wait at a barrier of the same name.
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine's state between two calls: the running requests and the KV memory."""
+    """An engine's state after a call: the ids of the running requests, and the KV bytes."""
 
     running: frozenset[str]
     kv: KVBytes
@@ -50,7 +56,7 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RankReply:
-    """From a rank: what a call returned, and the engine's state after it."""
+    """A message from a rank: the value that a call returned, and the engine's state afterwards."""
 
     value: Any
     snapshot: EngineSnapshot
@@ -58,14 +64,17 @@ class RankReply:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank's last message: an exception, as one of ``FORWARDED_ERRORS`` and a message."""
+    """A rank's last message: an exception, as the name of a forwarded error and a message.
+
+    ``kind``: the name of the class in ``FORWARDED_ERRORS`` that the exception is an instance of.
+    """
 
     kind: str
     message: str
 
     @classmethod
     def from_exception(cls, error: Exception) -> RankFailure:
-        """Return the message for an exception."""
+        """Return the failure for an exception, as a RuntimeError if no forwarded error fits."""
         message = one_line(error)
         kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:
@@ -73,12 +82,12 @@ class RankFailure:
         return cls(kind or "RuntimeError", message)
 
     def to_exception(self, rank: int) -> Exception:
-        """Return the exception to raise in the engine's process; its message names the rank."""
+        """Return the exception to raise in the run's process, with ``rank`` in its message."""
         kind = next(error for error in FORWARDED_ERRORS if error.__name__ == self.kind)
         return kind(f"rank {rank}: {self.message}")
 
 
-# Exceptions of engines that callers tell apart.
+# Exceptions that callers of an engine distinguish, so their types must survive the pipe.
 FORWARDED_ERRORS: tuple[type[Exception], ...] = (
     EngineError,
     InvalidLogitsError,

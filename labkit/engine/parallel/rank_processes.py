@@ -1,4 +1,4 @@
-"""The ranks' processes: started, called and ended together."""
+"""The ranks' processes, which are started, called and ended together."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ from labkit.machine import worker_environment
 from labkit.machine.signal_names import signal_name
 
 RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
-# Ranks do equal work at the same time: one that is this much later than another is stuck.
+# Ranks do equal work at the same time: a rank that replies this much later than another is stuck.
 STRAGGLER_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 1.0  # for a rank to end by itself, before it is killed
+STOP_TIMEOUT_S = 1.0  # a rank that has not ended by itself after this time is killed
 
 
 class RankError(RuntimeError):
-    """A rank has died, is stuck or computes another step; one line. All ranks have been killed."""
+    """A rank has died, is stuck, or computes a different step than the others.
+
+    All ranks have been killed. The message is one line.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One rank's process, seen from the engine's process."""
+    """A handle on one rank's process, in the process that started the rank."""
 
     number: int
     child: subprocess.Popen[bytes]
@@ -49,30 +52,30 @@ class RankProcess:
 
     @property
     def exit_description(self) -> str:
-        """How the process ended, as ``rank 1 (process 4711) has ended: SIGKILL``."""
+        """A phrase on the process's end, like ``rank 1 (process 4711) has ended: SIGKILL``."""
         code = self.child.poll()
         how = f"exit status {code}" if code is None or code >= 0 else signal_name(-code)
         return f"rank {self.number} (process {self.child.pid}) has ended: {how}"
 
 
 class RankProcesses:
-    """The processes of all ranks; a call goes to every rank and returns when all have done it.
+    """The processes of all ranks. A call goes to every rank and returns when all have replied.
 
-    They are in the process group of the process that starts them, and are killed when it ends,
-    however it ends (``machine.parent_death``).
+    The ranks belong to the process group of the process that starts them, and are killed when that
+    process ends, however it ends (``machine.parent_death``).
 
     Parameters
     ----------
     size
         The number of ranks.
     environment
-        Variables to set besides the clean worker environment.
+        Variables to set in addition to the clean worker environment.
     thread_budget
         Threads of all ranks together.
     command
-        Starts a rank; the options for its pipe and its parent are appended.
+        The command that starts a rank; the options for its pipe and its parent are appended.
     straggler_timeout_s
-        How much later one rank may reply than another (seconds).
+        Seconds after the first rank's reply within which all other ranks must reply.
     """
 
     def __init__(
@@ -111,23 +114,25 @@ class RankProcesses:
         return [rank.child.pid for rank in self._ranks]
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
-        """Have every rank build its engine; raises as ``call``."""
+        """Have every rank build its engine. Raises the exceptions of ``call``."""
         path = str(model_dir.absolute())
         return self._exchange(
             [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]
         )
 
     def call(self, name: str, *arguments: Any) -> list[RankReply]:
-        """Call a method of every rank's engine; return the replies, by rank.
+        """Call a method of every rank's engine and return the replies in rank order.
+
+        All ranks are killed on any exception.
 
         Raises
         ------
         EngineError
             The ranks have ended already.
         RankError
-            A rank has died, is stuck, or computes another step.
+            A rank has died, is stuck, or computes a different step than the others.
         Exception
-            One of ``FORWARDED_ERRORS``, raised by a rank's engine; all ranks have been killed.
+            One of ``FORWARDED_ERRORS`` that a rank's engine raised.
         """
         if not self._ranks:
             raise EngineError("the ranks have ended; create a new engine")
@@ -154,7 +159,7 @@ class RankProcesses:
                 raise RankError(self._describe_ended()) from None
 
     def _replies(self) -> list[Any]:
-        """Wait for one message from every rank; return the messages by rank."""
+        """Wait for one message from every rank and return the messages in rank order."""
         pipes = {rank.pipe: rank for rank in self._ranks}
         replies: dict[int, Any] = {}
         deadline: float | None = None
@@ -185,7 +190,10 @@ class RankProcesses:
         return reply
 
     def _describe_ended(self) -> str:
-        """Name the ranks that have ended; a pipe may close a moment before its process ends."""
+        """Return a line that names the ranks that have ended.
+
+        Waits up to ``STOP_TIMEOUT_S`` for a rank to end: its pipe may close before its process ends.
+        """
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not (ended := [r for r in self._ranks if r.child.poll() is not None]):
             if time.monotonic() > deadline:
@@ -194,7 +202,7 @@ class RankProcesses:
         return "; ".join(rank.exit_description for rank in ended)
 
     def close(self) -> None:
-        """Ask the ranks to end; kill those that have not within ``STOP_TIMEOUT_S``."""
+        """Ask the ranks to end, and kill those that have not ended after ``STOP_TIMEOUT_S``."""
         with contextlib.suppress(RankError):
             self._send([RankCall("close")] * len(self._ranks))
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -204,7 +212,7 @@ class RankProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """Kill all ranks and release their resources; may be called again."""
+        """Kill all ranks and release their resources. Further calls do nothing."""
         for rank in self._ranks:
             rank.child.kill()
         for rank in self._ranks:

@@ -1,7 +1,7 @@
 """A rank's process: ``python -m labkit.engine.parallel.rank_worker``.
 
-It builds an engine around its shard of the model and executes the calls that come over its pipe,
-until the pipe closes. It ignores SIGINT, which the process that started it handles.
+The process builds an engine around its shard of the model and executes the calls that arrive over
+its pipe until the pipe closes. It ignores SIGINT, which the process that started it handles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from labkit.machine import parent_death
 
 
 class RankShutdown(Exception):
-    """The engine's process has closed the pipe or sent ``close``."""
+    """The run's process has closed the pipe or sent ``close``, so the rank must end."""
 
 
 class RankWorker:
@@ -45,7 +45,7 @@ class RankWorker:
         self._schedule_check: ScheduleCheck | None = None
 
     def run(self) -> int:
-        """Build the engine and execute calls; return the exit status."""
+        """Build the engine and execute calls until the pipe closes; return the exit status."""
         try:
             engine = self._build(self._receive())
             self._reply(engine, engine.notes)
@@ -80,7 +80,7 @@ class RankWorker:
 
         with numba_without_scipy():
             thread_pool.install()
-        # One BLAS thread: numba's pool has the threads, and two spinning pools fight each other.
+        # One BLAS thread: numba's pool has the threads, and two spinning pools would compete.
         openblas_for_mlx.activate(setup.options.blas.value, 1)
         _use_threads(setup.threads)
         from labkit.engine.engine_factory import create_rank

@@ -1,8 +1,8 @@
 """A check before each step that all ranks have scheduled the same tokens.
 
 The ranks sum partial results in every layer. Ranks that scheduled different steps would sum
-unrelated numbers, or wait for each other for ever. So no rank computes before all have the same
-digest; it covers this step, all steps before it and their tokens.
+unrelated numbers, or wait for each other for ever. So no rank computes a step before all ranks have
+the same digest of this step and of all steps before it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from labkit.engine.scheduler_output import SchedulerOutput
 
 
 class NoScheduleCheck:
-    """The check of a single process: nothing to compare."""
+    """The check of an engine in a single process, which has nothing to compare."""
 
     ranks = 1
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        """Return at once."""
+        """Do nothing."""
 
 
 class ScheduleCheck(NoScheduleCheck):
-    """Compares one rank's schedule digest with the other ranks' before every step.
+    """The check of one rank, which compares its schedule digest with the other ranks'.
 
-    It counts the compared steps in ``ranks.agreed``.
+    ``digest``: the digest of all steps so far. The counter ``ranks.agreed`` counts compared steps.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ScheduleCheck(NoScheduleCheck):
         self._wait_at = wait_at
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        """Wait for the other ranks; returns only if they have scheduled the same step."""
+        """Wait for the other ranks, and return only if all have scheduled the same step."""
         self.digest = chain_digest(self.digest, scheduled)
         self._wait_at(self.digest)
         if scheduled:
@@ -50,10 +50,10 @@ class ScheduleCheck(NoScheduleCheck):
 
 
 def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
-    """Return the digest (32 hex digits) of a step, chained to ``digest`` of the steps before it.
+    """Return the digest (32 hex digits) of a step and of ``digest``, that of the steps before.
 
-    It covers, for every chunk: the request, the token range, the preemptions, the number of tokens
-    and the last token, which depends on everything sampled before.
+    For every chunk the digest covers the request, the token range, the preemptions, the request's
+    number of tokens and its last token, which depends on everything sampled before.
     """
     chunks = [
         (

@@ -1,4 +1,4 @@
-"""``TensorParallelEngine``: forwards every call to the ranks and computes nothing itself."""
+"""``TensorParallelEngine``: an engine that forwards every call to the ranks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def create(
     command: Sequence[str] = RANK_COMMAND,
     straggler_timeout_s: float = STRAGGLER_TIMEOUT_S,
 ) -> TensorParallelEngine:
-    """Start ``engine.parallel.size`` ranks, have each build its engine, and return the engine.
+    """Start ``engine.parallel.size`` ranks that each build an engine, and return their front end.
 
     ``command`` and ``straggler_timeout_s`` are those of ``RankProcesses``.
 
     Raises
     ------
     EngineError
-        The model cannot be sharded, or a rank refuses it; one line.
+        The model cannot be sharded, or a rank refuses the model. The message is one line.
     RankError
-        A rank has died.
+        A rank has died or is stuck.
     """
     size = options.parallel.size
     reason = sharding_error(model_dir, size)
@@ -48,10 +48,11 @@ def create(
 
 
 class TensorParallelEngine:
-    """``InferenceEngine`` over ranks, each of which runs a whole engine and executes every call.
+    """An ``InferenceEngine`` over ranks, each of which runs a complete engine.
 
-    Rank 0's results are returned; a step fails where another rank sampled other tokens. After an
-    exception all ranks have been killed and the engine cannot be used again.
+    Every call is executed by all ranks, and rank 0's result is returned. A step fails if another
+    rank sampled different tokens. After an exception all ranks have been killed, and the engine
+    cannot be used again.
     """
 
     def __init__(self, name: str, ranks: RankProcesses, setup_replies: Sequence[RankReply]) -> None:
@@ -90,16 +91,17 @@ class TensorParallelEngine:
             self._live.discard(request_id)
 
     def has_work(self) -> bool:
-        """Return whether a request is live or a refusal has not been reported yet."""
+        """Return whether a submitted request has not ended yet."""
         return bool(self._live)
 
     def step(self) -> list[TokenEvent]:
-        """Have the ranks run one batch; see ``InferenceEngine.step``.
+        """Have the ranks run one step; see ``InferenceEngine.step``.
 
         Raises
         ------
         RankError
-            A rank has died, or the ranks computed different steps; every request is lost.
+            A rank has died or is stuck, or the ranks scheduled different steps or sampled different
+            tokens. Every request is lost.
         """
         start = time.perf_counter()
         events: list[TokenEvent]
@@ -116,14 +118,15 @@ class TensorParallelEngine:
         return request_id in self._snapshot.running
 
     def kv_bytes(self) -> KVBytes:
-        """Return the KV bytes that requests hold in all ranks, and those of computed tokens."""
+        """Return the KV bytes that requests reserve in all ranks, and those of computed tokens."""
         size, kv = len(self._ranks.pids), self._snapshot.kv
         return KVBytes(reserved=size * kv.reserved, used=size * kv.used)
 
     def counters(self) -> dict[str, float]:
-        """Return rank 0's counters, with bytes summed over all ranks and step times as seen here.
+        """Return rank 0's counters, with bytes summed over all ranks.
 
-        Afterwards ``notes["schedule_digests"]`` has each rank's digest.
+        ``step_ms`` and ``host_ms`` are measured in this process. The call also sets
+        ``notes["schedule_digests"]`` to each rank's digest.
         """
         first, *others = self._call("counters")
         values = dict(first)
@@ -161,5 +164,5 @@ def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | 
 
 
 def _is_summed_over_ranks(counter: str) -> bool:
-    """Return whether a counter has each rank's share: bytes of weights or of KV memory."""
+    """Return whether a counter is a rank's share: bytes of weights or of KV memory."""
     return "bytes" in counter or counter.startswith("weights.")
