@@ -1,4 +1,4 @@
-"""Sources of prompts: packaged texts, a list, a file, a trace, or random token ids."""
+"""Sources of a workload's prompts, one module for each value of ``workload.prompts.source``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ class PromptSource(Protocol):
     """A source of a workload's prompts."""
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Return everything but the model that decides the prompts, as JSON types."""
+        """Return all inputs that determine the prompts, except the model, as JSON types."""
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Tokenise the prompts, in the order of submission."""
+        """Return the tokenised prompts in the order of submission."""
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Return every request's prompt and output tokens, estimated without a tokenizer.
+        """Return each request's numbers of prompt and output tokens, without a tokenizer.
+
+        The prompt tokens of a text are estimated.
 
         Raises
         ------
         ConfigError
-            The workload's prompts are invalid; one line names the file and the key.
+            The workload's prompts are invalid. The message is one line with the file and the key.
         """
 
 

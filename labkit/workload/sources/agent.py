@@ -1,10 +1,10 @@
 """Agent sessions: a long shared system prompt, and turns that repeat the conversation so far.
 
-Each of six sessions reads one packaged text, part by part. A turn's prompt is the system prompt
-(``agent_system.md``), all earlier turns of the session with scripted replies, the next part and a
-question. So it begins with the previous turn's prompt, and it waits for that turn's answer. Every
-session asks once per turn. Texts, their order and the output lengths are drawn
-from the seed. A model with a chat template gets the conversation as its template writes it.
+Each of six sessions goes through one packaged text, part by part. A turn's prompt is the system
+prompt (``agent_system.md``), all earlier turns of the session with scripted replies, the next part
+of the text and a question. So the prompt begins with the previous turn's prompt, and the request is
+sent after the previous turn has been answered. Texts, their order and the output lengths are drawn
+from the seed. If the model has a chat template, the template formats the conversation.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 24, 0.4, (8, 48)
 
 @cache
 def system() -> str:
-    """Return the system prompt that every session begins with."""
+    """Return the system prompt of every session."""
     return (PACKAGE_DIR / "agent_system.md").read_text("utf-8").strip()
 
 
 def conversations(seed: int) -> list[tuple[list[dict[str, str]], int, int]]:
-    """Return every request's conversation.
+    """Return each request's conversation.
 
     Returns
     -------
     list of tuple
-        ``(messages, output tokens, session)``, turn by turn. A turn's messages are those of the
-        session's previous turn, a scripted reply and a question.
+        ``(messages, output tokens, session)``: first the first turn of every session, then the
+        second ones, and so on. After the first turn, messages are those of the session's previous
+        turn, a scripted reply and a new question.
     """
     texts = sorted((PACKAGE_DIR / "texts").glob("*.md"))
     rng = np.random.default_rng([seed, 3])
@@ -64,7 +65,7 @@ def conversations(seed: int) -> list[tuple[list[dict[str, str]], int, int]]:
 
 
 def _parts(text: str) -> list[str]:
-    """Return the beginning of a text as one part per turn, each of whole paragraphs."""
+    """Split the beginning of a text into parts of complete paragraphs, one part per turn."""
     paragraphs = [p for p in text.strip().split("\n\n") if not p.startswith("#")]
     parts: list[str] = []
     for paragraph in paragraphs:

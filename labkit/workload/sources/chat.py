@@ -1,8 +1,8 @@
-"""Questions in plain English: short ones, and long ones that follow a text or part of one.
+"""Questions in plain English: general questions, and questions about a packaged text.
 
-The prompt is the text, an empty line and the question. If the model has a chat template, the prompt
-is one user message; otherwise it is plain text. The order and the output lengths are drawn once
-from the seed.
+The prompt of a question about a text is the text (or a part of it), an empty line and the question.
+If the model has a chat template, the prompt is one user message; otherwise it is plain text. The
+order of the questions and the output lengths are drawn from the seed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 40, 0.6, (8, 128)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question; ``text`` is the text that it is about, empty for a general question."""
+    """A question, and the ``text`` that the question is about (empty for a general question)."""
 
     text: str
     question: str
 
     @property
     def prompt(self) -> str:
-        """The whole prompt."""
+        """The text, an empty line and the question; or the question alone."""
         return f"{self.text}\n\n{self.question}" if self.text else self.question
 
 
@@ -47,7 +47,10 @@ def questions() -> tuple[Question, ...]:
 
 
 def _text(entry: dict[str, Any]) -> str:
-    """Return the text an entry names; ``paragraphs`` [first, last] picks a part of it."""
+    """Return the text of an entry of questions.json, or the empty string for a general question.
+
+    The entry's ``paragraphs`` [first, last] selects a part of the text, both ends included.
+    """
     if "text" not in entry:
         return ""
     text = (PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text("utf-8").strip()
@@ -58,12 +61,13 @@ def _text(entry: dict[str, Any]) -> str:
 
 
 def plan(seed: int, count: int) -> list[tuple[int, int]]:
-    """Draw the order of the questions and the output tokens of each.
+    """Draw the order of the questions and each question's output tokens.
 
     Returns
     -------
     list of tuple
-        ``(question index, output tokens)``; a smaller ``count`` returns the first of a larger.
+        The first ``count`` pairs ``(question index, output tokens)`` of a list that depends only on
+        the seed.
     """
     rng = np.random.default_rng([seed, 1])
     total = len(questions())

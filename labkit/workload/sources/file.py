@@ -1,4 +1,4 @@
-"""Requests from a file, one :class:`ListedRequest` per line: ``{"prompt": ...}`` and the like."""
+"""Requests from a JSON-lines file: one ``ListedRequest`` per line, such as ``{"prompt": ...}``."""
 
 from __future__ import annotations
 

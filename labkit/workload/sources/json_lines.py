@@ -1,4 +1,4 @@
-"""JSON-lines files of requests: one object per line, validated as untrusted data."""
+"""Read JSON-lines files of requests: one object per line, validated as untrusted data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ MAX_QUOTE_LENGTH = 200  # characters of a line that an error message quotes
 
 
 def read(path: str, kind: type[T]) -> tuple[T, ...]:
-    """Read a file whose lines each hold a ``kind``, a dataclass that validates itself.
+    """Read a file and return one ``kind`` per line, a dataclass that validates itself.
 
     Raises
     ------
     ConfigError
-        A line is wrong; the message names the file, the line, the key and the allowed values.
+        The file cannot be read, or a line is invalid. The message names the file and, for an
+        invalid line, the line, the key and the allowed values.
     """
     file = Path(path)
     try:
@@ -80,7 +81,7 @@ def _object(where: str, line: str) -> dict[str, Any]:
 
 
 def _short(quote: object) -> str:
-    """Return a quote of a line, which may be megabytes long, cut to ``MAX_QUOTE_LENGTH``."""
+    """Return ``quote`` as text of at most ``MAX_QUOTE_LENGTH`` characters, cut if it is longer."""
     text = str(quote)
     return text if len(text) <= MAX_QUOTE_LENGTH else f"{text[:MAX_QUOTE_LENGTH]}..."
 

@@ -10,11 +10,11 @@ from labkit.config import Experiment, ListedRequest, to_plain
 from labkit.workload import request_lengths
 from labkit.workload.sources.text_requests import TextRequest, TextSource, plain
 
-SEED_STREAM = 6  # random stream of the seed
+SEED_STREAM = 6  # number of this source's random stream, next to the seed
 
 
 def texts(experiment: Experiment, listed: Sequence[ListedRequest]) -> list[TextRequest]:
-    """Return the listed requests; draw the output length of those without ``max_tokens``."""
+    """Return the listed requests, with drawn output lengths where ``max_tokens`` is not set."""
     prompts = experiment.workload.prompts
     seed = experiment.seed if prompts.seed is None else prompts.seed
     drawn = request_lengths.draw(

@@ -1,4 +1,4 @@
-"""Random token ids: prompts and outputs of drawn lengths, shared prefixes, sessions."""
+"""Prompts of random token ids, with drawn lengths, shared prefixes and sessions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from labkit.models import ModelDir
 from labkit.workload import request_lengths
 from labkit.workload.tokenized_prompts import Prompt, take_first
 
-GROUP, ANSWER = 4, 5  # random streams of the seed
+GROUP, ANSWER = 4, 5  # numbers of the random streams of shared prefixes and of answers
 
 
 class SyntheticSource:
     """The first ``workload.num_requests`` of ``workload.prompts.requests`` random prompts.
 
-    Prompt lengths, output lengths and token ids are drawn in this order from one stream, so fewer
-    requests are the first of more. Sessions follow one another and alternate between the prefix
-    groups. A turn's prompt begins with the previous turn and random ids in place of its answer
-    (not the model's tokens), so that all arms get the same prompts.
+    All prompt lengths, then all output lengths, then the token ids are drawn from one stream. So
+    with a smaller ``workload.num_requests`` the prompts are the first ones of the same list.
+    Sessions follow one another, and their shared prefix alternates between the prefix groups. A
+    turn's prompt begins with the previous turn's prompt, followed by random ids in place of the
+    model's answer, so that all arms get the same prompts.
     """
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the options, seed and count that decide the prompts."""
+        """Return the options, the seed and the number of prompts."""
         prompts = experiment.workload.prompts
         options = {**to_plain(prompts), "seed": _seed(experiment)}
         return {**options, "count": len(take_first(experiment, range(prompts.requests)))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Draw token ids below the model's vocabulary size."""
+        """Return prompts with token ids drawn below the model's vocabulary size."""
         seed, prompts = _seed(experiment), experiment.workload.prompts
         rng = np.random.default_rng(seed)
         drawn = _drawn(prompts, rng)
@@ -47,7 +48,7 @@ class SyntheticSource:
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Return the exact lengths."""
+        """Return each request's exact numbers of prompt and output tokens."""
         prompts = experiment.workload.prompts
         drawn = _drawn(prompts, np.random.default_rng(_seed(experiment)))
         lengths, past = [], 0
@@ -64,7 +65,7 @@ def _seed(experiment: Experiment) -> int:
 
 
 def _drawn(prompts: Prompts, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw the prompt length of every request, then the output lengths."""
+    """Draw each request's number of new prompt tokens, and its number of output tokens."""
     own = request_lengths.draw(prompts.input, rng, prompts.requests)
     return list(zip(own, request_lengths.draw(prompts.output, rng, prompts.requests), strict=True))
 
@@ -76,7 +77,7 @@ def _turns(
     seed: int,
     vocab_size: int,
 ) -> Iterator[tuple[int, ...]]:
-    """Yield every request's token ids, drawn on demand."""
+    """Yield each request's prompt token ids. Ids are drawn only as the iterator advances."""
     answers = np.random.default_rng([seed, ANSWER])
     past: list[int] = []
     for index, (prompt, output) in enumerate(drawn):

@@ -1,4 +1,4 @@
-"""Text requests, and their conversion to token ids."""
+"""Requests with text prompts, and their conversion to token ids."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from labkit.workload.tokenized_prompts import Prompt, take_first
 if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
 
-BYTES_PER_TOKEN = 4  # of a tokenizer trained on the packaged texts; for estimates only
+BYTES_PER_TOKEN = 4  # of a tokenizer trained on the packaged texts; used only in estimates
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """One request before tokenisation.
 
-    ``messages``: the conversation, for the model's chat template. ``parts``: the text without a
-    conversation or template. Each part is tokenised separately, so that a repeated part has the
-    same token ids.
+    ``messages``: the conversation, used if the model has a chat template. ``parts``: the plain
+    text, used otherwise. Each part is tokenised separately, so that a part repeated by a later
+    request gets the same token ids.
     """
 
     parts: tuple[str, ...]
@@ -35,16 +35,16 @@ class TextRequest:
 
     @property
     def name(self) -> str:
-        """Name of the request's case, if every request is a case."""
+        """The request's text, which names its case where every request is a case of its own."""
         if self.messages is not None and len(self.messages) == 1:
             return self.messages[0]["content"]
         return "".join(self.parts)
 
 
 class TextSource:
-    """The first ``workload.num_requests`` text requests that a reader returns.
+    """A prompt source with the first ``workload.num_requests`` text requests that ``read`` returns.
 
-    ``plural``: the noun for them in error messages.
+    ``plural``: the noun for the requests in error messages.
     """
 
     def __init__(self, read: Callable[[Experiment], Sequence[TextRequest]], plural: str) -> None:
@@ -61,13 +61,13 @@ class TextSource:
         return requests
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the source and the digest of the texts that decide the prompts."""
+        """Return the source's name, the digest of the requests, and ``workload.per_request``."""
         texts = hashlib.sha256(repr(self._requests(experiment)).encode()).hexdigest()
         named = experiment.workload.per_request
         return {"source": experiment.workload.prompts.source, "texts": texts, "named": named}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Tokenise with the model's own tokenizer and chat template."""
+        """Return the prompts, tokenised with the model's own tokenizer and chat template."""
         from labkit.models import tokenizer
 
         ids = _ids(tokenizer.load(model.path))
@@ -85,7 +85,7 @@ class TextSource:
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Estimate prompt tokens from the number of bytes."""
+        """Return each request's prompt tokens, estimated from its bytes, and its output tokens."""
         return [
             (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)
             for text in self._requests(experiment)

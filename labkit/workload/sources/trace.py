@@ -1,8 +1,8 @@
-"""Requests of a recorded trace: lengths, arrivals and shared 512-token blocks.
+"""Requests of a recorded trace: lengths, arrival times and hashes of 512-token blocks.
 
-The format is that of Mooncake's published traces (Qin et al., FAST 2025). A trace has no texts. A
-block's tokens are drawn from the seed and the block's hash, so that prompts share exactly the
-prefixes that they shared when recorded.
+The format is that of Mooncake's published traces (Qin et al., FAST 2025). A trace has no texts.
+Each block's tokens are drawn from the seed and the block's hash, so prompts share exactly the
+prefixes that they shared when the trace was recorded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first
 
-HASH_BLOCK_TOKENS = 512  # covered by one hash
-SEED_STREAM = 8  # random stream of the seed
+HASH_BLOCK_TOKENS = 512  # prompt tokens that one hash covers
+SEED_STREAM = 8  # number of this source's random stream, next to the seed
 
 
 @dataclass
 class TraceLine(Group):
-    """One line of a trace; ``hash_ids``: one per 512 prompt tokens, or empty."""
+    """One request of a trace. ``hash_ids`` has one id per 512 prompt tokens, or is empty."""
 
     timestamp: float | None = option(None, ge=0, le=MAX_TIMESTAMP_MS, unit="milliseconds")
     input_length: int | None = option(None, ge=1, le=MAX_LENGTH_TOKENS, unit="tokens")
@@ -35,7 +35,7 @@ class TraceLine(Group):
     hash_ids: list[int] = option(factory=list)
 
     def __post_init__(self) -> None:
-        """Check that no field is missing and that they are consistent."""
+        """Check that no field is missing and that ``hash_ids`` fits ``input_length``."""
         super().__post_init__()
         for name in ("timestamp", "input_length", "output_length"):
             require(getattr(self, name) is not None, f"{name} is missing")
@@ -52,20 +52,20 @@ class TraceLine(Group):
 
 
 class TraceSource:
-    """The first ``workload.num_requests`` lines of a trace, with scaled lengths."""
+    """The first ``workload.num_requests`` requests of a trace, with scaled lengths."""
 
     def _lines(self, experiment: Experiment) -> Sequence[TraceLine]:
         prompts = experiment.workload.prompts
         return take_first(experiment, json_lines.read(prompts.path or "", TraceLine))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Return the scale, seed and digest of the lines that decide the prompts."""
+        """Return the digest of the trace's lines, the length scale and the seed."""
         lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
         scale = experiment.workload.prompts.length_scale
         return {"source": "trace", "lines": lines, "scale": scale, "seed": _seed(experiment)}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Draw the tokens of every block below the model's vocabulary size."""
+        """Return prompts whose blocks have token ids drawn below the model's vocabulary size."""
         lines, lengths = self._lines(experiment), self.lengths(experiment)
         scale = experiment.workload.prompts.length_scale
         requests = []
@@ -82,7 +82,7 @@ class TraceSource:
         return tuple(requests)
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Return the exact lengths."""
+        """Return each request's exact numbers of prompt and output tokens, scaled."""
         scale = experiment.workload.prompts.length_scale
 
         def scaled(tokens: int | None) -> int:

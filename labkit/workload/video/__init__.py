@@ -1,7 +1,7 @@
-"""Video workloads (``workload.kind=video``): decoding the frames that a model would be shown.
+"""Video workloads (``workload.kind=video``): picking and decoding a clip's frames for a model.
 
-No engine takes part: the work measured here comes before it, from the file to the pixels. Arms
-differ in how frames are picked and decoded (``workload.picks``, ``workload.decoder``).
+No engine takes part: what is measured is the work before the model, from the file to the pixels.
+Arms differ in how frames are picked and decoded (``workload.picks``, ``workload.decoder``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload, requi
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
 
-# Measured on a two-core x86-64, one decoder thread; for estimates only.
+# Measured on a two-core x86-64 with one decoder thread; used only in estimates.
 PIXELS_PER_SECOND = 300e6
 PACKETS_PER_SECOND = 200e3
 REQUEST_SECONDS = 3e-3
 PROCESS_BYTES = 80 << 20
-# Options that the arms of a process must share.
+# Workload options that must be equal in all arms of an interleaved run.
 SHARED = ("repeats", "warmup", "made", "clips", "questions", "vlm")
 
 
 class VideoKind:
-    """Clips and picks; see ``WorkloadKind``."""
+    """The ``WorkloadKind`` of video workloads."""
 
     def check(self, experiment: Experiment) -> None:
         """Check that the decoders are installed, the clips exist and the questions are valid."""
@@ -40,14 +40,14 @@ class VideoKind:
             video_qa.check(workload, [path.name for path in clip_library.files_of(workload.clips)])
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check again, and synthesise the clips."""
+        """Check the workload again, and synthesise the clips of ``workload.made``."""
         from labkit.workload.video import clip_library
 
         self.check(experiment)
         clip_library.sources(experiment.workload)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return why rounds of these arms would not be aligned, or None."""
+        """Return the reason that these arms cannot be interleaved, or None."""
         first, *others = (e.workload for e in experiments)
         for name in SHARED:
             if any(getattr(w, name) != getattr(first, name) for w in others):
@@ -55,7 +55,10 @@ class VideoKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Find the clips, and load the model that answers questions about them."""
+        """Return the interleaved arms.
+
+        Synthesises missing clips, and loads the model if questions are configured.
+        """
         from labkit.workload.video import clip_library, video_qa
         from labkit.workload.video.interleaved_video import InterleavedVideo
 
@@ -68,7 +71,7 @@ class VideoKind:
         return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from the pixels decoded and the packets read."""
+        """Estimate run time and memory from the pixels to decode and the packets to read."""
         workload = experiment.workload
         seconds, largest = START_SECONDS, 0
         for length, gop, pixels, wanted, requests in _sizes(workload):
@@ -84,7 +87,10 @@ class VideoKind:
 
 
 def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield frames, GOP, pixels, frames to pick and requests of every clip; guessed if unknown."""
+    """Yield each clip's frames, GOP length, pixels per frame, frames to pick and requests.
+
+    A user's clips are not opened; their sizes are guessed.
+    """
     clips = workload.made
     if workload.clips is not None:
         from labkit.workload.video import clip_library
@@ -98,7 +104,7 @@ def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _decoded(picks: FramePicks, length: int, gop: int, wanted: int) -> int:
-    """Estimate how many frames are decoded."""
+    """Estimate the number of frames that one request decodes."""
     if picks is FramePicks.stream:
         return length
     if picks is FramePicks.seek:

@@ -1,4 +1,4 @@
-"""The clips of a video workload: synthesised ones, or the files of the user's folder."""
+"""The clips of a video workload: synthesised clips, or the files of the user's folder."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class ClipSource:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def read_through(self) -> None:
-        """Read the file once, so that no arm's request is the one that loads it from disk."""
+        """Read the file once, so that the operating system caches it before any request."""
         try:
             with self.path.open("rb") as file:
                 while file.read(CHUNK):
                     pass
         except OSError:
-            pass  # its requests will fail with the reason
+            pass  # the clip's requests will fail with the reason
 
 
 def sources(workload: Workload) -> list[ClipSource]:
-    """Return a workload's clips in order; synthesise those of ``workload.made``.
+    """Return a workload's clips in order; synthesise missing ones of ``workload.made``.
 
     Raises
     ------
     ConfigError, CacheError
-        There are no clips, or they cannot be made.
+        There are no clips, or a clip cannot be synthesised.
     """
     if workload.clips is not None:
         files = files_of(workload.clips)
@@ -72,7 +72,7 @@ def files_of(folder: str) -> Sequence[Path]:
     Raises
     ------
     ConfigError
-        It is not a folder, or holds no files or too many.
+        The path is not a readable folder, or the folder has no files or more than ``MAX_CLIPS``.
     """
     path = Path(folder).expanduser()
     where = f"workload.clips={folder}"

@@ -1,6 +1,6 @@
 """Clips opened with PyAV: packets, the index of frames, and the pixels of a frame.
 
-Every defect of a file is raised as :class:`Undecodable` with one line.
+Every defect of a file is raised as :class:`Undecodable` with a message of one line.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-Pixels = NDArray[np.uint8]  # [height, width, 3], red green blue
+Pixels = NDArray[np.uint8]  # [height, width, 3], in RGB order
 MAX_PIXELS = 1 << 26  # of one frame (8192 x 8192); a damaged header may claim any size
 MAX_PACKETS = 10_000_000
 
 
 @dataclass
 class DecodeCounts:
-    """Packets and frames of one request, counted at the demuxer's and the decoder's output."""
+    """Packets and frames of one request, counted at the demuxer's and the decoder's output.
+
+    ``delta_frames``: decoded frames that are not keyframes.
+    """
 
     packets_read: int = 0
     packets_decoded: int = 0
@@ -45,12 +48,14 @@ class FrameIndex:
     Parameters
     ----------
     times
-        Presentation times, in units of ``unit`` seconds, ascending.
+        Presentation times, ascending, in units of ``unit`` seconds.
     keyframes
         The indices of the keyframes, ascending.
     decode_times
-        Decoding time of each keyframe's packet, by index; the presentation time if the file has
-        none.
+        The decoding time of each keyframe's packet, by the keyframe's index; the presentation time
+        if the file has no decoding times.
+    unit
+        The stream's time base in seconds.
     """
 
     times: tuple[int, ...]
@@ -69,14 +74,14 @@ class FrameIndex:
 
 @dataclass
 class OpenClip:
-    """An open clip; ``counts`` belongs to its request."""
+    """A clip opened for one request. ``counts`` counts that request's packets and frames."""
 
     container: InputContainer
     stream: VideoStream
     counts: DecodeCounts = field(default_factory=DecodeCounts)
 
     def packets(self) -> Iterator[Packet[VideoStream]]:
-        """Yield the packets from the current position to the end, without empty ones."""
+        """Yield the packets from the current position to the end, except empty packets."""
         for packet in self.container.demux(self.stream):
             if packet.size == 0:
                 continue
@@ -86,7 +91,7 @@ class OpenClip:
             yield packet
 
     def decoded(self, packets: Iterator[Packet[VideoStream]]) -> Iterator[VideoFrame]:
-        """Decode packets and flush the decoder; yield frames in presentation order."""
+        """Decode packets, flush the decoder, and yield the frames in presentation order."""
         context = self.stream.codec_context
         for packet in packets:
             self.counts.packets_decoded += 1
@@ -111,7 +116,7 @@ class OpenClip:
         return frames
 
     def frame_index(self) -> FrameIndex:
-        """Return the index of frames, from all packets' headers."""
+        """Read all packets' headers and return the index of frames."""
         entries: list[tuple[int, bool, int]] = []
         for packet in self.packets():
             if packet.is_discard:
@@ -134,10 +139,10 @@ class OpenClip:
         return FrameIndex(times, tuple(keys), keys, float(self.stream.time_base or 0))
 
     def from_keyframe(self, frame_index: FrameIndex, place: int) -> Iterator[Packet[VideoStream]]:
-        """Seek to the keyframe with index ``place`` and yield the packets from it on.
+        """Seek to the keyframe with index ``place`` and yield its packet and all later packets.
 
-        Some formats seek by presentation time, some by decoding time. If the first seek lands
-        behind the keyframe, the second lands at it or before.
+        Some formats seek by presentation time, others by decoding time. If the first seek lands
+        after the keyframe, a second seek lands at or before it.
         """
         wanted = frame_index.times[place]
         for offset in (wanted, min(wanted, frame_index.decode_times[place])):
@@ -162,9 +167,10 @@ def _chained(
 
 @contextmanager
 def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
-    """Open a clip, and raise its defects as :class:`Undecodable` while it is open.
+    """Open a clip for the duration of the context.
 
-    Error concealment is off, because the decoder would make up lost parts, differently in each arm.
+    Exceptions of PyAV inside the context are raised as :class:`Undecodable`. Error concealment is
+    off, because the decoder would invent lost parts, differently in each arm.
 
     Raises
     ------
@@ -192,25 +198,25 @@ def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's message in one line, without the path that it repeats."""
+    """Return the message of a library's exception as one line, without the path if possible."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
 
 def refuse_damaged(frame: VideoFrame) -> None:
-    """Check that the decoder does not flag a frame as damaged, picked or not.
+    """Refuse a frame that the decoder flags as damaged.
 
     Raises
     ------
     Undecodable
-        The frame is damaged.
+        The frame is flagged as damaged.
     """
     if frame.is_corrupt:
         raise Undecodable(f"the frame at time {frame.pts} is damaged")
 
 
 def pixels(frame: VideoFrame) -> Pixels:
-    """Return a frame's pixels; raise :class:`Undecodable` if the frame is too large."""
+    """Return a frame's RGB pixels; raise :class:`Undecodable` if it exceeds ``MAX_PIXELS``."""
     if frame.width * frame.height > MAX_PIXELS:
         raise Undecodable(f"a picture of {frame.width} x {frame.height} pixels")
     image: Any = frame.to_ndarray(format="rgb24")

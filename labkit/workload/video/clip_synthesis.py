@@ -1,8 +1,9 @@
 """Synthetic clips: shapes in three lanes over a moving background, with planted events.
 
 In the first lane a disc changes colour, in the second a square changes direction, in the third
-two discs collide. The same clip always has the same bytes: one thread encodes it, and the file
-holds no date. The cache names a clip by the hash of everything that decides its bytes.
+two discs collide. The same clip always has the same bytes: a single thread encodes the clip, and
+the file contains no date. A clip's file name in the cache is a hash of all inputs that determine
+its bytes.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from labkit.workload.video.planted_events import event_frames
 if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
-FORMAT = 2  # version of the drawing and the encoding; part of a clip's name
+FORMAT = 2  # version of the drawing and the encoding; part of a clip's key in the cache
 ENCODER = "libx264"
-# One quantiser for all frames: with x264's rate control and its tree of macroblocks one in ten
-# to forty encodes of the same pictures differed (measured, libavcodec 62.28), without in none.
+# A constant quantiser: with x264's rate control and macroblock tree, one in ten to forty encodes of
+# the same pictures differed (measured with libavcodec 62.28); without them none did.
 CONSTANT_QUANTISER = "qp=28:mbtree=0:aq-mode=0:weightp=0"
 COLOURS = ((230, 60, 60), (60, 110, 235), (240, 205, 60), (60, 190, 110))
-NOT_IN_KEY = ("name", "frames", "requests")  # fields that do not change the file's bytes
+NOT_IN_KEY = ("name", "frames", "requests")  # a clip's fields that do not change its file
 
 
 def synthesised_file(clip: Clip) -> Path:
-    """Return a clip's file from the cache; synthesise it if it is missing.
+    """Return the path of a clip's file in the cache; synthesise the file if it is missing.
 
     Raises
     ------
@@ -89,7 +90,7 @@ def synthesise(clip: Clip, path: Path) -> None:
 
 
 def pictures(clip: Clip) -> Iterator[Pixels]:
-    """Draw a clip's frames, uint8 [height, width, 3]."""
+    """Draw a clip's frames one by one, as uint8 [height, width, 3]."""
     ground = _ground(clip)
     lane = clip.height // 3
     size = lane // 2

@@ -1,4 +1,4 @@
-"""Checks of a request's frames: a reference decode, and the picks by arithmetic."""
+"""Checks of a request's frames: the pixels against a reference decode, the picks by arithmetic."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from labkit.workload.video.frame_selection import (
     repeated,
 )
 
-MAX_LISTED_STRETCHES = 200  # ranges of keyframes in a record, for the picture of the picks
-THREADS = 1  # with more threads a decoder does not flag damaged frames
+MAX_LISTED_STRETCHES = 200  # with more ranges of keyframes, a record does not list them
+THREADS = 1  # with several threads a decoder does not flag damaged frames
 
 
 def digest(frame: Pixels) -> str:
@@ -40,7 +40,7 @@ def digest(frame: Pixels) -> str:
 
 
 def strided_ranges(places: Sequence[int]) -> list[list[int]]:
-    """Return ascending indices as ranges with a constant step: [first, step, count]."""
+    """Compress ascending indices into ranges with a constant step: [first, step, count]."""
     ranges: list[list[int]] = []
     for place in places:
         if ranges:
@@ -54,7 +54,7 @@ def strided_ranges(places: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class FrameDigests:
-    """Picked indices, the decoder's counts, and digests of the frames of one request."""
+    """A request's picked indices, its decoder's counts, and its frames' digests by index."""
 
     picks: tuple[int, ...]
     counts: DecodeCounts
@@ -69,9 +69,9 @@ def frame_digests(taken: DecodedFrames) -> FrameDigests:
 
 @dataclass
 class Reference:
-    """A reference decode of one clip, independent of all arms.
+    """A clip's reference decode, which is independent of all arms.
 
-    ``pixels``: digests of the frames decoded so far, by index.
+    ``pixels``: the digests of the reference frames decoded so far, by index.
     """
 
     path: Path
@@ -79,14 +79,14 @@ class Reference:
 
     @cached_property
     def frame_index(self) -> FrameIndex:
-        """The clip's index of frames; raises :class:`Undecodable`."""
+        """The clip's index of frames. Raises :class:`Undecodable` if the clip is broken."""
         with open_clip(self.path, THREADS) as clip:
             return clip.frame_index()
 
     def decode(self, places: Collection[int]) -> None:
-        """Decode the clip from its beginning and keep the digests of ``places``.
+        """Decode the clip from its beginning and store the digests of the frames ``places``.
 
-        What breaks ends it; frames that it did not reach have no digest.
+        A defect in the clip ends the decode without an exception; later frames get no digest.
         """
         left = set(places) - self.pixels.keys()
         if not left:
@@ -104,16 +104,17 @@ class Reference:
             return
 
     def check(self, workload: Workload, wanted: int, taken: FrameDigests) -> dict[str, Any]:
-        """Return a request's outputs as the record holds them: what was asked and what was taken.
+        """Return the record's outputs of a request: expected and actual picks, pixels, reference.
 
         Raises
         ------
         Undecodable
-            The arm did not go its way, or there is nothing to hold its frames against.
+            The decoder's counts do not match the arm's pick method, or the reference decode lacks a
+            picked frame.
         """
         frame_index = self.frame_index
         asked = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, wanted)
-        if asked == list(taken.picks):  # else the gate says which frame was not asked for
+        if asked == list(taken.picks):  # else the correctness gate reports the difference
             check_counts(workload, taken.picks, taken.counts, frame_index.keyframes)
         self.decode(set(taken.picks))
         unknown = [place for place in taken.picks if place not in self.pixels]
@@ -135,9 +136,11 @@ class Reference:
         }
 
     def facts(self, wanted: int, taken: FrameDigests) -> dict[str, Any]:
-        """Return a request's counts, repeated picks and distances from the exact positions.
+        """Return the record's notes on a clip and a request, as JSON types.
 
-        Counts that a decoder does not report (OpenCV's packets) are None.
+        They are the clip's length and keyframes, the decoder's counts, the repeated picks, and the
+        picks' distances from the exact positions. Counts that a decoder does not report (OpenCV's
+        packets) are None.
         """
         frame_index, picks = self.frame_index, taken.picks
         listed = strided_ranges(frame_index.keyframes)

@@ -1,4 +1,4 @@
-"""Frame decoding: one request for a clip's frames, by each pick method and decoder."""
+"""Decode the frames of one request, by the configured pick method and decoder."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from labkit.workload.video.frame_selection import (
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-MAX_BUFFERED_FRAMES = 20  # frames that a decoder may buffer: H.264's 16 and a few of its own
+# Frames that a decoder may have buffered: H.264's 16, and a few of the implementation's own.
+MAX_BUFFERED_FRAMES = 20
 
 
 @dataclass(frozen=True)
 class DecodedFrames:
     """The frames of one request.
 
-    ``picks``: the true index of every frame, in order. ``frames``: pixels by index. ``counts``:
-    the decoder's own counts; OpenCV reports frames but no packets.
+    ``picks``: the source index of each picked frame, in order, with repetitions. ``frames``: pixels
+    by source index. ``counts``: the decoder's counts; OpenCV reports frames but no packets.
     """
 
     picks: tuple[int, ...]
@@ -47,12 +48,12 @@ class DecodedFrames:
 
 
 def decode_frames(path: Path, workload: Workload, wanted: int) -> DecodedFrames:
-    """Open a clip, pick ``wanted`` frames of it and decode them.
+    """Open a clip, pick ``wanted`` of its frames and decode these frames.
 
     Raises
     ------
     Undecodable
-        The clip cannot be decoded; the line does not name the clip.
+        The clip cannot be decoded. The message does not name the clip.
     """
     if workload.decoder is Decoder.opencv:
         return _opencv(path, wanted, workload.decoder_threads)
@@ -66,7 +67,10 @@ def decode_frames(path: Path, workload: Workload, wanted: int) -> DecodedFrames:
 
 
 def _stream(clip: OpenClip, wanted: int) -> DecodedFrames:
-    """Decode all frames up to the last pick; count frames by the packets if the file does not."""
+    """Decode all frames up to the last pick.
+
+    The number of frames comes from the file's header, or else from its packets.
+    """
     count = clip.stream.frames
     if count <= 0:
         count = len(clip.frame_index())
@@ -88,7 +92,7 @@ def _stream(clip: OpenClip, wanted: int) -> DecodedFrames:
 
 
 def _seek(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
-    """Decode from the keyframe before each pick up to the pick."""
+    """Decode each pick from the keyframe at or before it, and return the pixels by index."""
     found: dict[int, Pixels] = {}
     for leg in decode_runs(picks, frame_index.keyframes):
         ahead = clip.decoded(clip.from_keyframe(frame_index, leg.start))
@@ -99,7 +103,7 @@ def _seek(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict
 
 
 def _at(frames: Iterator[VideoFrame], time: int, place: int) -> VideoFrame:
-    """Return the frame that is shown at ``time``."""
+    """Advance ``frames`` to the frame presented at ``time`` and return that frame."""
     for frame in frames:
         when = frame.dts if frame.pts is None else frame.pts
         if when is not None and when >= time:
@@ -110,7 +114,7 @@ def _at(frames: Iterator[VideoFrame], time: int, place: int) -> VideoFrame:
 
 
 def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
-    """Decode only the packets of the picked keyframes."""
+    """Decode only the packets of the picked keyframes, and return the pixels by index."""
     found: dict[int, Pixels] = {}
     for place in dict.fromkeys(picks):
         frame = clip.alone(next(clip.from_keyframe(frame_index, place)))
@@ -121,7 +125,10 @@ def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) ->
 
 
 def _opencv(path: Path, wanted: int, threads: int) -> DecodedFrames:
-    """Grab all frames and retrieve the picks, as the article's baseline does."""
+    """Decode with OpenCV: grab all frames up to the last pick, and retrieve the picks.
+
+    The baseline of the article on frame picking does the same.
+    """
     import cv2
 
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, threads])
@@ -157,7 +164,7 @@ def check_counts(
 ) -> None:
     """Check by the decoder's counts that a request used its arm's pick method.
 
-    A decoder may have buffered a few more frames at the end of each run.
+    Up to ``MAX_BUFFERED_FRAMES`` extra frames are allowed at the end of each run of the decoder.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Frame selection: the frames to pick, computed from the index of a clip's packets.
 
-Indices are true source indices: a frame's rank in presentation order.
+A frame's index is its position in the clip in presentation order.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from labkit.config import FramePicks
 
 
 class Undecodable(Exception):
-    """A request failed; one line tells what is wrong with the clip or its frames."""
+    """A request failed because of its clip. The message is one line on the clip or its frames."""
 
 
 def positions(count: int, wanted: int) -> list[int]:
     """Spread ``wanted`` positions evenly over ``0 ... count - 1``, both ends included.
 
-    Position ``i`` is ``i * (count - 1) / (wanted - 1)``, rounded half to even; a single position
+    Position ``i`` is ``i * (count - 1) / (wanted - 1)``, rounded half to even. A single position
     is 0. If ``wanted`` exceeds ``count``, positions repeat evenly. Example: 3 of 5 frames are
     [0, 2, 4].
 
@@ -52,10 +52,14 @@ def pick_frames(how: FramePicks, frames: int, keyframes: Sequence[int], wanted: 
     Parameters
     ----------
     how
-        ``keyframes`` spreads over the list of keyframes, not over time: 16 frames of a clip with
-        two keyframes are 8 of each. ``nearest`` picks the earlier of two equally near keyframes.
+        The pick method. ``keyframes`` spreads the picks evenly over the list of keyframes, not over
+        time: 16 frames of a clip with two keyframes are 8 times each. ``keyframes_unique`` does the
+        same without repetitions. ``nearest`` picks the keyframe nearest to each evenly spread
+        position, or the earlier of two equally near ones.
     frames, keyframes
         The clip's number of frames, and the indices of its keyframes, ascending.
+    wanted
+        The number of frames to pick.
 
     Raises
     ------
@@ -80,7 +84,10 @@ def _nearest(keyframes: Sequence[int], position: int) -> int:
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """A forward run of the decoder from the keyframe ``start``, with picks at ``stops``."""
+    """A forward run of the decoder from the keyframe at index ``start`` to the last pick.
+
+    ``stops``: the indices of the picks in this run, ascending.
+    """
 
     start: int
     stops: tuple[int, ...]
@@ -92,9 +99,10 @@ class DecodeRun:
 
 
 def decode_runs(picks: Sequence[int], keyframes: Sequence[int]) -> list[DecodeRun]:
-    """Return the runs that decode each pick from the keyframe before it.
+    """Return the runs that decode each pick from the keyframe at or before it.
 
-    A pick whose keyframe the current run reaches continues that run, so no frame is decoded twice.
+    If the current run already reaches that keyframe, the run continues to the pick, so no frame is
+    decoded twice.
 
     Raises
     ------
@@ -126,8 +134,8 @@ class Distances:
 def distances(picks: Sequence[int], exact: Sequence[int], seconds: Sequence[float]) -> Distances:
     """Return the distances of picks from exact positions.
 
-    ``seconds``: presentation time of each frame. With fewer picks than positions, each position is
-    compared with its nearest pick.
+    ``seconds``: the presentation time of each frame. If the numbers of picks and positions differ,
+    each position is compared with its nearest pick.
     """
     pairs = (
         list(zip(picks, exact, strict=True))
@@ -140,5 +148,5 @@ def distances(picks: Sequence[int], exact: Sequence[int], seconds: Sequence[floa
 
 
 def repeated(picks: Sequence[int]) -> int:
-    """Return how many picks repeat an earlier one."""
+    """Return the number of picks that repeat an earlier pick."""
     return len(picks) - len(set(picks))

@@ -1,9 +1,9 @@
-"""Interleaved requests for video frames: the time each took and the frames it decoded.
+"""Interleaved requests for video frames: each request's time and its decoded frames.
 
-In a round every arm does one request for the same clip, in random order. Its frames are checked
-after the clock has stopped: at once against those of the arm's first request, and after all rounds
-against a reference decode. At the end every arm does a job: requests for many clips, several at a
-time.
+In a round all arms do one request for the same clip, in random order. The frames are checked
+outside the measured time: after each request against those of the arm's first request for the clip,
+and after all rounds against a reference decode. At the end every arm does a job: requests for many
+clips, several of them concurrently.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ DecodeFunction = Callable[..., "DecodedFrames"]
 
 @dataclass
 class ClipSamples:
-    """One arm's requests for one clip: the first one's frames, all times, and the failures.
+    """The results of one arm's requests for one clip.
 
-    ``pixels``: the picked frames, if a model is asked about them.
+    ``first``: digests of the first request's frames. ``pixels``: that request's frames, if a model
+    is asked about them. ``seconds``: the time of each successful request. ``outputs``: the checked
+    outputs for the record.
     """
 
     first: FrameDigests | None = None
@@ -49,12 +51,12 @@ class ClipSamples:
 
     @property
     def served(self) -> bool:
-        """Whether every request returned its frames."""
+        """Whether every request so far has returned its frames."""
         return self.first is not None and not self.failures
 
 
 class InterleavedVideo:
-    """Requests of several arms for the same clips; see ``InterleavedArms``.
+    """The interleaved requests of several arms for the same clips; see ``InterleavedArms``.
 
     Parameters
     ----------
@@ -65,9 +67,9 @@ class InterleavedVideo:
     context
         See ``TurnContext``.
     decode_frames
-        Does a request; a parameter so that tests can inject faults.
+        Serves a request; a parameter so that tests can inject faults.
     quiz
-        Asks a model about the picked frames; None: no questions.
+        Asks a model questions about the picked frames. None: no questions are asked.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class InterleavedVideo:
         self._counters = [Counter[str]() for _ in arms]
 
     def warm_up(self) -> None:
-        """Read every file once; then every arm does unmeasured requests for the smallest clip."""
+        """Read every file once, then let every arm do unmeasured requests for the smallest clip."""
         mine = self._sources[0]
         for source in mine:
             source.read_through()
@@ -101,12 +103,15 @@ class InterleavedVideo:
                     try:
                         self._take(source.path, self._arms[arm], source.wanted)
                     except Undecodable:
-                        break  # the measured request fails, too, and is counted
+                        break  # the measured request will fail too, and will be counted
 
     prepare = warm_up
 
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
-        """Run all rounds of all clips, check them, then run the jobs; see ``InterleavedArms``."""
+        """Run all rounds of all clips, check the frames, then run each arm's job.
+
+        See ``InterleavedArms.measure``.
+        """
         repeats = self._arms[0].repeats
         rounds = spread_rounds([repeats] * len(self._sources[0]), self._context.order)
         for number, clip in enumerate(rounds):
@@ -124,7 +129,7 @@ class InterleavedVideo:
         return arms
 
     def _request(self, arm: int, clip: int) -> None:
-        """Time one request; check that its frames equal those of the arm's first request."""
+        """Time one request, and check its frames against the arm's first request for the clip."""
         source, samples = self._sources[arm][clip], self._samples[arm][clip]
         with self._context.turn(arm):
             start = time.perf_counter()
@@ -143,7 +148,7 @@ class InterleavedVideo:
             raise InvalidOutput(f"{source.name}: request {len(samples.seconds)} gave other frames")
 
     def _check(self) -> None:
-        """Compare every arm's frames with the reference, and its counts with its pick method."""
+        """Check each arm's frames against the reference, and its counts against its pick method."""
         for clip, reference in enumerate(self._references):
             firsts = [first for clips in self._samples if (first := clips[clip].first) is not None]
             reference.decode({place for first in firsts for place in first.picks})
@@ -175,9 +180,10 @@ class InterleavedVideo:
             counters["video.keyframes_alone"] += requests * samples.first.counts.frames_decoded
 
     def _job(self, arm: int) -> tuple[int, float] | None:
-        """Do the job once: requests for every clip that all arms serve; return how many, seconds.
+        """Run an arm's job and return its number of requests and its seconds.
 
-        The clips take turns, so that long and short ones are in flight together.
+        The job requests every clip that all arms have served. The clips alternate, so that long and
+        short clips are in flight together. Returns None if there is no such clip.
         """
         workload = self._arms[arm]
         served = [
@@ -246,7 +252,10 @@ class InterleavedVideo:
         return CaseRecord(source.name, metrics=metrics, outputs=samples.outputs, notes=notes)
 
     def _answers(self, arm: int) -> dict[str, Any]:
-        """Return a model's answers about the frames of every served clip."""
+        """Ask the model about the frames of every served clip.
+
+        Returns the counts under the key ``answers``, or an empty dict without questions.
+        """
         if self._quiz is None:
             return {}
         frames = {

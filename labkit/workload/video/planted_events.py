@@ -1,6 +1,6 @@
-"""Planted events of synthetic clips, and whether picked frames show them.
+"""Planted events of synthetic clips, and whether picked frames show these events.
 
-This is visibility in the frames, not a model's accuracy: no model has seen them.
+Visibility in the frames is not a model's accuracy: no model is involved.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ KINDS = ("colour change", "direction change", "collision")
 class Event:
     """An event whose first changed frame is ``frame``.
 
-    It is visible if at least ``needs`` different frames of ``start ... frame - 1`` and as many of
-    ``frame ... end - 1`` are picked.
+    The event is visible if the picks include at least ``needs`` different frames of
+    ``start ... frame - 1``, and at least ``needs`` of ``frame ... end - 1``.
     """
 
     kind: str
@@ -38,12 +38,12 @@ class Event:
 
 
 def planted(clip: Clip) -> list[Event]:
-    """Return a clip's events, in order within each kind.
+    """Return a clip's events, grouped by kind, in order of time within each kind.
 
-    One frame shows a colour, so a change of colour needs one frame on each side, between the
-    changes before and after. Two frames show a direction, so its change needs two on each side. A
-    collision needs one frame on each side within a second, because further away the shapes are too
-    far apart to tell.
+    One frame shows a colour, so a colour change needs one frame on each side, between the previous
+    and the next change. It takes two frames to show a direction, so a direction change needs two on
+    each side. A collision needs one frame on each side within a second, because earlier and later
+    the shapes are too far apart to suggest a collision.
     """
     events: list[Event] = []
     for kind in KINDS:
@@ -60,7 +60,7 @@ def planted(clip: Clip) -> list[Event]:
 
 
 def event_frames(clip: Clip, kind: str) -> list[int]:
-    """Draw the frames of a clip's events of one kind: one in each of ``events`` equal parts."""
+    """Draw the frames of a clip's events of one kind, one in each of ``clip.events`` parts."""
     if clip.events == 0:
         return []
     draw = random.Random(f"labkit events/{clip.seed}/{kind}/{clip.length}/{clip.events}")
@@ -69,7 +69,7 @@ def event_frames(clip: Clip, kind: str) -> list[int]:
 
 
 def shares(events: Sequence[Event], picks: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Return, by kind, the number of planted events and of those that the picks show."""
+    """Return the number of planted events, and the number that the picks show, by kind."""
     by_kind: dict[str, dict[str, int]] = {}
     for event in events:
         counts = by_kind.setdefault(event.kind, {"visible": 0, "planted": 0})

@@ -1,6 +1,6 @@
 """Questions about the user's clips, answered by a vision-language model.
 
-mlx-vlm loads the model and generates the answers. labkit's tests run it with a stand-in only.
+mlx-vlm loads the model and generates the answers. labkit's tests use only a stand-in model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS = ("clip", "question", "choices", "answer")
 
 @dataclass(frozen=True)
 class Question:
-    """A multiple-choice question; ``answer`` is the index of the right choice."""
+    """A multiple-choice question on a clip. ``answer`` is the index of the right choice."""
 
     clip: str
     question: str
@@ -30,7 +30,7 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """The prompt, with a letter before every choice."""
+        """The prompt: the question, and the choices with a letter before each."""
         listed = [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
         return "\n".join([self.question, *listed, "Answer with one letter."])
 
@@ -40,12 +40,14 @@ class Question:
 
 
 def read(path: str, clips: Collection[str]) -> list[Question]:
-    """Read questions from JSON lines with clip, question, choices and answer (index from 0).
+    """Read questions from a JSON-lines file with clip, question, choices and answer.
+
+    The answer is the index of the right choice, from 0. ``clips``: the names that are allowed.
 
     Raises
     ------
     ConfigError
-        A line is wrong; the message names the file and the line.
+        The file cannot be read, or a line is invalid. The message names the file and the line.
     """
     where = f"workload.questions={path}"
     try:
@@ -87,7 +89,10 @@ def _question(line: str, where: str, clips: Collection[str]) -> Question:
 
 
 def check(workload: Workload, clips: Collection[str]) -> None:
-    """Check the questions, and that mlx-vlm is installed to answer them."""
+    """Check that the configured questions are valid and that mlx-vlm is installed.
+
+    Raises ``ConfigError``; does nothing if no questions are configured.
+    """
     if workload.questions is None:
         return
     read(workload.questions, clips)
@@ -99,14 +104,14 @@ def check(workload: Workload, clips: Collection[str]) -> None:
 
 
 class Model(Protocol):
-    """Answers a question about frames."""
+    """A model that answers a question about frames."""
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Return the answer, one token or a few."""
+        """Return the answer's text, of one token or a few."""
 
 
 class MlxVlm:
-    """A model that mlx-vlm loads."""
+    """A vision-language model that mlx-vlm loads and runs."""
 
     def __init__(self, path: str) -> None:
         from mlx_vlm import load
@@ -116,7 +121,7 @@ class MlxVlm:
         self._config = load_config(path)
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Return one greedy token about the frames, given as pictures."""
+        """Return one greedily sampled token as text; the frames are given as pictures."""
         from mlx_vlm import generate
         from mlx_vlm.prompt_utils import apply_chat_template
         from PIL import Image
@@ -131,7 +136,7 @@ class MlxVlm:
 
 @dataclass(frozen=True)
 class VideoQuiz:
-    """Questions and the model that answers them."""
+    """A set of questions, and the model that answers them."""
 
     questions: Sequence[Question]
     model: Model
@@ -141,7 +146,10 @@ class VideoQuiz:
         return any(question.clip == clip for question in self.questions)
 
     def ask(self, frames: Mapping[str, Sequence[Pixels]]) -> dict[str, int]:
-        """Ask the questions of all clips in ``frames``; return the counts asked and right."""
+        """Ask the questions on the clips in ``frames``.
+
+        Returns the number of all questions, of questions asked, and of right answers.
+        """
         questions = [question for question in self.questions if question.clip in frames]
         right = sum(q.is_right(self.model.answer(frames[q.clip], q.prompt)) for q in questions)
         return {"questions": len(self.questions), "asked": len(questions), "right": right}
