@@ -1,8 +1,9 @@
 """Articles: Markdown whose tables, numbers and figures are rendered from records.
 
 A placeholder is a call in double braces (:mod:`labkit.analysis.article_placeholders`). Rendering
-keeps it beside its result, so that the article can be rendered again: a number becomes a link to
-its records with the placeholder as the link's title, and a table is put between two comments.
+keeps the placeholder beside its result, so that the article can be rendered again. A number becomes
+a link to its records, with the placeholder as the link's title. A table is put between two
+comments, of which the first holds the placeholder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
     Raises
     ------
     ArticleError
-        A placeholder cannot be filled; the message has its file and line, and the reason.
+        A placeholder cannot be filled. The message names the file, the line and the reason.
     """
     text = article.read_text(encoding="utf-8")
     functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)

@@ -1,7 +1,7 @@
 """Placeholders of an article: calls that return tables, numbers and figures of studies.
 
-A placeholder is an error if its row was skipped, blocks are missing, a gate failed, or a name does
-not exist (the message suggests the nearest one).
+A placeholder cannot be filled, and raises :class:`ArticleError`, if its row was skipped, blocks are
+missing, a gate failed, or a name does not exist (the message suggests the nearest known name).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Json = Mapping[str, Any]
 
 
 class ArticleError(Exception):
-    """A placeholder cannot be filled; the message is one line."""
+    """A placeholder cannot be filled. The message is a single line."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ class ArticleLink:
 
 
 class PlaceholderFunctions:
-    """The functions of placeholders; studies are looked up from the article's folder upwards."""
+    """The functions that placeholders call.
+
+    A study's folder is looked up in the article's folder, then in each folder above it.
+    """
 
     def __init__(self, folder: Path, analysis_cache: AnalysisCache) -> None:
         from jinja2 import StrictUndefined
@@ -70,7 +73,7 @@ class PlaceholderFunctions:
         self._sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
     def fill(self, call: str) -> ArticleBlock | ArticleLink:
-        """Evaluate one placeholder; raises :class:`ArticleError` and :class:`RecordError`."""
+        """Return a placeholder's result; raise :class:`ArticleError` or :class:`RecordError`."""
         from jinja2 import TemplateError
 
         name = call.partition("(")[0].strip()
@@ -114,7 +117,7 @@ class PlaceholderFunctions:
         return ArticleBlock(text)
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
-        """Return a picture of the study; ``file`` is its path within the study's folder."""
+        """Return a picture of the study; ``file`` is a path within the study's folder."""
         folder = self._study(study)
         for report in self._reports(folder, study):
             _require_valid(report, study)
@@ -131,7 +134,10 @@ class PlaceholderFunctions:
         what: str = "median",
         cell: str | None = None,
     ) -> ArticleLink:
-        """Return one number of a row, or a counter of an arm if no case is given."""
+        """Return number ``what`` of a row, or, if no case is given, counter ``what`` of an arm.
+
+        The arm defaults to the first one compared in the row, or to the baseline for a counter.
+        """
         report, page = self._report(study, cell)
         arms = [one["name"] for one in report.cell["arms"]]
         named = _one_of("arm", arm, arms) if arm is not None else None
@@ -144,7 +150,10 @@ class PlaceholderFunctions:
         return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
-        """Return the report of a valid cell and the link to the page that lists its records."""
+        """Return a cell's report and a link to the page with its records.
+
+        Raises :class:`ArticleError` if the cell is incomplete or a gate failed.
+        """
         folder = self._study(study)
         reports = {report.analysis.name: report for report in self._reports(folder, study)}
         if cell is None and len(reports) > 1:
@@ -205,7 +214,11 @@ def _default_arm(row: Json, arms: Sequence[str]) -> str:
 
 
 def _row_number(report: CellReport, row: Json, arm: str, what: str) -> str:
-    """Return a number as text: of the arm, its comparison or its launches, or a published one."""
+    """Return number ``what`` of a row as text.
+
+    It is a statistic of the arm, of its comparison with the baseline or of its launches, or a
+    published number.
+    """
     summary, unit = row["arms"][arm], row["unit"]
     comparison: Json | None = next((c for c in row["comparisons"] if c["arm"] == arm), None)
     texts = {
@@ -256,7 +269,7 @@ def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
 
 
 def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]:
-    """Return a case's counters and numeric notes: medians over the arm's runs."""
+    """Return the medians over an arm's runs of a case's counters and numeric notes, by name."""
     notes = [c.notes for r in report.records if r.arm == arm for c in r.cases if c.case == case]
     values_by_name: dict[str, list[float]] = {}
     for note in notes:
@@ -267,7 +280,7 @@ def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]
 
 
 def _number_text(value: float) -> str:
-    """Return a count in full, and any other number as tables print it."""
+    """Write an integral number in full, and any other number as tables print it."""
     return f"{value:,.0f}" if float(value).is_integer() else value_text(value)
 
 
@@ -284,7 +297,7 @@ def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
 
 
 def _one_of(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return ``name`` if it is known, else raise with the nearest known name."""
+    """Return ``name`` if it is known, else raise :class:`ArticleError` with the nearest name."""
     names = list(known)
     if name in names:
         return name

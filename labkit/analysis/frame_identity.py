@@ -1,9 +1,10 @@
 """Frame verification: are picked frames the ones that an arm reports?
 
-An output of kind ``frames`` lists for each pick the requested frame, the frame that the arm reports
-to have taken, a digest of its pixels, and a digest of the pixels that the decoder gives for that
-frame when it decodes from the beginning. So an arm that picks other frames than the baseline is
-verified too; one that picks the same is also compared with the baseline.
+For each pick, an output of kind ``frames`` lists the requested frame, the frame that the arm
+reports, a digest of the pixels that the arm returned, and a digest of the pixels that the decoder
+gives for the reported frame when it decodes the video from the beginning. So even an arm that picks
+other frames than the baseline is verified. An arm that picks the same frames is also compared with
+the baseline.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ Outputs = Mapping[str, Any]
 def frames_difference(
     reference: Outputs | None, mine: Outputs, all_alike: bool = False
 ) -> str | None:
-    """Return what is wrong with a case's frames, or None.
+    """Return a phrase on the first error in a case's frames, or None.
 
-    ``reference`` is the baseline's output, if it served the case. Arms that take the frames that
-    were requested are compared with it, or all arms if ``all_alike``.
+    ``reference`` is the baseline's output, or None if the baseline did not serve the case. ``mine``
+    is compared with it if both arms pick the exact positions that were requested, or always if
+    ``all_alike``.
     """
     count = len(mine["picks"])
     if len(mine["asked"]) != count:
@@ -58,7 +60,7 @@ def _against(reference: Outputs, mine: Outputs) -> str | None:
 
 
 def verified_shares(mine: Outputs) -> dict[str, float]:
-    """Return 1 for each verified pick, else 0."""
+    """Return 1.0 for each verified pick and 0.0 for each other one, by the pick's index."""
     rows = zip(mine["asked"], mine["picks"], mine["pixels"], mine["decoder"], strict=False)
     return {
         str(pick): float(requested == picked and pixels == decoder)

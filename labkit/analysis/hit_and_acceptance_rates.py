@@ -1,4 +1,4 @@
-"""Attained against attainable rates of an arm: prefix hits, accepted drafts and padding."""
+"""An arm's rates of prefix hits, accepted drafts and padding, against the attainable ones."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from statistics import median
 from labkit.records import Record
 
 MAX_CHANCE_ACCEPTANCE = 0.01  # share of random drafts that may be accepted by chance
-# Layouts that pad a batch: their padding is shown even if it is 0.
+# Counters of layouts that pad a batch: their padding is shown even if it is 0.
 PADDING_LAYOUTS = ("layout.padded", "engine.mlx_lm")
-# Decode shapes that add rows whatever the lengths of the requests.
+# Counters of decode shapes that add rows even if all requests have the same length.
 PADDED_SHAPES = ("decode_shape.bucketed", "decode_shape.fixed")
 
 
 @dataclass(frozen=True)
 class AttainedRates:
-    """An arm's rates as shares, 0 to 1; None if they do not apply to it.
+    """An arm's rates as shares, 0 to 1; a rate that does not apply to the arm is None.
 
-    Prefix cache: an unlimited cache would hit ``attainable_hits`` of the prompt tokens, the arm
-    hit ``hits``. Speculation: ``accepted`` of the drafted tokens. Padding: ``padded`` of the
-    computed rows hold no token; in one rectangle of all requests, as long as the longest, it
-    would be ``rectangle``.
+    - Prefix cache: ``hits`` is the share of prompt tokens that hit, ``attainable_hits`` the share
+      that an unlimited cache would hit.
+    - Speculation: ``accepted`` is the share of drafted tokens that were accepted.
+    - Padding: ``padded`` is the share of computed rows that hold no token. ``rectangle`` is what
+      that share would be if all requests were padded to the longest in one batch.
 
-    Three flags mark arms whose rate is known to be 0: ``equal_lengths`` (all requests have one
-    length and all prompts one step: no padding), ``unshared`` (no two prompts share a prefix: no
-    hits) and ``random`` (random drafts: hardly any is accepted).
+    Three flags mark arms with a rate that must be about 0. ``equal_lengths``: all requests have one
+    length and one step prefills all prompts, so there is no padding. ``unshared``: no two prompts
+    share a prefix, so there are no hits. ``random``: drafts are random, so hardly any is accepted.
     """
 
     arm: str
@@ -40,7 +41,7 @@ class AttainedRates:
     random: bool
 
     def impossible_counts(self) -> Iterator[str]:
-        """Yield counts that are impossible, so that their counter must be wrong."""
+        """Yield a message for each rate that is impossible, so that its counter must be wrong."""
         if self.hits is not None and self.attainable_hits is not None:
             if self.unshared and self.hits > 0:
                 yield f"{self.arm}: {self.hits:.1%} of its prompts hit, but prompts share none"
@@ -59,7 +60,7 @@ class AttainedRates:
 def hit_and_acceptance_rates(
     names: Sequence[str], records: Sequence[Record]
 ) -> list[AttainedRates]:
-    """Return the rates of the arms that have any, as medians over their runs."""
+    """Return the rates (medians over runs) of the arms to which any rate applies."""
     arms: dict[str, list[Record]] = {arm: [] for arm in names}
     for record in records:
         if record.ok and record.arm in arms and "sharing" in record.notes:
@@ -75,7 +76,7 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
         for counts in counters
     )
     prompt_tokens = sharing["prompt_tokens"]
-    # A preempted request looks up its own prompt again, which is not sharing.
+    # A preempted request looks up its own prompt again; such a hit is no sharing between requests.
     known = caches and not any(counts.get("preemptions") for counts in counters)
     hits = [counts.get("prefix.hit_tokens", 0.0) / prompt_tokens for counts in counters]
     return AttainedRates(
@@ -94,7 +95,10 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
 def _rectangle(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> float | None:
-    """Return the share of a rectangle that holds no token; None if the arm pads otherwise."""
+    """Return the share of the padded rectangle that holds no token.
+
+    None if the arm does not pad, or pads to other shapes.
+    """
     pads = any(counts.get(name) for counts in counters for name in PADDING_LAYOUTS)
     if (
         rectangle is None
@@ -108,14 +112,18 @@ def _rectangle(
 def _equal_lengths(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> bool:
-    """Return whether no row can be padding: equal lengths, and all prompts in one step."""
+    """Return whether padding is impossible: equal lengths, and one step prefills all prompts."""
     if rectangle is None or rectangle["tokens"] < rectangle["slots"]:
         return False
     return all(c.get("steps.prefill") == 1 and not any(map(c.get, PADDED_SHAPES)) for c in counters)
 
 
 def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> float | None:
-    """Return the median share of a counter in others; None if it or they are 0 in all runs."""
+    """Return the median over runs of counter ``part`` divided by the sum of the counters ``of``.
+
+    Runs in which that sum is 0 are left out; None if all are. A share of padding that is 0 in all
+    runs is None too, unless the arm's layout pads.
+    """
     known = [
         counts.get(part, 0.0) / whole
         for counts in counters

@@ -1,11 +1,11 @@
 """Host groups: which cells of a study ran on the same machine and may be compared.
 
-Every host is a machine of its own: two of one model differ by a few percent too (firmware,
-cooling, memory placement). Within a cell every block runs on one host, so relabelling within
-blocks compares no two hosts. With ``design.across_hosts=true`` the host is a blocking factor,
-coarser than the block, and the permutation test is as exact as on one host; its effect is then
-that of these hosts together. Cells are not interleaved with each other: cells of several machines
-are shown apart, and no curve or confirmation joins them unless they declare ``across_hosts``.
+Every host counts as a separate machine, because even two hosts of one model differ by a few percent
+(firmware, cooling, memory placement). Within a cell every block runs on one host, so relabelling
+within blocks never compares two hosts. With ``design.across_hosts=true`` the host is a blocking
+factor, coarser than the block. The permutation test stays exact, and the effect is that of these
+hosts together. Cells are not interleaved with each other. So cells of several machines are shown
+separately, and no curve or confirmation joins them unless they declare ``across_hosts``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HostGroup:
 
 
 def machine_name(analysis: CellAnalysis) -> str | None:
-    """Return a description of the machine of a cell's runs, or None without records."""
+    """Return a description of the machine that ran a cell, or None if no run recorded one."""
     environment = analysis.environment
     if analysis.data.design.get("across_hosts", False):
         return ANY_HOST
@@ -78,7 +78,10 @@ class HostEffects:
 
 
 def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
-    """Yield every arm's effect in every primary row, estimated on each host by itself."""
+    """Yield each treatment arm's effect in each primary row, estimated on each host separately.
+
+    Effects known for fewer than two hosts are left out.
+    """
     data = analysis.data
     hosts = {block: host for host, blocks in data.hosts.items() for block in blocks}
     for row in analysis.rows:
@@ -97,7 +100,10 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
 
 
 def hosts_sentence(analysis: CellAnalysis) -> str | None:
-    """Return how a cell's blocks are spread over hosts and how much these differ, or None."""
+    """Return a text on a cell's hosts: blocks on each, and where their effects differ most.
+
+    None if there are fewer than two hosts.
+    """
     hosts = analysis.data.hosts
     if len(hosts) < 2:
         return None

@@ -2,8 +2,8 @@
 
 Both designs estimate each arm's effect in each row, from independent runs, so the interval of the
 difference follows from their intervals (G. Y. Zou and A. Donner, 2008, *Statistics in Medicine*
-27: the method of variance estimates recovery). The designs agree where that interval contains 0.
-Its half width is the largest difference that could have gone undetected.
+27: the method of variance estimates recovery). The designs agree in a row if that interval contains
+0. Its half width is the largest difference that could have gone undetected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IsolationAgreement:
 def compare_isolations(
     interleaved: CellAnalysis, separate: CellAnalysis
 ) -> list[IsolationAgreement]:
-    """Compare every arm's effect in every primary row that both cells have."""
+    """Compare each treatment arm's effect in each primary row that both cells measured."""
     agreements = []
     theirs = {row.case: i for i, row in enumerate(separate.rows) if row.primary}
     for index, row in enumerate(interleaved.rows):
@@ -106,13 +106,13 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
 
 
 def isolation_sentence(analysis: CellAnalysis) -> str | None:
-    """Return whether both designs agree, in one sentence; None without a companion."""
+    """Return a sentence on whether both designs agree, or None if there is no companion."""
     agreements = isolation_agreements(analysis)
     return None if agreements is None else agreement_sentence(agreements)
 
 
 def agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
-    """Return in one sentence whether the two designs agree."""
+    """Return a sentence on whether the two designs agree."""
     known = [a for a in agreements if a.undetected_pct is not None and a.difference_pct is not None]
     if not known:
         return (

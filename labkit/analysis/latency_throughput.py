@@ -2,9 +2,9 @@
 
 The knee of a curve is the load with the greatest power, which is throughput over latency
 (L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer
-communications", ICC 1979): below it the engine could serve more requests at hardly any extra
-latency; above it, latency grows faster than throughput. Throughput is requests per second, latency
-the median time to the last token.
+communications", ICC 1979). Below the knee, the engine could serve more requests at hardly any extra
+latency; above it, latency grows faster than throughput. Throughput is in requests per second, and
+latency is the median time to the last token.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 
-MIN_LOADS = 3  # different loads that make a curve
+MIN_LOADS = 3  # a curve needs this many different loads
 METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """One load of a curve: its size, and the arm's medians by metric."""
+    """One load of a curve: its size (a rate or a number of clients), and the medians by metric."""
 
     size: float
     medians: Mapping[str, float]
@@ -49,7 +49,7 @@ class LoadCurve:
 
 
 def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
-    """Return the curves of a study: cells that differ only in their load."""
+    """Return a study's load curves; the cells of a curve differ only in their load."""
     points: dict[tuple[str, str, str], list[LoadPoint]] = {}
     for analysis in analyses:
         medians = _medians(analysis)
@@ -68,7 +68,7 @@ def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
 
 
 def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
-    """Return the medians of the arms that have all metrics."""
+    """Return the medians by arm and metric, for the arms that have all of ``METRICS``."""
     medians_by_arm: dict[str, dict[str, float]] = {}
     for row in analysis.json["rows"]:
         if row["case"] == "all" and row["metric"] in METRICS:
@@ -79,7 +79,7 @@ def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
 
 
 def _load(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
-    """Return an arm's load (name, size), or None, and the rest of its config as JSON."""
+    """Return an arm's load as (unit, size), or None, and the rest of its config as JSON."""
     workload = dict(config.get("workload", {}))
     arrivals = dict(workload.pop("arrivals", {}))
     rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)

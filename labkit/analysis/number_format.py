@@ -12,14 +12,14 @@ UNKNOWN = "–"
 def round_significant(value: float | None) -> float | None:
     """Round to 10 significant digits.
 
-    Logarithms and sums differ in their last bits from one CPU's vector units to another's;
-    a study rebuilt on another machine must be the same byte for byte.
+    Logarithms and sums differ in their last bits between CPUs with different vector units, but a
+    study rebuilt on another machine must be the same byte for byte.
     """
     return None if value is None else float(f"{value:.10g}")
 
 
 def unit_name(unit: str | None) -> str:
-    """Return a unit as it is printed: ``us`` with a micro sign, bytes in MiB."""
+    """Return a unit as it is printed: ``µs`` for ``us``, ``MiB`` for ``bytes``."""
     if unit == "bytes":
         return "MiB"
     return UNIT_NAMES.get(unit or "", unit or "")
@@ -31,7 +31,7 @@ def scaled(value: float, unit: str | None) -> float:
 
 
 def value_text(value: float | None, unit: str | None = None) -> str:
-    """Write a measured value: one decimal from 100 on, three digits below."""
+    """Write a measured value: one decimal from 100 on, two from 1 on, else 3 significant digits."""
     if value is None:
         return UNKNOWN
     printed = scaled(value, unit)
@@ -41,14 +41,17 @@ def value_text(value: float | None, unit: str | None = None) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """Write a signed difference in percent, as the article does: ``+0.9%``."""
+    """Write a signed difference in percent: ``+0.9%``."""
     if value is None:
         return UNKNOWN
     return f"{signed_text(value)}%"
 
 
 def signed_text(value: float, digits: int | None = None) -> str:
-    """Write a number with its sign (a true minus); two decimals below 0.1."""
+    """Write a number with its sign (a true minus).
+
+    ``digits`` is the number of decimals; None stands for one, or two below 0.1.
+    """
     if digits is None:
         digits = 1 if abs(value) >= 0.095 or value == 0 else 2
     text = f"{value:+,.{digits}f}"
@@ -81,7 +84,7 @@ def magnitude_text(value: float) -> str:
 
 
 def count_text(n: int, noun: str) -> str:
-    """Write a number of things: ``1 block``, ``4 blocks``."""
+    """Write a number with its noun, in the plural unless it is 1: ``1 block``, ``4 blocks``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 

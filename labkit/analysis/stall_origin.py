@@ -2,18 +2,19 @@
 
 Where request arms are interleaved in one process, the excess of a step that took clearly
 longer than the same step of the other arms is removed (:mod:`labkit.workload.stall_times`).
-Work that an arm itself does now and then (compaction, copies, eviction) looks the same in one
-process, but not in many: the machine stalls whichever arm is running, while an arm's own work
-returns in that arm. So the removed share of an arm's time, and its number of steps, are compared
-with the baseline's in the same process by the exact signed-rank test over processes
-(F. Wilcoxon 1945), in which one large stall weighs no more than the largest of several:
+Work that an arm does now and then (compaction, copies, eviction) looks the same within one
+process, but not over many: the machine stalls any arm that happens to run, while an arm's own work
+recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are
+compared with the baseline's in the same process by the exact signed-rank test over processes
+(F. Wilcoxon 1945). Because the test uses ranks, one huge stall cannot decide it:
 
-- p <= .005 for some arm, times the number of arms, or too few processes for any test: every arm
-  is judged by its times as measured, with stalls;
-- p <= .05: stalls stay excluded, and the arm gets no verdict on times that they changed;
-- else stalls stay excluded, and an arm is called equivalent only if the difference between its
-  stalls and the baseline's also lies inside the margin (80 % interval of the same test), because
-  that much could be its own work.
+- if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
+  processes for any test, every arm is judged by its times as measured, with stalls;
+- if p is at most .05 for an arm, stalls stay excluded, and that arm gets no verdict on times that
+  the exclusion changed;
+- otherwise stalls stay excluded, and an arm is called equivalent only if the difference between
+  its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
+  because that much could be the arm's own work.
 
 Simulated (``tests/analysis/test_stall_origin.py``): p <= .05 in at most 6 % of A/A studies;
 an arm's own work of 3 % or more of its time that looks like stalls goes unnoticed in at most
@@ -42,10 +43,11 @@ WITHIN_MARGIN = ("equivalent", "trivial")
 class StallAttribution:
     """The share of each arm's time that stalls took, and its effect on the verdicts.
 
-    ``stalled_pct`` is the mean over processes, percent. ``own_work_bounds_pct`` bounds how much
-    of that may be the arm's own work, percent of its time. ``unclear_reasons`` says why an arm
-    gets no verdict on times without stalls. ``kept_reason`` says why all times are as measured,
-    with stalls; it is None if stalls are excluded.
+    All mappings are by arm. ``stalled_pct`` is the mean over processes, in percent of the arm's
+    time. ``own_work_bounds_pct`` is an upper bound on the part of it that may be the arm's own
+    work. ``unclear_reasons`` holds, for arms without a verdict on times without stalls, the
+    reason. ``kept_reason`` is the reason that all times are as measured, with stalls; it is None if
+    stalls are excluded.
     """
 
     stalled_pct: Mapping[str, float]
@@ -67,7 +69,10 @@ class StallAttribution:
             yield f"{stalls} were excluded, and {arm} gets no verdict: {reason}"
 
     def restrict(self, verdict: Verdict, arm: str, margin_pct: float) -> Verdict:
-        """Return the verdict on times that stalls changed, or ``inconclusive`` with the reason."""
+        """Return ``verdict``, or ``inconclusive`` if excluded stalls may be the arm's own work.
+
+        Call it only for rows whose times the exclusion of stalls changed.
+        """
         if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:
             return verdict
         if arm in self.unclear_reasons:
@@ -80,7 +85,7 @@ class StallAttribution:
 
 
 def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAttribution | None:
-    """Return the stalls of interleaved arms, or None if there were none.
+    """Return the attribution of interleaved arms' stalls, or None if there were no stalls.
 
     Parameters
     ----------
@@ -125,7 +130,7 @@ def _as_measured(case: CaseRecord) -> CaseRecord:
 
 
 def _complete(records: Sequence[Record], arms: Sequence[Arm]) -> list[dict[str, Record]]:
-    """Return the processes whose arms all recorded their stalls: for each, its records by arm."""
+    """Return the records by arm of each process in which every arm recorded its stalls."""
     blocks: dict[int, dict[str, Record]] = {}
     for record in records:
         if "of_s" in record.notes.get("stalls", {}):
@@ -140,7 +145,10 @@ def _stalled(record: Record) -> tuple[float, float]:
 
 
 def signed_rank_p(base: Floats, arm: Floats) -> float:
-    """Return the smaller two-sided p of share and steps; arms are float64 [processes, 2]."""
+    """Return the smaller of two signed-rank p-values, of stalled share and of stalled steps.
+
+    ``base`` and ``arm`` are float64 [processes, 2]; the columns are share and steps.
+    """
     ranks = [np.sign(d) * _ranks(np.abs(d)) for d in (arm - base).T]
     return min(permutation_test(np.zeros((len(r), 1)), r[:, None]) for r in ranks)
 
@@ -155,7 +163,7 @@ def _ranks(values: Floats) -> Floats:
 def own_work_bound_pct(base: Floats, arm: Floats) -> float:
     """Return the largest percentage by which stalls may have slowed one arm more than the other.
 
-    It is the larger limit of the signed-rank test's 80 % interval: Walsh averages of the
+    It is the limit further from 0 of the signed-rank test's 80 % interval: Walsh averages of the
     differences, trimmed by the normal approximation of the test's distribution.
 
     Parameters

@@ -1,11 +1,11 @@
 """Changes between two studies of one machine and one config.
 
-Their runs were not interleaved, so a change of the machine looks like a change of the code. Both
-studies share the baseline: an arm is compared by how its difference from the baseline changed
-(:mod:`.statistics.difference_in_differences`), together with the arm-blind probe of each run's own
-process. The baseline itself has nothing to be compared with: its medians are shown, and nothing is
-claimed. Another machine or another config is refused. If the probe changed by more than the margin,
-a claim must exceed the probe's change.
+The runs of two studies were not interleaved, so a change of the machine looks like a change of the
+code. But both studies measured the baseline. So the change of each arm's difference from the
+baseline is tested (:mod:`.statistics.difference_in_differences`), with a correction by the
+arm-blind machine probe of each run's process. There is nothing to compare the baseline itself with:
+its medians are shown, and nothing is claimed. Studies of different machines or configs are refused.
+If the probe's time changed by more than the margin, a claim must exceed that change.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ NOT_COMPARABLE = "not_comparable"
 
 
 class StudiesNotComparable(ValueError):
-    """Two studies cannot be compared; the message says why in one line."""
+    """Two studies cannot be compared. The message is one line with the reason."""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """One arm in one row of both studies: its medians, the change and the verdict.
+    """One arm in one row of both studies: its old and new median, the change and the verdict.
 
     ``comparison`` describes the change of the arm's difference from the baseline. It is None for
     the baseline itself, and if there is no complete block.
@@ -70,7 +70,7 @@ class RowChange:
 
 @dataclass(frozen=True)
 class StudyComparison:
-    """All changes of the primary rows, with caveats above and notes below them."""
+    """The changes in the primary rows, with caveats (shown above them) and notes (below them)."""
 
     changes: tuple[RowChange, ...]
     caveats: tuple[str, ...]
@@ -78,13 +78,16 @@ class StudyComparison:
 
     @property
     def decidable(self) -> bool:
-        """Whether any row was compared."""
+        """Whether any arm was compared in any row."""
         return any(item.comparison is not None for item in self.changes)
 
 
 @dataclass(frozen=True)
 class _CellPair:
-    """One cell in both studies, checked to be comparable."""
+    """One cell in both studies, checked to be comparable.
+
+    ``shift_pct`` is the change of the machine probe's time, or None if a study has no probe.
+    """
 
     old: CellAnalysis
     new: CellAnalysis
@@ -97,7 +100,7 @@ class _CellPair:
 
     @property
     def with_stalls(self) -> bool:
-        """Whether times include stalls, because an arm of a study may have caused them."""
+        """Whether both studies' times include stalls, because an arm may have caused some."""
         return any(
             analysis.stalls is not None
             and (analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
@@ -109,7 +112,7 @@ class _CellPair:
 class _ArmPair:
     """One arm in one row of both studies.
 
-    ``change`` describes the change of its difference from the baseline.
+    ``change`` is the change of the arm's difference from the baseline, or None if unknown.
     """
 
     pair: _CellPair
@@ -175,7 +178,7 @@ def compare_studies(
 
 
 def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
-    """Yield how many rows are undecided, with the smallest detectable changes."""
+    """Yield a note on the undecided rows, if any: their number and smallest detectable changes."""
     detectable = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
@@ -234,9 +237,10 @@ def _median(row: MetricRow, arm: str) -> float | None:
 def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
     """Compare the changes of all rows and arms as one family.
 
-    p-values are adjusted by S. Holm (1979). Each interval is at the level at which Holm tests
-    its row, so it excludes 0 exactly if that row is rejected. Equivalence and the smallest
-    detectable change are at the level of the first step (C. E. Bonferroni).
+    p-values are adjusted by the method of S. Holm (1979). Each interval is at the level at which
+    Holm's method tests that row, so it excludes 0 if and only if "no change" is rejected.
+    Equivalence and the smallest detectable change use the level of the first step (C. E.
+    Bonferroni).
     """
     ps = [item.change.p for item in items if item.change is not None]
     adjusted, row_count = holm(ps), len(items)
@@ -251,7 +255,7 @@ def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
 
 
 def _compare_control(item: _ArmPair) -> ArmComparison:
-    """Compare a control's change without adjustment, because it only shows the noise."""
+    """Compare a control's change, unadjusted because the control only shows the noise."""
     assert item.change is not None
     return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
@@ -303,7 +307,7 @@ def _judge(
 
 
 def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
-    """Return whether a change exceeds what a change of the machine could cause.
+    """Return whether an arm's change is larger than the machine's change could explain.
 
     The probe's kernels and an arm may depend on different parts of the machine: in the worst
     case the arm follows the machine's change in full and the baseline not at all. So an interval
@@ -359,10 +363,10 @@ def _shared_cells(
 
 
 def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
-    """Raise :class:`StudiesNotComparable` if any two runs are of different kinds of machines.
+    """Raise :class:`StudiesNotComparable` if two runs are from different kinds of machines.
 
     Blocks of several hosts of one kind (``design.across_hosts=true``) are allowed: both studies
-    are relabelled within their blocks, so within a host.
+    are relabelled within their blocks, and a block ran on one host.
     """
     old = old_cell.environment
     for record in (*old_cell.data.records, *new_cell.data.records):
@@ -402,7 +406,10 @@ def _difference(old: Any, new: Any, where: str = "") -> str | None:
 
 
 def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | None:
-    """Return how much longer the probe takes in the new study, in percent (medians)."""
+    """Return the change of the probe's median time from the old study to the new, in percent.
+
+    None if a study has no probe.
+    """
     probes = [list(a.data.probe.values()) for a in (old_cell, new_cell)]
     if not all(probes):
         return None
@@ -446,7 +453,10 @@ def _studies_of(item: _ArmPair) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
 
 
 def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
-    """Return an arm's effect in one study and its number of complete blocks, or None."""
+    """Return an arm's effect in one study and the number of complete blocks.
+
+    None if no block is complete or a value is not above 0.
+    """
     data = analysis.data
     pair = (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.criteria.runs)

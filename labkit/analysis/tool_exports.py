@@ -1,6 +1,6 @@
 """Exports for other tools: pandas, benchstat, pyperf, vLLM, github-action-benchmark.
 
-Each run stays one sample, so that no tool counts repeats as independent samples.
+Each run is exported as one sample, so that no tool counts repeats as independent samples.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class FormatError(ValueError):
-    """A study lacks data that this format needs; the message is one line."""
+    """A study lacks data that the format needs. The message is a single line."""
 
 
 def _measured(analysis: CellAnalysis) -> list[Record]:
-    """Return the runs with measurements, the baseline's first, as tools compare with the first."""
+    """Return the runs with measurements, the baseline's first: tools compare with the first."""
     order = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
     records = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
     return sorted(records, key=lambda r: order[r.arm])
@@ -104,7 +104,7 @@ def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
 
 
 def _date(record: Record) -> str:
-    """Return the start in the form that pyperf parses: no zone, microseconds."""
+    """Return a run's start time as pyperf parses it: with microseconds, without a time zone."""
     seconds, _, rest = record.started.rstrip("Z").replace("T", " ").partition(".")
     return f"{seconds}.{(rest + '000000')[:6]}"
 
@@ -112,10 +112,10 @@ def _date(record: Record) -> str:
 def vllm(analyses: Sequence[CellAnalysis]) -> str:
     """Return vLLM's serving results as JSON, one per run, with ``run_number`` and the arm.
 
-    Names and definitions are vLLM's: TTFT from sending to the first token, TPOT is
-    ``(E2E - TTFT) / (tokens - 1)``, ITL per chunk, pooled over all requests; sums of times
-    in ms, the lists per request in seconds. Texts are not recorded, so ``generated_texts``
-    is left out.
+    Names and definitions are vLLM's: TTFT is the time from sending to the first token, TPOT is
+    ``(E2E - TTFT) / (tokens - 1)``, and ITL is per chunk, pooled over all requests. Summary
+    statistics are in ms, the lists per request in seconds. Texts are not recorded, so
+    ``generated_texts`` is left out.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
-    """Yield one result per run that served requests and recorded their times."""
+    """Yield a result for each run that served requests and recorded their times."""
     arms = {arm.name: arm for arm in data.arms}
     for number, record in enumerate(data.records):
         for case in record.cases:
@@ -211,7 +211,7 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     Raises
     ------
     FormatError
-        The cells' primary metrics do not agree on which direction is better.
+        Smaller is better in some primary metrics and bigger in others.
     """
     entries: list[dict[str, Any]] = []
     directions = set()
@@ -260,9 +260,9 @@ def load(study_dir: str | Path) -> DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One line per run, case and metric; ``value`` is the run's number (the median of
-        its repeats on the log scale, in ``unit``), ``repeats`` how many there were. A run
-        without cases (a failed one) and a skipped case keep a line without a value.
+        One line per run, case and metric. ``value`` is the run's value in ``unit`` (the median
+        of its repeats on the log scale), ``repeats`` the number of repeats. A failed run without
+        cases and a skipped case each have a line without a value.
 
     Raises
     ------
