@@ -1,7 +1,7 @@
-"""Attention for a model on the other kind of arrays: NumPy's for MLX's, and MLX's for NumPy's.
+"""Run an attention on MLX arrays for a model on NumPy arrays, and the reverse.
 
-The arrays of every layer are converted, the result is converted back, and lazy arrays are
-evaluated on the way. NumPy's are float32.
+In every layer the arrays are converted, lazy arrays are evaluated, and the result is converted
+back. The NumPy arrays are float32.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from labkit.engine.attention.launch_report import Reports
 
 
 class ArrayAdapter:
-    """An ``Attention`` that takes the arrays which the wrapped one does not.
+    """An ``Attention`` that converts arrays for an attention on the other kind of arrays.
 
-    ``conversions``: layers whose arrays were converted, each with one evaluation.
+    ``conversions`` is the number of calls of ``forward``. Each evaluates MLX's graph once.
     """
 
     def __init__(self, inner: Attention) -> None:
@@ -54,10 +54,10 @@ class ArrayAdapter:
         return self._inner.report(metadata)
 
     def pending(self, metadata: Any) -> list[Any]:
-        """Return no arrays: each layer was evaluated when it was converted."""
+        """Return no arrays, because each layer is evaluated when its arrays are converted."""
         return []
 
 
 def adapt(arrays: Arrays, attention: Attention) -> Attention:
-    """Return an attention that takes arrays of this kind: the given one, or an adapter of it."""
+    """Return ``attention`` if it takes this kind of arrays, otherwise an adapter around it."""
     return attention if attention.arrays == arrays else ArrayAdapter(attention)

@@ -1,4 +1,4 @@
-"""What does not change of a layer, and the metadata that a step's layers share, checked once."""
+"""The constants of a layer, and the checked metadata that all layers of a step share."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Int32Array = NDArray[np.int32]
 class AttentionLayer:
     """A bound layer. Layers of one ``kind`` differ only in ``index`` and ``sinks``."""
 
-    index: int  # of the layer's pools
-    kind: int  # layers of one kind share a kernel, its grid and its parameters
+    index: int  # the layer's index in the pools
+    kind: int  # layers of the same kind share a kernel, its grid and its parameters
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: str  # of the pools: float32, float16, bfloat16 (the reference: float64)
-    query_dtype: str | None  # of queries, new keys and values; None: any, converted
+    query_dtype: str | None  # of queries, new keys and values; None: any dtype is converted
     scale: float  # of the logits
-    window: int | None  # keys that a query sees, its own included; None: all
+    window: int | None  # number of keys that a query sees, including its own; None: all
     softcap: float | None  # c: logits become c * tanh(logit * scale / c); None: off
-    # [num_q_heads], one more logit per head in the softmax denominator, unscaled; an array of the
-    # backend's kind. None: off.
+    # [num_q_heads], an unscaled logit per head that is added to the softmax denominator (an array
+    # of the kind that the backend uses). None: off.
     sinks: Any
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one head of a key or value in the pools."""
+        """Bytes of one token's key (or value) of one head in the pools."""
         return self.head_dim * ITEM_BYTES[self.dtype]
 
     @property
     def query_bytes(self) -> int:
-        """Bytes of one head of a query."""
+        """Bytes of one token's query of one head."""
         return self.head_dim * ITEM_BYTES[self.query_dtype or self.dtype]
 
     @property
@@ -54,23 +54,23 @@ class AttentionLayer:
 class AttentionMetadata:
     """A step's batch of ragged sequences over a paged KV cache.
 
-    The batch itself never changes. ``prepared`` and ``launches`` are filled by the backend while
-    the step's layers run.
+    The arrays never change. The backend fills ``prepared`` and ``launches`` while the step's layers
+    run.
     """
 
     cu_seqlens_q: Int32Array  # [num_seqs + 1], prefix sums of the query lengths
     seq_lens: Int32Array  # [num_seqs], context including the new tokens
     block_tables: Int32Array  # [num_seqs, max_blocks], padded with 0
     total_q: int  # packed query tokens
-    num_seqs: int  # empty ones included
+    num_seqs: int  # including sequences without query tokens
     max_query_len: int  # 0 in an empty batch
     max_seq_len: int
     block_size: int  # tokens in a KV block
-    resolver: Resolver  # finds the sequence of a unit of the grid
+    resolver: Resolver  # finds the sequence that a unit of the grid works for
     lookup: Any  # the resolver's operand
     map_us: float  # host time (us) of building the resolver's maps; 0 without maps
-    # What the backend derives from the batch at the first launch that needs it, in a type of its
-    # own (``PagedBackend.new_prepared``). Steps of the same sequences may share it.
+    # Data that the backend derives from the batch at the first launch that needs them. The type is
+    # the backend's own (``PagedBackend.new_prepared``). Steps of the same sequences may share them.
     prepared: Any = None
     # The step's launch log: ``forward`` appends, ``report`` drains.
     launches: list[Any] = field(default_factory=list)
@@ -81,15 +81,16 @@ class AttentionMetadata:
         return _slots(self.block_tables, self.seq_lens, self.cu_seqlens_q, self.block_size)
 
     def drain_launches(self) -> list[Any]:
-        """Return the launch log and empty it."""
+        """Return the logged launches and empty the log."""
         drained = self.launches[:]
         self.launches.clear()
         return drained
 
     def decodes_within(self, num_blocks: int) -> bool:
-        """Tell whether every query is one token and every id in the tables is a pool's block.
+        """Tell whether each sequence has one query token and all block ids are in the pools.
 
-        Later steps of the same sequences then need no check but that of their lengths.
+        If so, only the lengths of later decode steps of the same sequences must be checked.
+        ``num_blocks`` is the number of blocks of the pools.
         """
         tables = self.block_tables
         one_token_each = self.max_query_len == 1 and self.total_q == self.num_seqs
@@ -98,9 +99,10 @@ class AttentionMetadata:
         )
 
     def advance(self, seq_lens: Int32Array, prepared: Any) -> AttentionMetadata | None:
-        """Return the metadata of a later decode step of the same sequences and tables.
+        """Return the metadata of a later decode step of the same sequences and block tables.
 
-        None if ``seq_lens`` does not fit the tables. Only for metadata that ``decodes_within``.
+        Return None if ``seq_lens`` does not fit the tables. Call this only if ``decodes_within``
+        is true.
         """
         capacity = self.block_tables.shape[1] * self.block_size
         if seq_lens.shape != self.seq_lens.shape or seq_lens.dtype != self.seq_lens.dtype:
@@ -143,7 +145,7 @@ def build(
     Raises
     ------
     ValueError
-        One line that says what is wrong.
+        An array has a wrong dtype, shape or value. The message names it.
     """
     query_lens = _check_batch(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
@@ -169,9 +171,9 @@ TablesKey = tuple[bytes, tuple[int, ...], bytes]
 
 
 def tables_key(cu_seqlens_q: Any, block_tables: Any) -> TablesKey | None:
-    """Return a key that is equal for equal arrays; None if an array is not int32.
+    """Return a key that is equal for equal arrays, or None if an array is not int32.
 
-    Consecutive decode steps of the same sequences have one key, as long as no block is added.
+    Consecutive decode steps of the same sequences have the same key until a block is added.
     """
     for array in (cu_seqlens_q, block_tables):
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
@@ -201,7 +203,7 @@ def _check_batch(
 ) -> Int32Array:
     """Check a step's batch against the pools and return its query lengths.
 
-    Only the blocks of sequences with query tokens are checked: the others are padding.
+    Block tables are checked only for sequences with query tokens, because the others are padding.
     """
     _check_int32("block_tables", block_tables, ndim=2)
     _check_int32("seq_lens", seq_lens, ndim=1)
@@ -248,7 +250,7 @@ def _largest_used_block(
     query_lens: Int32Array,
     block_size: int,
 ) -> int:
-    """Check the block ids that a query can read, and return the largest; -1 if there are none."""
+    """Check the block ids that a query can read; return the largest, or -1 if there are none."""
     counts = np.where(query_lens > 0, -(-seq_lens // block_size), 0)
     width = block_tables.shape[1]
     too_long = np.flatnonzero(counts > width)

@@ -14,11 +14,14 @@ Arrays = Literal["numpy", "mlx"]
 
 
 class Attention(Protocol):
-    """Writes a layer's new keys and values to the KV memory and attends to all that are cached."""
+    """Writes a layer's new keys and values to the KV memory, and attends over the cached ones."""
 
     @property
     def arrays(self) -> Arrays | Literal["any"]:
-        """The kind of arrays that ``forward`` takes and returns; MLX's are lazy. ``any``: both."""
+        """The kind of arrays that ``forward`` takes and returns (``any``: both kinds).
+
+        MLX arrays are lazy.
+        """
 
     def bind(
         self,
@@ -30,44 +33,47 @@ class Attention(Protocol):
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Set what does not change of a layer; see ``AttentionLayer``. ``heads``: query heads.
+        """Set the constants of a layer. ``heads`` is its number of query heads.
+
+        The other arguments are described in ``AttentionLayer``.
 
         Raises
         ------
         ValueError
-            One line that says what is wrong.
+            The attention does not support the layer. The message gives the reason.
         """
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
-        """Write a layer's new keys and values, then attend to all that are cached.
+        """Write a layer's new keys and values, then attend over the cached ones.
 
         Parameters
         ----------
         q
             [total_q, num_q_heads, head_dim], the packed queries of the step.
         k, v
-            [total_q, num_kv_heads, head_dim]; None: they have been written.
+            [total_q, num_kv_heads, head_dim], or None if they were written before.
         metadata
-            The step's ``AttentionMetadata``, or the layout's own step.
+            The step's ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``.
         out
-            NumPy only: the array to write to, shaped and typed as ``q``; None: a new array.
+            NumPy only: the array to write the result to, with the shape and dtype of ``q`` (None: a
+            new array).
 
         Returns
         -------
         array
-            Shaped and typed as ``q``.
+            The result, with the shape and dtype of ``q``.
 
         Raises
         ------
         ValueError
-            One line that says what is wrong; nothing was launched.
+            The shapes or dtypes do not fit. Nothing was launched.
         """
 
     def report(self, metadata: Any) -> Reports:
-        """Return the launches since the last report, identical ones summed.
+        """Return the reports of the launches since the last call, identical launches summed.
 
-        The outputs of ``forward`` must have been evaluated.
+        The outputs of ``forward`` must have been evaluated before.
         """
 
     def pending(self, metadata: Any) -> list[Any]:
-        """Return the lazy arrays to evaluate at the end of the step besides the outputs."""
+        """Return the lazy arrays that must be evaluated with the outputs at the step's end."""

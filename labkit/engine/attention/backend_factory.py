@@ -18,14 +18,14 @@ _METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
 
 
 def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> PagedBackend:
-    """Return a backend of paged attention.
+    """Create a backend of paged attention.
 
     Parameters
     ----------
     backend
         ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
-        ``reference`` (the float64 oracle in NumPy) or ``package.module:Class``, a user's
-        own class, which is called with ``resolver``.
+        ``reference`` (the float64 oracle in NumPy) or ``package.module:Class`` (a user's class,
+        which is called with the argument ``resolver``).
     device
         Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
         on a CPU).
@@ -35,8 +35,8 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     Raises
     ------
     ValueError
-        A name is unknown, a number is out of range, a resolver cannot be loaded or a device
-        lacks something; one line that says which.
+        A name is unknown, a number is out of range, a resolver cannot be loaded, or the device
+        is not available. The message says which.
     """
     kernel_switches = KernelSwitches(**switches)
     if ":" in backend:
@@ -73,6 +73,6 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
 
 def create_from_config(options: config.Attention) -> PagedBackend:
-    """Return the backend that a config describes; raises ``ValueError`` as ``create`` does."""
+    """Create the backend that a config describes. Raises ``ValueError`` like ``create``."""
     switches = {field.name: getattr(options, field.name) for field in fields(KernelSwitches)}
     return create(backend=options.backend, device=options.device.value, **switches)

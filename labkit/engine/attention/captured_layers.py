@@ -1,4 +1,4 @@
-"""The attention layers of a captured graph, bound to the KV memory of one backend."""
+"""The attention layers of a captured graph, bound to the pools of one backend."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class CapturedLayers:
-    """What does not change of a graph's attention launches from step to step.
+    """The constants of a graph's attention launches: layers, kinds and array addresses.
 
-    Binds the layers to the backend, of whose pools it keeps the addresses alone.
+    Creating them binds the layers to the backend. Only the addresses of its pools are kept.
 
     Attributes
     ----------
@@ -30,12 +30,12 @@ class CapturedLayers:
     kind_of_launch
         int64 [launches]: an index into ``kinds``.
     addresses
-        Of the arrays ``k_pool``, ``v_pool`` and ``sinks`` (0: none) of each launch.
+        By name, the addresses of ``k_pool``, ``v_pool`` and ``sinks`` (0: none) for each launch.
 
     Raises
     ------
     ValueError
-        A layer does not fit its pools; one line.
+        The shapes of a captured layer do not fit the pools.
     """
 
     def __init__(self, backend: CpuBackend, captured: Sequence[CapturedAttention]) -> None:
@@ -54,7 +54,7 @@ class CapturedLayers:
         }
 
     def for_launches(self, by_kind: Sequence[Any]) -> NDArray[Any]:
-        """Return an array with a launch's kind's value for each launch."""
+        """Return, for each launch, the value of its kind in ``by_kind``."""
         return np.array(by_kind)[self.kind_of_launch]
 
 

@@ -1,4 +1,4 @@
-"""The fused backend of device ``cpu``: chooses a kernel, launches it, reads its counters."""
+"""The fused backend of device ``cpu``: choose a kernel, launch it, read its counters."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():
 class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on labkit's thread pool.
 
-    The pools may be of half precision, which is converted in registers. ``pool_addresses`` are
-    those of each layer's keys and values; ``scratch`` is uint8 [workers, bytes].
+    The pools may be in half precision, which is converted in registers. ``pool_addresses`` has the
+    addresses of each layer's key and value pools. ``scratch`` is uint8 [workers, bytes].
 
-    A row's result is the same bits in every batch, by both kernels, with every resolver,
-    block size, thread count and switch but ``split_kv``, which changes the order of
-    summation. Not for two threads at once: a backend owns its scratch.
+    The result of a query token has the same bits in every batch, by both kernels, with every
+    resolver, block size, thread count and switch except ``split_kv``, which changes the order of
+    summation. Two threads must not use a backend at the same time, because they would share its
+    scratch memory.
     """
 
     name = "cpu"
@@ -62,7 +63,7 @@ class CpuBackend(PagedBackend):
         return dtype_name(pool), "float32"
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over pools that exist; see ``PagedBackend.adopt``."""
+        """Use existing pools; see ``PagedBackend.adopt``."""
         super().adopt(keys, values)
         if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
             raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
@@ -93,7 +94,7 @@ class CpuBackend(PagedBackend):
             fits = fits and k.shape == v.shape == launch.k_shape and k.dtype == v.dtype == q.dtype
         if not (fits and out.flags.c_contiguous):
             input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
-        # The kernels know addresses alone: the names keep copies alive until the launch is over.
+        # The kernels get addresses only. The local names keep copies alive until the launch ends.
         q = np.ascontiguousarray(q)
         k_pool, v_pool = self.pool_addresses[layer]
         if k is not None:
@@ -128,9 +129,10 @@ class CpuBackend(PagedBackend):
         return CpuPrepared()
 
     def _can_share(self, last: AttentionMetadata) -> bool:
-        """Launch parameters do not depend on contexts, but a split of the keys may.
+        """Tell whether the last step's launch parameters hold for longer contexts.
 
-        A launch is shared out among the threads that there were when it was prepared.
+        They do, unless the keys are split (the split depends on the contexts), or the number of
+        threads has changed since they were prepared.
         """
         threads = numba.get_num_threads()
         launches: dict[int, PreparedLaunch] = last.prepared.launches
@@ -138,7 +140,7 @@ class CpuBackend(PagedBackend):
         return self._switches.split_kv == "off" and same_threads
 
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> PreparedLaunch:
-        """Choose the kernel for a kind of layers, and set the parameters of its launch."""
+        """Choose the kernel for a kind of layers, and prepare the parameters of its launch."""
         workers, group = numba.get_num_threads(), layer.num_q_heads // layer.num_kv_heads
         dispatch = kernel_dispatch.choose_kernel(
             metadata, layer, self._switches, kernel_dispatch.cpu_limits(workers)
@@ -154,7 +156,7 @@ class CpuBackend(PagedBackend):
             body = decode_attention.body(
                 pool_dtype, dispatch.partitions == 1 and self._switches.window_skip
             )
-        if self.scratch.shape[1] < size:  # a row for each worker that there can be
+        if self.scratch.shape[1] < size:  # a row for each possible worker
             self.scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS, size)
         params = kernel_params.pack(
             layer.dtype,
@@ -186,7 +188,7 @@ class CpuBackend(PagedBackend):
         return launch
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Read what the kernels wrote; see ``Attention.report``."""
+        """Read the stamps and counters of the kernels; see ``Attention.report``."""
         if not metadata.launches:
             return ()
         return report_launches(metadata.drain_launches(), metadata, "cpu")
@@ -200,7 +202,10 @@ def _launch_split(
     q: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> NDArray[np.int64] | None:
-    """Decode with each token's work split; return the rows of the reduce kernel, if it ran."""
+    """Run the decode kernel with each token's work split among several units.
+
+    Return the rows that the reduce kernel wrote, or None if it did not run.
+    """
     params, parts = _split_params(launch, q)
     split = arguments._replace(params=address_of(params), splits=launch.splits)
     attention_launch.decode(split, metadata.lookup)
@@ -212,9 +217,9 @@ def _launch_split(
 def _split_params(
     launch: PreparedLaunch, q: NDArray[np.float32]
 ) -> tuple[NDArray[Any], kernel_params.Partials | None]:
-    """Return the parameters of every unit that shares a token's work, and their results' memory.
+    """Return the parameters of the units that share a token's work, and memory for their results.
 
-    The memory is for the partitions of the keys; None where the keys are not divided.
+    The memory is for the results of the partitions of the keys, or None if the keys are not split.
     """
     partitions = launch.dispatch.partitions
     parts = kernel_params.partials(q, partitions) if partitions > 1 else None
@@ -230,7 +235,7 @@ def _merge_partitions(
     parts: kernel_params.Partials,
     out: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """Merge the partitions of the keys into ``out``; return the rows that the kernel wrote."""
+    """Merge the partitions' results into ``out``; return the rows that the reduce kernel wrote."""
     rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
     resolver = RESOLVER_IDS[metadata.resolver.variant]
     attention_launch.reduce(nonce, resolver, *parts, kernel_params.base2(layer.sinks), out, rows)

@@ -1,7 +1,7 @@
 """``gather``: copy a request's blocks into one contiguous array, then run MLX's attention.
 
-It shows the cost of a paged cache without a kernel that reads block tables: every step copies
-all the keys and values that it attends to, once per layer and request.
+This shows the cost of a paged cache without a kernel that reads block tables: in every layer, a
+step copies all keys and values that each of its requests attends to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from labkit.engine.attention.mlx_backend_base import MlxBackend, MlxPrepared
 
 
 class GatherBackend(MlxBackend):
-    """Attention per request over gathered blocks: no softcap, no stamp."""
+    """Attention per request over gathered blocks, without softcap and without stamps."""
 
     name = "gather"
 
@@ -71,7 +71,7 @@ class GatherBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request of a step: its packed queries, its blocks, and the tokens of them that it sees."""
+    """A request of a step: its packed queries, its blocks, and the tokens in them that it sees."""
 
     queries: slice
     blocks: mx.array
@@ -87,7 +87,7 @@ class _GatherPrepared(MlxPrepared):
 
 
 def _requests(metadata: AttentionMetadata, window: int | None) -> tuple[_Request, ...]:
-    """Return every request that has queries."""
+    """Return the requests of a step that have queries."""
     requests, starts = [], metadata.cu_seqlens_q.tolist()
     for s, context in enumerate(metadata.seq_lens.tolist()):
         start, stop = starts[s : s + 2]

@@ -1,4 +1,4 @@
-"""Checks of layers and their arrays: every backend gives the same message for the same error."""
+"""Checks of layers and their arrays, so that all backends raise the same messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_HEAD_DIM = 256
 
 
 def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
-    """Check a backend's pools, one key and one value pool per layer; raises ``ValueError``."""
+    """Raise ``ValueError`` if the key and value pools, one of each per layer, do not fit."""
     first = tuple(keys[0].shape[:2])
     for k_pool, v_pool in zip(keys, values, strict=True):
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
@@ -34,9 +34,9 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def check_dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
-    """Check that a device supports pools of a dtype.
+    """Raise ``ValueError`` unless ``device`` supports pools of dtype ``name``.
 
-    ``dtypes`` are those that it supports, (): any. Raises ``ValueError`` with one line.
+    ``dtypes`` are the dtypes that the device supports (empty: any).
     """
     if dtypes and name not in dtypes:
         allowed = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
@@ -58,7 +58,7 @@ def check_layer(
     softcap: float | None,
     sinks: Any,
 ) -> None:
-    """Check the arguments of ``bind``; raises ``ValueError`` with one line."""
+    """Raise ``ValueError`` if an argument of ``bind`` is out of range."""
     num_kv_heads, head_dim = k_pool.shape[2:]
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
@@ -79,9 +79,9 @@ def check_layer(
 def check_operands(
     layer: AttentionLayer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None
 ) -> None:
-    """Raise ``ValueError`` with the first error of a layer's arrays, if there is one.
+    """Raise ``ValueError`` for the first array of a layer with a wrong shape or dtype, if any.
 
-    Fast backends compare all shapes and dtypes at once, and call this only if one differs.
+    Fast backends compare all shapes and dtypes at once, and call this only if any differs.
     """
     if q.ndim != 3 or q.shape[0] != total_q:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Choose the kernel and the grid for a batch, with the reason: one rule for every device."""
+"""Choose the kernel and the grid for a batch, by the same rule on every device."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ MAX_PARTITIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The properties of a device that the choice depends on."""
+    """The properties of a device that the choice of kernel and grid depends on."""
 
-    saturating_units: int  # units that keep every core busy
+    saturating_units: int  # number of units that keeps every core busy
     max_sharing_heads: int  # query heads that may share one load of a key or value in decode
-    tiled_by_kv_head: bool  # a unit of the tiled kernel is a KV head (else a query head)
-    # Bytes of a token's keys, head beside head, that one decode unit reads if the grid has
-    # saturating_units without it; 0: always one head.
+    tiled_by_kv_head: bool  # a unit of the tiled kernel has a KV head (else: a query head)
+    # A decode unit may serve several adjacent KV heads, as long as their keys of one token have at
+    # most this many bytes, if the batch has saturating_units query tokens. 0: always one head.
     decode_unit_bytes: int
-    # The tiled kernel takes query rows of at most so many bytes: its matrices must fit the
-    # registers.
+    # The largest number of bytes per head of a token in the pools that the tiled kernel supports,
+    # because its matrices must fit the registers.
     max_tile_row_bytes: int
 
 
 def cpu_limits(workers: int) -> DeviceLimits:
-    """Return the limits of a CPU with so many worker threads.
+    """Return the limits of a CPU with ``workers`` threads.
 
-    Units differ in cost: four per worker even that out. The keys of a token's heads are
-    contiguous, memory is read fastest in order, and 4 KB of them fit the cache.
+    Units differ in cost; four units per worker balance the load. The keys of a token's heads are
+    contiguous. Reading them in order is fastest, and 4 KB of keys fit the cache.
     """
     return DeviceLimits(4 * workers, 1 << 30, True, 4096, 1 << 30)
 
@@ -49,14 +49,14 @@ class Dispatch:
     kernel: Literal["decode", "tiled"]
     grid: tuple[int, ...]
     reason: str
-    rows_per_unit: int  # query tokens
+    rows_per_unit: int  # query tokens per unit
     sharing_heads: int  # query heads of a KV head that share one load of a key or value
     kv_heads_per_unit: int = 1
-    partitions: int = 1  # units that divide a query's keys; above 1 ``reduce`` merges them
+    partitions: int = 1  # units that share a query's keys; the reduce kernel merges them
 
     @property
     def groups(self) -> tuple[int, int, int]:
-        """The grid on three axes: heads, tokens or Q-blocks, the rest."""
+        """The grid as three axes: heads, tokens or Q-blocks, and all further axes as a product."""
         return self.grid[0], self.grid[1], math.prod(self.grid[2:])
 
 
@@ -67,14 +67,14 @@ def choose_kernel(
     limits: DeviceLimits,
     kernel: str = "auto",
 ) -> Dispatch:
-    """Return the dispatch of a batch and a layer.
+    """Return the kernel and the grid for a batch and a layer.
 
-    ``kernel`` is ``auto``, or ``decode`` or ``tiled`` to force one.
+    ``kernel`` is ``auto``, or forces ``decode`` or ``tiled``.
 
     Raises
     ------
     ValueError
-        ``kernel`` is unknown, or does not take such a layer; one line.
+        ``kernel`` is unknown, or does not support the layer's head size and dtype.
     """
     name, reason = _kernel(metadata, layer, switches, limits, kernel)
     group, tiled = layer.num_q_heads // layer.num_kv_heads, name == "tiled"
@@ -101,7 +101,7 @@ def _kernel(
     limits: DeviceLimits,
     kernel: str,
 ) -> tuple[str, str]:
-    """Return the kernel's name and the reason."""
+    """Return the kernel's name, and the reason for the choice as text."""
     fits = layer.row_bytes <= limits.max_tile_row_bytes
     row = f"{layer.dtype} with head size {layer.head_dim}"
     batch = f"{metadata.total_q} query tokens of {metadata.num_seqs} sequences"
@@ -128,7 +128,7 @@ def _largest_divisor(number: int, limit: int) -> int:
 def _partitions(
     metadata: AttentionMetadata, switches: KernelSwitches, units: int, saturating_units: int
 ) -> tuple[int, str]:
-    """Return the number of partitions of each query's keys, and the end of the reason."""
+    """Return the number of partitions of each query's keys, and text to append to the reason."""
     if switches.split_kv == "off":
         return 1, ""
     if switches.split_kv != "auto":

@@ -1,4 +1,4 @@
-"""The switches of the fused attention backends: indexing and work division, never arithmetic."""
+"""The switches of the fused attention backends, which select indexing and division of work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KernelSwitches:
-    """How a fused backend finds its work and divides it.
+    """How a fused backend finds the sequence of each unit, and divides work among units.
 
     Parameters
     ----------
@@ -15,19 +15,19 @@ class KernelSwitches:
         A built-in resolver's name (``config.RESOLVERS``) or ``package.module:Class``.
     split_kv
         ``off``, ``auto`` or a number of partitions among which the decode kernel divides the
-        keys of a query. It changes the order of summation, and so the last bits; no other
-        switch does.
+        keys of a query. Splitting changes the order of summation and thus the last bits of the
+        result. No other switch changes the result.
     gqa_sharing
-        Whether the query heads of one KV head share its loads in the decode kernel.
+        Whether the query heads of a KV head share loads of keys and values in the decode kernel.
     window_skip
-        Whether KV blocks outside a sliding window are skipped. If not, they are read and masked.
+        Whether KV blocks outside a sliding window are skipped. False: they are read and masked.
     tile_threshold
-        A batch whose longest query has at least this many tokens goes to the tiled kernel.
+        The tiled kernel is chosen if a sequence has at least this many query tokens.
 
     Raises
     ------
     ValueError
-        A number is out of its range; one line.
+        ``split_kv`` or ``tile_threshold`` is out of range.
     """
 
     resolver: str = "binary_search"

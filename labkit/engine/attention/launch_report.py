@@ -1,4 +1,4 @@
-"""The report of attention launches: the evidence behind the gate *engaged*."""
+"""The report of attention launches: the evidence for the gate *engaged* (the kernel ran)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-# Fields of a report that are counters as they are, and the counters' names.
+# Fields of a report that become counters unchanged, with the counters' names.
 _COUNTERS = {
     "search_iterations": "attention.search_iterations",
     "dependent_loads": "attention.dependent_loads",
@@ -28,7 +28,7 @@ _SUMMED = ("launches", "evaluations", *{**_COUNTERS, **_SDPA_COUNTERS})
 class LaunchReport:
     """One launch of an attention kernel, or the sum of several identical ones.
 
-    Identical launches differ in nothing but counts, stamp and layer.
+    Identical launches have the same fields except counts, stamp and layer.
     """
 
     # decode (one query token per unit), tiled (``BQ`` query rows per unit), reference, gather or
@@ -38,44 +38,44 @@ class LaunchReport:
     # Q-blocks) for tiled, (query tokens,) for reference; a padded grid adds the sequences,
     # split-KV the partitions.
     grid: tuple[int, ...]
-    reason: str  # why this kernel was chosen, in one line
-    resolver: str  # a user's own resolver has its own name
-    # The uint32 that the kernel wrote, and the one that this launch must write; both None for
-    # MLX's own attention, which writes none. Of several launches, those of the first that is
-    # stale, else of the first.
+    reason: str  # why this kernel was chosen
+    resolver: str  # the name of the resolver; a user's class has a name of its own
+    # The stamp (uint32) that the kernel wrote, and the stamp that this launch must write. Both are
+    # None for MLX's own attention, which writes no stamp. Of several launches, those of the first
+    # stale launch, or of the first launch if none is stale.
     stamp: int | None = None
     expected_stamp: int | None = None
-    layer: int = 0  # the launch's; of several, as ``stamp``
-    launches: int = 1  # how many are summed here
-    # Binary-search iterations, and units that had no work and exited, counted by the kernel.
+    layer: int = 0  # index of the layer; of several launches, the one whose ``stamp`` is reported
+    launches: int = 1  # number of launches summed in this report
+    # Counted by the kernel: binary-search iterations, and units that exited without work.
     search_iterations: int = 0
     surplus_threadgroups: int = 0
     kv_blocks_visited: int = 0  # over all units, counted by the kernel
-    bytes: int = 0  # of keys and values in the visited blocks, of queries and output
+    bytes: int = 0  # keys and values in the visited blocks, queries, and output
     map_us: float = 0.0  # host time of building the resolver's maps, once per step
     device: str | None = None  # cpu, metal or emulated; None: no fused kernel
     partitions: int = 1  # of each query's keys; above 1 the reduce kernel followed
     sharing_heads: int = 1  # query heads that shared one load of a key or value in decode
     block_size: int | None = None  # tokens in a KV block; None: not reported
-    dependent_loads: int = 0  # that units waited for, one after another, to learn their sequence
-    # KV blocks outside a sliding window, over all units: not visited, and visited but masked.
+    dependent_loads: int = 0  # loads in sequence by which units find their sequence
+    # KV blocks outside a sliding window, over all units: skipped, and read but masked.
     skipped_blocks: int = 0
     masked_blocks: int = 0
     kv_dtype: str | None = None  # of the KV pools; None: not reported
-    # sdpa only: keys that were read, padding included, and those that hold no token.
+    # sdpa only: keys that were read, including padding, and those among them without a token.
     keys: int = 0
     padded_keys: int = 0
-    # Evaluations of MLX's graph for these launches alone: by an emulated kernel, which is eager,
-    # or for a layer of a model on NumPy.
+    # Evaluations of MLX's graph for these launches alone: an emulated kernel evaluates eagerly, and
+    # so does a layer of a model on NumPy arrays.
     evaluations: int = 0
 
     @property
     def stale(self) -> bool:
-        """Tell whether the output is not this launch's: the stamp is another launch's."""
+        """Whether the stamp is not this launch's, so that the output may be another launch's."""
         return self.stamp != self.expected_stamp
 
     def counters(self) -> dict[str, float]:
-        """Return the launches as counters, which may be summed over reports."""
+        """Return the counters of these launches, which may be summed over reports."""
         count = self.launches
         evaluations = {"mlx.evaluations": self.evaluations} if self.evaluations else {}
         if self.kernel == "sdpa":
@@ -94,7 +94,7 @@ class LaunchReport:
         return counters
 
     def _labelled(self, *names: str) -> dict[str, float]:
-        """Return the launches under the value of each field, as in ``kernel.decode``."""
+        """Return the number of launches as counter ``<field>.<value>``, as in ``kernel.decode``."""
         values = {name: getattr(self, name) for name in names}
         return {f"{name}.{v}": self.launches for name, v in values.items() if v is not None}
 

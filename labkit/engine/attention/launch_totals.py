@@ -1,4 +1,4 @@
-"""The launches of fused kernels in a step: what the kernels wrote, checked and summed."""
+"""The launches of fused kernels in a step: the stamps and counters that the kernels wrote."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class Launch:
     """One launch of a fused kernel, as ``forward`` logs it.
 
-    ``rows`` are the integers that the kernel wrote, [units, 4 or more], one row per threadgroup
-    or worker, columns as in ``kernel_abi``; an array of NumPy or MLX. ``reduce_rows`` are
-    those of the reduce kernel, None unless the keys were split.
+    ``rows`` is the NumPy or MLX array of integers that the kernel wrote, [units, 4 or more], with a
+    row per threadgroup or worker and the columns of ``kernel_abi``. ``reduce_rows`` is that of the
+    reduce kernel, or None if the keys were not split.
     """
 
     layer: AttentionLayer
@@ -45,20 +45,20 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTotals:
-    """The counters of launches of one kind of layers, summed."""
+    """The summed counters of all launches of one kind of layers."""
 
-    layer: AttentionLayer  # of the first launch with a wrong stamp, else of the first launch
+    layer: AttentionLayer  # of the first launch with a wrong stamp, else of the first
     dispatch: Dispatch
     launches: int
     expected_stamp: int  # of that layer's launch
-    stamp_error: int  # the stamp that it wrote minus the expected one (uint32); 0: right
+    stamp_error: int  # the stamp written minus the expected stamp (uint32); 0: right
     search_iterations: int
     kv_blocks_visited: int
     surplus_threadgroups: int
 
 
 def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
-    """Return the uint32 by which a kernel shows that it ran, in this launch.
+    """Return the stamp: the uint32 that proves that a kernel ran in this launch.
 
     Parameters
     ----------
@@ -73,10 +73,10 @@ def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
 
 
 def stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return how far the stamps of each launch are off: the first wrong one's error, else 0.
+    """Return the error of the first wrong stamp of each launch, or 0 if all its stamps are right.
 
-    ``rows`` is [launches, units, columns], ``expected`` [launches]. The stamp of row ``i`` is the
-    launch's plus ``i``, so no row can stand in for another.
+    ``rows`` is [launches, units, columns], ``expected`` [launches]. Row ``i`` must have the stamp
+    of the launch plus ``i``, so no row can pass for another.
     """
     units = np.arange(rows.shape[1], dtype=np.uint32)
     errors = rows[:, :, STAMP_COLUMN].astype(np.uint32) - (units + expected[:, None])  # wraps
@@ -87,7 +87,7 @@ def stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np
 
 
 def sum_launches(launches: Sequence[Launch], resolver: str) -> LaunchTotals:
-    """Read and sum launches of one kind of layers; ``resolver`` is the variant that they ran."""
+    """Check and sum launches of one kind of layers, which ran the variant ``resolver``."""
     dispatch = launches[0].dispatch
     nonces = np.array([launch.nonce for launch in launches], np.uint64)
     rows = np.stack([np.asarray(launch.rows) for launch in launches])
@@ -98,7 +98,7 @@ def sum_launches(launches: Sequence[Launch], resolver: str) -> LaunchTotals:
         reduce_errors = stamp_errors(reduce_rows, _stamps(nonces, "reduce", resolver))
         errors = np.where(errors, errors, reduce_errors)
     shown = int((errors != 0).argmax())
-    # One column at a time, which takes NumPy a quarter of the time of all at once.
+    # One column at a time takes NumPy a quarter of the time of all columns at once.
     iterations, blocks, surplus = (
         int(rows[:, :, column].sum(dtype=np.int64))
         for column in (ITERATIONS_COLUMN, BLOCKS_COLUMN, SURPLUS_COLUMN)
@@ -125,7 +125,7 @@ def _stamps(nonces: NDArray[np.uint64], kernel: str, resolver: str) -> NDArray[n
 def report_launches(
     log: Iterable[Launch | LaunchTotals], metadata: AttentionMetadata, device: str
 ) -> Reports:
-    """Return a report for each kind of layers among the launches of a step."""
+    """Return the reports of a step's launches, one for each kind of layers."""
     totals: list[LaunchTotals] = []
     by_kind: dict[int, list[Launch]] = {}
     for entry in log:
@@ -143,7 +143,7 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
     visited = totals.kv_blocks_visited
     skipped = masked = 0
     if layer.window is not None:
-        # Of all launches and of every unit along the grid's axis of heads.
+        # ``visited`` counts all launches, and every unit along the grid's axis of heads.
         columns = count * (layer.num_q_heads // dispatch.sharing_heads)
         context, in_window = window_blocks(metadata, dispatch.rows_per_unit, layer.window)
         skipped, masked = context * columns - visited, visited - in_window * columns
@@ -176,9 +176,9 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return the KV blocks that the units of one head span: in the context, and in the window.
+    """Return the number of KV blocks for the units of one head: in the context, and in the window.
 
-    ``rows``: query tokens of a unit; ``window``: keys that a query sees.
+    ``rows``: query tokens per unit; ``window``: number of keys that a query sees.
     """
     lengths = np.diff(metadata.cu_seqlens_q)
     units = -(-lengths // rows)

@@ -1,7 +1,7 @@
-"""The fused backend of devices ``metal`` and ``emulated``: it launches the Metal kernels.
+"""The fused backend of devices ``metal`` and ``emulated``, which launches the Metal kernels.
 
-A launch is a node of MLX's lazy graph. The stamps and counters that a kernel writes are a
-further output of the node, evaluated with the rest and read by ``report``.
+A launch is a node of MLX's lazy graph. The stamps and counters that a kernel writes are a second
+output of the node. They are evaluated with the step and read by ``report``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _INPUTS = (
 class MetalBackend(MlxBackend):
     """Paged attention by the Metal kernels, on a Mac (``metal``) or ``emulated``.
 
-    ``executor`` runs the kernels; None: the device's own.
+    ``executor`` runs the kernels (None: the executor of device ``name``).
 
     Raises
     ------
     ValueError
-        The device is not available; one line that says what is missing.
+        The device is not available. The message names what is missing.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MetalBackend(MlxBackend):
         return result.astype(q.dtype)
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return the pools, and the stamps and counters that the kernels write."""
+        """Return the pools, and the arrays of stamps and counters that the kernels write."""
         rows = [array for one in metadata.launches for array in (one.rows, one.reduce_rows)]
         return [*super().pending(metadata), *(array for array in rows if array is not None)]
 
@@ -113,7 +113,7 @@ class MetalBackend(MlxBackend):
         )
 
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _LaunchParams:
-        """Build the parameters that launches of one kind of layers share in this step."""
+        """Return the parameters that the launches of one kind of layers share in this step."""
         if not metadata.total_q:
             raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
         dispatch = self._choose_kernel(metadata, layer)
@@ -152,7 +152,7 @@ class MetalBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _LaunchParams:
-    """The parameters of launches of one kind of layers in a step; see ``_INPUTS``."""
+    """The launch parameters of one kind of layers in a step; see ``_INPUTS``."""
 
     dispatch: Dispatch
     q_shape: tuple[int, ...]
@@ -167,7 +167,7 @@ class _LaunchParams:
 
 @dataclass(slots=True)
 class _MetalPrepared(MlxPrepared):
-    """A step on the device: its batch, and the parameters of launches by kind of layers."""
+    """A step on the device: its batch, and the launch parameters by kind of layers."""
 
     batch: tuple[mx.array, ...] = ()  # block_tables, seq_lens, cu_seqlens_q
     params: dict[int, _LaunchParams] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class _MetalPrepared(MlxPrepared):
 def main_kernel(
     metadata: AttentionMetadata, layer: AttentionLayer, dispatch: Dispatch, window_skip: bool
 ) -> KernelCall:
-    """Return the decode or the tiled kernel for a batch and a kind of layer, without inputs."""
+    """Return the call of the decode or tiled kernel for a batch and a layer, without inputs."""
     split = dispatch.partitions > 1
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     template: dict[str, Any] = {
@@ -200,7 +200,7 @@ def main_kernel(
 
 
 def reduce_kernel(metadata: AttentionMetadata, layer: AttentionLayer) -> KernelCall:
-    """Return the kernel that merges the partitions, without inputs."""
+    """Return the call of the reduce kernel, which merges the partitions, without inputs."""
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     groups = (layer.num_q_heads, metadata.total_q, 1)
     template = (
@@ -215,11 +215,11 @@ def reduce_kernel(metadata: AttentionMetadata, layer: AttentionLayer) -> KernelC
 
 
 def _kernel(name: str, *rest: Any) -> KernelCall:
-    """Return a call of ``NAME.metal`` without inputs."""
+    """Return a call of the kernel ``<name>.metal`` without inputs."""
     return KernelCall(f"labkit_paged_attention_{name}", header(), source(name), (), *rest)
 
 
 def _rows(groups: tuple[int, int, int]) -> tuple[str, tuple[int, ...], mx.Dtype]:
-    """Return the output that stamps and counters go to: a row per threadgroup."""
+    """Return the output for stamps and counters: (name, shape, dtype), a row per threadgroup."""
     x, y, z = groups
     return "report", (x * y * z, 4), mx.uint32

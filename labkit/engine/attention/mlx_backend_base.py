@@ -1,4 +1,4 @@
-"""Backends on MLX arrays: what they have in common, pools that MLX writes lazily in place."""
+"""The base class of backends on MLX arrays, whose pools MLX writes lazily in place."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from labkit.engine.attention.paged_backend import PagedBackend
 
 @dataclass(slots=True)
 class MlxPrepared:
-    """What backends on MLX arrays derive from a step's metadata."""
+    """Data that backends on MLX arrays derive from a step's metadata."""
 
     slots: tuple[mx.array, mx.array] | None = None  # block and offset of each new token
 
 
 class MlxBackend(PagedBackend):
-    """Pools of MLX arrays that nothing but the backend holds.
+    """A backend with pools of MLX arrays, which only the backend references.
 
-    MLX scatters into a pool in place as long as nothing else holds or reads it: a reader
-    that is pending when a write is evaluated makes it copy the whole pool. So each layer has
-    a key pool and a value pool of its own, attention reads the pool that the write returned,
-    and the next step is not launched before this one has been evaluated.
+    MLX writes to a pool in place as long as nothing else references or reads it. If a read is
+    pending when a write is evaluated, MLX copies the whole pool. Therefore each layer has its own
+    key pool and value pool, attention reads the pool that the write returned, and the next step is
+    not launched before the present step has been evaluated.
     """
 
     arrays: Arrays = "mlx"
@@ -41,7 +41,7 @@ class MlxBackend(PagedBackend):
         return pool
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over existing pools: MLX's as they are, NumPy's as copies."""
+        """Use existing pools: MLX arrays themselves, and copies of NumPy arrays."""
         super().adopt(*([to_mlx(pool) for pool in pools] for pools in (keys, values)))
 
     def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
@@ -64,10 +64,10 @@ class MlxBackend(PagedBackend):
         self.values[layer][prepared.slots] = v
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return the pools: their writes must not wait for a reader."""
+        """Return the pools, because their writes must be evaluated even if nothing reads them."""
         return [*self.keys, *self.values]
 
 
 def to_mlx(array: Any) -> mx.array:
-    """Return an MLX array as it is, a NumPy array as a copy."""
+    """Return an MLX array unchanged, or an MLX copy of a NumPy array."""
     return array if isinstance(array, mx.array) else mx.array(np.ascontiguousarray(array))

@@ -34,16 +34,17 @@ def paged_attention(
 ) -> tuple[mx.array, LaunchReport]:
     """Attend over a paged KV cache, causally within each sequence.
 
-    Query ``i`` of sequence ``s`` sees the keys before ``seq_lens[s] - q_len[s] + i + 1``.
-    Every array may be MLX or NumPy.
+    Query ``i`` of sequence ``s`` sees the keys at positions below
+    ``seq_lens[s] - q_len[s] + i + 1``, where ``q_len[s]`` is the number of the sequence's queries.
+    Every array may be an MLX or a NumPy array.
 
     Parameters
     ----------
     q
-        [total_q, num_q_heads, head_dim], float32, or float16 and bfloat16 where the
-        backend is not ``cpu``.
+        [total_q, num_q_heads, head_dim], float32. If the backend is not ``cpu``, also float16 or
+        bfloat16.
     k_pool, v_pool
-        [num_blocks, block_size, num_kv_heads, head_dim], q's dtype.
+        [num_blocks, block_size, num_kv_heads, head_dim], with the dtype of q.
     block_tables
         int32 [num_seqs, max_blocks], padded with 0.
     seq_lens
@@ -56,11 +57,11 @@ def paged_attention(
         ``binary_search``, ``seq_map``, ``identity``, ``padded_grid``, ``work_plan`` or
         ``package.module:Class``.
     window
-        Keys that a query sees, its own included; None: all.
+        The number of keys that a query sees, including its own (None: all).
     softcap
-        ``c``: logits become ``c * tanh(logit * scale / c)``; None: off.
+        ``c``: logits become ``c * tanh(logit * scale / c)`` (None: off).
     sinks
-        [num_q_heads], one more logit per head in the softmax denominator, unscaled.
+        [num_q_heads], an unscaled logit per head that is added to the softmax denominator.
     split_kv
         ``off``, ``auto`` or a number of partitions of the keys.
     backend
@@ -70,13 +71,13 @@ def paged_attention(
     Returns
     -------
     tuple
-        The output [total_q, num_q_heads, head_dim], an MLX array of q's dtype, and the
-        launch's report.
+        The output [total_q, num_q_heads, head_dim], an MLX array with the dtype of q, and the
+        report of the launch.
 
     Raises
     ------
     ValueError
-        One line that says what is wrong; nothing was launched.
+        An argument is wrong. The message names it. Nothing was launched.
     """
     dtype = _common_dtype(q=q, k_pool=k_pool, v_pool=v_pool)
     fused = backend != "reference"
@@ -115,7 +116,7 @@ def paged_attention(
 
 
 def _common_dtype(**arrays: Any) -> mx.Dtype:
-    """Return the dtype of queries and pools; ``ValueError`` if they differ or it is another."""
+    """Return the common dtype of the arrays; ``ValueError`` if they differ or it is not allowed."""
     names = {name: input_validation.dtype_name(array) for name, array in arrays.items()}
     for name, dtype_name in names.items():
         if dtype_name not in DTYPES:
@@ -129,7 +130,7 @@ def _common_dtype(**arrays: Any) -> mx.Dtype:
 
 
 def _numpy(array: Any) -> Any:
-    """Return a contiguous NumPy array; bfloat16, which NumPy lacks, becomes float32 exactly."""
+    """Return a contiguous NumPy array. bfloat16, which NumPy lacks, becomes float32 (exact)."""
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array)
     if not isinstance(array, mx.array):

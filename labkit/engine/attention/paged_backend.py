@@ -1,4 +1,4 @@
-"""Backends over paged KV pools: what they have in common, on NumPy arrays.
+"""The base class of attention backends over paged KV pools, on NumPy arrays.
 
 Once per engine: ``allocate`` (or ``adopt``), then ``bind`` for each layer. Once per step:
 ``plan``, then ``forward`` for each layer, then ``report``.
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 class PagedBackend:
-    """Paged attention over pools that the backend owns; a subclass computes a layer's attention.
+    """Paged attention over pools that the backend owns. A subclass computes a layer's attention.
 
-    This class scatters keys and values into NumPy pools of any floating type, so a subclass needs
-    ``attend`` alone. A subclass for other arrays also overrides ``write`` and ``_zeros``.
+    This class writes keys and values to NumPy pools of any floating dtype, so a subclass needs only
+    ``attend``. A subclass for other arrays also overrides ``write`` and ``_zeros``.
     """
 
     name = "paged"
     arrays: Arrays = "numpy"
     device = "cpu"
-    dtypes: tuple[str, ...] = ()  # that the pools may have; (): any
-    # Whether ``plan`` may advance the last step's metadata instead of building it anew. An engine
-    # sets this; a kernel workload does not, because it measures planning.
+    dtypes: tuple[str, ...] = ()  # allowed dtypes of the pools; (): any
+    # Whether ``plan`` may advance the metadata of the last step instead of building new metadata.
+    # An engine sets this. A kernel workload does not, because it measures planning.
     advances_metadata = False
 
     def __init__(self, resolver: str = "binary_search") -> None:
@@ -69,7 +69,7 @@ class PagedBackend:
         Raises
         ------
         ValueError
-            The backend cannot hold such pools; one line.
+            The backend does not support the dtype or the shapes.
         """
         input_validation.check_dtype(dtype, self.device, self.dtypes)
         pools = [
@@ -82,11 +82,11 @@ class PagedBackend:
         self.adopt([k_pool for k_pool, _ in pools], [v_pool for _, v_pool in pools])
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
-        # The address space is reserved now; memory is used as blocks are written.
+        # Only address space is reserved now. Memory is used when blocks are written.
         return np.zeros(shape, dtype)
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over existing pools with their contents, one of each per layer."""
+        """Use existing pools with their contents: a key pool and a value pool per layer."""
         input_validation.check_pools(keys, values)
         for pool in keys:
             input_validation.check_dtype(self._pool_dtypes(pool)[0], self.device, self.dtypes)
@@ -105,7 +105,7 @@ class PagedBackend:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Set what does not change of a layer; see ``Attention.bind``."""
+        """Set the constants of a layer; see ``Attention.bind``."""
         pool = self.keys[layer]
         input_validation.check_layer(
             pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
@@ -133,7 +133,7 @@ class PagedBackend:
         self._layers[layer] = dataclasses.replace(bound, kind=self._kinds.index(kind))
 
     def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
-        """Return the dtype of a pool, and that of queries and new keys and values; None: any."""
+        """Return a pool's dtype, and the dtype of queries and new keys and values (None: any)."""
         return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
 
     def _convert_sinks(self, sinks: Any) -> Any:
@@ -157,12 +157,12 @@ class PagedBackend:
         block_tables, seq_lens, cu_seqlens_q
             As in ``AttentionMetadata``.
         total_q
-            Packed query tokens; None: ``cu_seqlens_q[-1]``.
+            The number of packed query tokens, to check ``cu_seqlens_q[-1]`` (None: no check).
 
         Raises
         ------
         ValueError
-            One line that says what is wrong.
+            An array has a wrong dtype, shape or value. The message names it.
         """
         if not self.advances_metadata:
             return self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
@@ -180,11 +180,11 @@ class PagedBackend:
         return metadata
 
     def new_prepared(self) -> Any:
-        """Return an empty ``AttentionMetadata.prepared``; None if the backend needs none."""
+        """Return an empty ``AttentionMetadata.prepared`` (None: the backend does not use it)."""
         return None
 
     def _can_share(self, last: AttentionMetadata) -> bool:
-        """Tell whether ``last.prepared`` holds for the same sequences with longer contexts."""
+        """Tell whether ``last.prepared`` is valid for the same sequences with longer contexts."""
         return False
 
     def _build(
@@ -203,7 +203,7 @@ class PagedBackend:
         )
 
     def bound_layer(self, layer: int) -> AttentionLayer:
-        """Return a layer as it was bound; ``ValueError`` if it was not."""
+        """Return the bound layer, or raise ``ValueError`` if it was not bound."""
         bound = self._layers[layer]
         if bound is None:
             raise ValueError(f"layer {layer} was not bound")
@@ -230,7 +230,10 @@ class PagedBackend:
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
-        """Return the output, written to ``out`` unless that is None, and the launch's report."""
+        """Return the output and the launch's report.
+
+        The output is written to ``out`` (None: a new array).
+        """
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:

@@ -1,4 +1,4 @@
-"""What the CPU backend prepares for a batch, once for each kind of layers."""
+"""The launch parameters that the CPU backend prepares for a batch, per kind of layers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from labkit.engine.attention.kernel_dispatch import Dispatch
 if TYPE_CHECKING:
     from labkit.engine.attention.replay_state import ReplayState
 
-# The fields of ``kernel_params.PARAMS_DTYPES`` that differ from layer to layer: addresses.
+# The fields of ``kernel_params.PARAMS_DTYPES`` that differ from layer to layer: array addresses.
 LAYER_ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLaunch:
-    """The launch of a kernel, for all layers of one kind in a batch."""
+    """A kernel launch and its parameters, for all layers of one kind in a batch."""
 
     dispatch: Dispatch
     params: NDArray[Any]  # [1], of ``kernel_params.PARAMS_DTYPES``
@@ -26,16 +26,16 @@ class PreparedLaunch:
     array_fields: tuple[Any, ...]  # views of the ``LAYER_ARRAYS`` in ``params``
     body: int  # address of the kernel's compiled arithmetic
     workers: int  # threads that share the launch
-    splits: int  # units that share the work on one token and some KV heads
+    splits: int  # units that share the work of one token and its KV heads
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
     pool_dtype: int  # index into ``attention_launch.POOL_DTYPES``
-    token_numbers: int  # numbers in the keys of one token
+    token_numbers: int  # elements in the keys of one token
 
 
 @dataclass(slots=True)
 class CpuPrepared:
-    """What a batch's launches share, filled in as its layers run."""
+    """Data that a batch's launches share, filled in while its layers run."""
 
     launches: dict[int, PreparedLaunch] = field(default_factory=dict)  # by kind of layers
     replay: ReplayState | None = None

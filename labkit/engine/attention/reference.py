@@ -1,7 +1,7 @@
 """The oracle: paged attention in float64 NumPy, one query token at a time.
 
-It is written to be obviously correct, not fast. It reads only the keys that a query sees, so
-nothing in an unused slot or at a masked position can reach an output.
+The code is written to be obviously correct, not fast. It reads only the keys that a query sees, so
+the contents of unused slots and masked positions cannot affect an output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.engine.attention.paged_backend import PagedBackend
 
 
 class ReferenceBackend(PagedBackend):
-    """Float64 attention with the arguments of every other backend, of any floating dtype."""
+    """Attention in float64, over pools and queries of any floating dtype."""
 
     name = "reference"
 
@@ -65,9 +65,9 @@ class ReferenceBackend(PagedBackend):
 def visible_keys(
     metadata: AttentionMetadata, token: int, sequence: int, window: int | None
 ) -> tuple[int, int]:
-    """Return the range of key positions that a query token sees, [low, high).
+    """Return the range of key positions [low, high) that a query token of a sequence sees.
 
-    A wrong resolver may name any sequence; the range stays within that sequence.
+    A wrong resolver may name any sequence. The range is always within the named sequence.
     """
     begin, end = (int(n) for n in metadata.cu_seqlens_q[sequence : sequence + 2])
     context = int(metadata.seq_lens[sequence]) if end > begin else 0
@@ -86,7 +86,7 @@ def attend_token(
 ) -> NDArray[np.float64]:
     """Attend from one token [num_q_heads, head_dim] to k, v [keys, num_kv_heads, head_dim].
 
-    A token that sees no key gets zeros; only a wrong resolver makes one.
+    The result is zeros for a token that sees no key. Only a wrong resolver leads to such tokens.
     """
     if not len(k):
         return np.zeros_like(q)

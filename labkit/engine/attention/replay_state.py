@@ -1,4 +1,4 @@
-"""The attention launches of a replayed graph: their parameters, and the counters they leave."""
+"""The attention launches of a replayed graph: their parameters and their counters."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:  # the graph brings the kernels of a whole model
 
 
 class ReplayState:
-    """The attention of the replays of one graph over one batch, whose contexts alone change.
+    """The attention launches when one graph is replayed for steps of the same sequences.
 
-    It serves one step at a time. What the launches count is added up until somebody reads the
-    engine's counters. Where a layer has a window (``windowed``) each step is reported by itself,
-    because its report depends on the contexts.
+    Only the context lengths change from step to step. The launches' counters are summed until the
+    engine's counters are read. If a layer has a sliding window (``windowed``), each step is
+    reported separately, because its report depends on the context lengths. The state serves one
+    step at a time.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class ReplayState:
         self._launches_address = address_of(self._launches)
         self._summaries_address = address_of(self._summaries)
         self._nonce = secrets.randbits(32)
-        self._steps = 0  # since the totals were last read
+        self._steps = 0  # since the totals were last drained
         self._metadata: AttentionMetadata | None = None  # of the last step
         self._deferred_to: Counters | None = None
 
     def inputs(self, metadata: AttentionMetadata, scratch: NDArray[Any]) -> AttentionInputs:
-        """Return a step's inputs to the launches; each launch has a nonce of its own."""
+        """Return the inputs of a step's launches. Each launch has a different nonce."""
         self._nonce = (self._nonce + len(self.layers.layers)) & STAMP_MASK
         return AttentionInputs(
             nonce=self._nonce,
@@ -68,9 +69,10 @@ class ReplayState:
         )
 
     def end_step(self, metadata: AttentionMetadata, num_wrong: int, counters: Counters) -> None:
-        """Log a step's launches if a stamp is wrong or a layer has a window; else count later.
+        """End a step, in which ``num_wrong`` stamps were wrong.
 
-        Later: when somebody reads ``counters``.
+        If a stamp is wrong or a layer has a window, the launches are added to the metadata's log
+        now. Otherwise their counters are added when ``counters`` is next read.
         """
         if self._deferred_to is not counters:
             if self._deferred_to is not None:
@@ -105,7 +107,7 @@ class ReplayState:
         ]
 
     def _deferred_counters(self) -> dict[str, float]:
-        """Return the counters of the steps whose totals nobody has drained."""
+        """Return the counters of the steps since the totals were last drained."""
         self._deferred_to, total = None, Counters()
         if self._metadata is not None and self._steps:
             for report in report_launches(self._drain_totals(), self._metadata, "cpu"):
@@ -116,10 +118,10 @@ class ReplayState:
 def replay_state(
     backend: CpuBackend, layers: CapturedLayers, graph: ExecutableGraph, metadata: AttentionMetadata
 ) -> ReplayState | None:
-    """Return the state for a replay of ``graph`` over a batch; the graph's shape must be set.
+    """Return the state for a replay of ``graph`` over a batch, or None if it cannot be replayed.
 
-    Steps of the same sequences share it. None where a layer's attention is not one launch of the
-    decode kernel: the graph can then not be replayed.
+    A graph can be replayed only if the attention of every layer is a single launch of the decode
+    kernel. Steps of the same sequences share the state. The graph's shape must be set before.
     """
     batch: CpuPrepared = metadata.prepared
     if batch.replay is None or batch.replay.layers is not layers:
@@ -136,7 +138,7 @@ def replay_state(
 def _params(
     layers: CapturedLayers, prepared: list[PreparedLaunch], graph: ExecutableGraph
 ) -> NDArray[Any]:
-    """Return ``kernel_params`` of each launch: its kind's, with the arrays of its own."""
+    """Return the ``kernel_params`` of each launch: those of its kind, with its own arrays."""
     params = np.zeros(len(layers.layers), prepared[0].params.dtype)
     for kind, launch in enumerate(prepared):
         params[layers.kind_of_launch == kind] = launch.params
@@ -149,7 +151,7 @@ def _params(
 def _launches(
     layers: CapturedLayers, prepared: list[PreparedLaunch], params: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return ``graph_attention.LAUNCH`` of each launch."""
+    """Return a ``graph_attention.LAUNCH`` record for each launch."""
     launches = np.zeros(len(params), LAUNCH)
     launches["params"] = address_of(params) + params.itemsize * np.arange(len(params))
     launches["kind"] = layers.kind_of_launch

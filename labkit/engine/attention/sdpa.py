@@ -22,7 +22,7 @@ class SdpaLayer:
 
 
 class SdpaStep(Protocol):
-    """One step over a layout's contiguous keys and values."""
+    """One step of a KV layout with contiguous keys and values."""
 
     launches: list[LaunchReport]
 
@@ -30,14 +30,14 @@ class SdpaStep(Protocol):
         """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Attend causally from ``q``; return the output, shaped as ``q``, and the report."""
+        """Attend causally; return the output, with the shape of ``q``, and the report."""
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that were written."""
+        """Return the arrays that the step wrote."""
 
 
 class SdpaAttention:
-    """The ``Attention`` of a layout whose steps write keys and values and attend themselves."""
+    """The ``Attention`` of KV layouts without blocks. Their ``SdpaStep`` writes and attends."""
 
     arrays: Literal["any"] = "any"
 
@@ -54,7 +54,7 @@ class SdpaAttention:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Set what does not change of a layer; see ``Attention.bind``."""
+        """Set the constants of a layer; see ``Attention.bind``."""
         if softcap is not None:
             raise ValueError(f"softcap={softcap}: MLX's attention has none; use backend=fused")
         mlx_sinks = None if sinks is None else mx.array(sinks)
@@ -78,17 +78,17 @@ class SdpaAttention:
         return merge_reports(launches)
 
     def pending(self, step: SdpaStep) -> list[Any]:
-        """Return the keys and values: their writes must not wait for a reader."""
+        """Return keys and values: their writes must be evaluated even if nothing reads them."""
         return step.pending()
 
 
 def layer_report(
     layer: int, launches: int, keys: int, padded_keys: int, nbytes: int
 ) -> LaunchReport:
-    """Return the report of a layer's calls of MLX's attention, which writes no stamp.
+    """Return the report on a layer's calls of MLX's attention, which writes no stamp.
 
-    ``keys``: keys read, padding included; ``padded_keys``: keys that hold no token; ``nbytes``:
-    bytes of the keys and values read, of queries and output.
+    ``launches``: calls; ``keys``: keys read, including padding; ``padded_keys``: keys without a
+    token; ``nbytes``: bytes of the keys and values read, of the queries and of the output.
     """
     return LaunchReport(
         kernel="sdpa",
@@ -106,7 +106,8 @@ def layer_report(
 def causal_mask(q_len: int, keys: int, window: int | None) -> mx.array | str | None:
     """Return the mask that mlx_lm would pass for one request.
 
-    None for a single query token within the window, else ``causal`` or an array.
+    It is an array if the window is shorter than ``keys``. Otherwise it is None for a single query
+    token, and ``causal`` for several.
     """
     if window is not None and keys > window:
         columns, last = np.arange(keys), np.arange(keys - q_len, keys)[:, None]
@@ -121,10 +122,10 @@ def heads_first(tokens: Any) -> mx.array:
 
 
 def store(array: mx.array, index: Any, values: Any) -> None:
-    """Write into an array in place: NumPy's values now, MLX's when the graph is evaluated.
+    """Write ``values`` to an MLX array in place.
 
-    No pending graph reads ``array`` while NumPy writes: a step of a model on NumPy arrays is
-    evaluated layer by layer.
+    NumPy values are written now, MLX values when the graph is evaluated. No pending graph reads
+    ``array`` while NumPy writes, because a model on NumPy arrays evaluates layer by layer.
     """
     if isinstance(values, mx.array):
         array[index] = values
