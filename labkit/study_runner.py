@@ -1,7 +1,7 @@
 """The runner of a study: one command's cells, each run and analysed, then reported together.
 
-Only this module joins the experiment and the analysis: neither package imports the other's
-running or reporting parts.
+Only this module joins the experiment and the analysis: the experiment does not import
+the reports, and the analysis does not import the runners.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Study:
     ) -> None:
         """Run the missing runs of a cell, analyse the cell and print its table.
 
-        In a job's process, ``compose`` composes the cell anew. An error that stops only
-        this cell is printed in one line. The cell stays unfinished, the next cells run, and the
-        study's exit code reports it.
+        In a job's process, ``compose`` composes the cell anew. An error that stops only this cell
+        is printed in one line: the cell stays unfinished, the next cells run, and the study's exit
+        code reports it.
         """
         composed = self._composed[name] if compose is None or self._is_first_process else compose()
         progress = (

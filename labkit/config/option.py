@@ -69,21 +69,21 @@ class Option:
     meaning
         What the option sets, in one sentence; empty: the docstring of its enum.
     unit
-        Unit of its numbers.
+        Unit of the option's numbers.
     ge, gt, le, multiple_of
-        Range of its numbers, named as in pydantic.
+        Allowed range if the option is a number; the names are those of pydantic.
     choices
         Allowed values besides that range; empty: only the range and the type restrict it.
     class_path
-        Whether it may be a user's class, ``package.module:Class``.
+        Whether the value may be a user's class, ``package.module:Class``.
     null_means
         Meaning of null, if that is the default.
     read_by
-        Condition under which it is read; None: always.
+        Condition under which the option is read; None: always.
     mlx_lm, openai
-        Whether ``engine=mlx_lm`` or ``engine=openai`` reads it as well.
+        Whether ``engine=mlx_lm`` or ``engine=openai`` reads the option, too.
     on_metal
-        Whether it has an effect on Metal only.
+        Whether the option has an effect on Metal only.
     """
 
     default: Any

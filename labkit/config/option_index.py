@@ -34,7 +34,7 @@ class OptionEntry:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values to choose from; empty if any value in a range or of a type is allowed."""
+        """The allowed values, if they are listed; empty if only range or type restrict them."""
         choices = self.option.choices
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
             choices = tuple(self.kind)

@@ -86,5 +86,5 @@ class Clip(Group, place="workload.made"):
         return round(self.seconds * self.fps)
 
     def key(self, name: str) -> str:
-        """Return an option's name in error messages, with the clip's name."""
+        """Return the key of an option for error messages, which includes the clip's name."""
         return f"workload.made: clip {self.name!r}: {name}"

@@ -85,7 +85,7 @@ class Case(Group, place="workload.cases"):
         return self.prefill > 0 or any(queries > 1 for queries, _ in self.uneven)
 
     def key(self, name: str) -> str:
-        """Return an option's name in error messages, with the case's name."""
+        """Return the key of an option for error messages, which includes the case's name."""
         return f"workload.cases: case {self.name!r}: {name}"
 
 

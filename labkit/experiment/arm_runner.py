@@ -153,7 +153,7 @@ class WorkerProcess:
     def _turn(self, arm: int) -> Iterator[None]:
         """Run one turn of an arm: apply its thread budget and time the body.
 
-        If the body raises, ``running`` stays this arm, which marks the failure as its own.
+        If the body raises, ``running`` stays this arm, so that the failure is recorded as its own.
         """
         run = self.running = self.runs[arm]
         run_stages.apply_thread_budget(run.threads)
@@ -162,7 +162,7 @@ class WorkerProcess:
         self.running = None
 
     def _record(self, run: ArmRun) -> Record:
-        """Return an arm's record, with an equal share of the seconds that all arms share."""
+        """Return an arm's record, with its equal share of the seconds of the common stages."""
         shared, draft = self.shared, run.draft
         if not shared.record.ok:
             detail = shared.record.detail or ""

@@ -1,8 +1,8 @@
 """The cell composer: compose and check a cell with all its arms, before any run starts.
 
 A cell is defined by its overrides. An arm is the same cell with the arm's own overrides appended,
-so an arm wins over the command line. Only this module and those above it use Hydra: the arms that
-it returns hold plain dataclasses and JSON values.
+so an arm wins over the command line. The arms returned here hold plain dataclasses and JSON values,
+so that workers need no Hydra.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from labkit.experiment.hydra_composer import Composer, hydra_quote
 from labkit.records import PROCESSES_SUFFIX, Arm
 
 ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
-ENGINE_KEYS = ("engine", "model")  # of these, the keys left out if the workload has no engine
+ENGINE_KEYS = ("engine", "model")  # keys left out of it if the workload has no engine
 KEYS_NOT_IN_CELL_NAME = ("out", "plan", "redo", "design.blocks")
 
 
@@ -53,7 +53,7 @@ class ComposedCell:
     isolation
         ``in_process`` or ``process``, never ``auto``.
     separate_processes_reason
-        Why the arms do not share a process; None if they do.
+        The reason that the arms do not share a process; None if they do.
     """
 
     name: str

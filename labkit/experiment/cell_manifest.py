@@ -3,8 +3,8 @@
 The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study ends
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
-:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. This package cannot
-import the analysis, so the function that decides at a look is a parameter (``AllDecided``).
+:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
+lies above this package, so the function that analyses at a look is a parameter (``AllDecided``).
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def write_manifest(cell: Cell, blocks: int) -> None:
 def blocks_when_shown(cell: Cell) -> list[int]:
     """Return the numbers of blocks after which the cell's results were shown.
 
-    The analysis notes them in ``cell.json`` when it writes a finished cell's results there. An
-    older manifest has results without the note: they were shown after its last block.
+    The analysis adds a number to ``cell.json`` when it writes the results of a finished cell. If an
+    older manifest has results but no such numbers, they count as shown after its last block.
     """
     if not _exists(cell):
         return []

@@ -43,7 +43,7 @@ class CellOutcome:
     Parameters
     ----------
     ran, already_done
-        The number of runs done now, and of those whose records existed before.
+        The number of runs done by this call, and of runs whose records existed before.
     failed
         The names of failed runs.
     seconds

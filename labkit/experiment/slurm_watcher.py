@@ -30,7 +30,7 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         return ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
-        """Return every job's state; a job that the queue no longer lists is forgotten."""
+        """Return every job's state by id: ``GONE`` if the queue no longer lists the job."""
         text = string if isinstance(string, str) else string.decode()
         states = dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
         listed = {job: {"State": state.strip()} for job, state in states.items()}
@@ -44,7 +44,7 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs of this process, in the order of the cells."""
+        """The ids of this process's jobs, in the order of the cells."""
         return sorted(self._registered, key=lambda job: [int(part) for part in job.split("_")])
 
 

@@ -36,7 +36,7 @@ class CellPlan:
         Lines of :mod:`labkit.experiment.power_forecast`; ``one_minute`` is None for a cell that
         only confirms another one.
     separate_processes_reason
-        Why the arms do not share a process; None if they do.
+        The reason that the arms do not share a process; None if they do.
     warnings
         Lines on problems that the arms' requests will meet, such as refusals.
     """
@@ -58,7 +58,7 @@ class CellPlan:
 
 
 def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
-    """Plan a cell and the cell that confirms it, without running or writing anything."""
+    """Plan a cell and, if declared, the cell that confirms it. Nothing is run or written."""
     cell, *confirming = to_cells(composed, out / composed.name)
     first = _plan(cell, composed, history, power_forecast.one_minute_line(composed, history))
     return [first, *(_plan(other, composed, history, None) for other in confirming)]
