@@ -47,24 +47,30 @@ def kind_of(experiment: Experiment) -> WorkloadKind:
 
 
 def check(experiment: Experiment) -> None:
-    """Check the settings before anything is written; see ``WorkloadKind.check``."""
+    """Check the workload's settings and files; see ``WorkloadKind.check``."""
     kind_of(experiment).check(experiment)
 
 
 def prepare(experiment: Experiment) -> None:
-    """Check the workload and cache its prompts; see ``WorkloadKind.prepare``."""
+    """Check that the engine can serve the workload and cache what the workers need.
+
+    See ``WorkloadKind.prepare``.
+    """
     kind_of(experiment).prepare(experiment)
 
 
 def apart(experiments: Sequence[Experiment]) -> str | None:
-    """Return why these arms cannot share a process, or None; see ``WorkloadKind.apart``."""
+    """Return the reason that these arms cannot share a process, or None if they can.
+
+    See ``WorkloadKind.apart``.
+    """
     if len({experiment.workload.kind for experiment in experiments}) > 1:
         return "the arms have workloads of different kinds"
     return kind_of(experiments[0]).apart(experiments)
 
 
 def load(experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-    """Load the workload in the worker; see ``WorkloadKind.load``."""
+    """Load the workload of every arm in this process; see ``WorkloadKind.load``."""
     return kind_of(experiments[0]).load(experiments, context)
 
 
@@ -79,5 +85,5 @@ def measure(experiment: Experiment) -> Measurement:
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Estimate one run's seconds and bytes; see ``WorkloadKind.estimate``."""
+    """Estimate the wall seconds and memory of one run; see ``WorkloadKind.estimate``."""
     return kind_of(experiment).estimate(experiment)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class ArmClock:
-    """Seconds that an arm has run so far.
+    """A clock that counts the seconds of one arm's turns.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class ArmClock:
         self._since: float | None = None
 
     def __call__(self) -> float:
-        """Return the seconds of all turns, including the current one."""
+        """Return the seconds of all turns so far, including the current turn."""
         return self._spent if self._since is None else self._spent + self._base() - self._since
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Arrivals: when requests arrive, in seconds from the start, by the workload's distribution."""
+"""Arrival times of requests, in seconds from the start, drawn from the workload's distribution."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STREAM = 7  # random stream of the seed; prompts and warm-up use others
 
 
 def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Draw the gaps between arrivals: seconds, float64 [count].
+    """Draw ``count`` gaps between arrivals, in seconds: float64 [count].
 
     The gaps are not rescaled to meet the rate exactly in a short run, because then they would no
-    longer follow the distribution. The record holds the rate that they amount to.
+    longer follow the distribution. The record holds the rate that the drawn gaps amount to.
     """
     mean = 1 / (arrivals.rate or 1.0)
     if arrivals.kind is ArrivalKind.poisson:
@@ -30,8 +30,9 @@ def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np
 def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float] | None:
     """Return the earliest time to send each request (seconds); None in a closed loop.
 
-    With a rate, sessions arrive; each later turn is due when the previous answer has come. The
-    times of fewer requests are the first times of more requests.
+    With a rate, the drawn times are the arrivals of sessions. A later request of a session has
+    time 0, because it waits only for the answer to the request before. With the same seed, a
+    shorter run has the first arrival times of a longer run.
     """
     if arrivals.kind is ArrivalKind.closed:
         return None
@@ -47,7 +48,10 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
 
 
 def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
-    """Return whether a request is its session's first or has none; add its session to the set."""
+    """Return whether a request has no session or is the first of its session.
+
+    The request's session is added to ``sessions``.
+    """
     if prompt.session is None:
         return True
     new = prompt.session not in sessions

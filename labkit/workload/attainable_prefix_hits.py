@@ -17,7 +17,7 @@ def shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = Fa
     Parameters
     ----------
     prompts
-        In the order of submission, each computed before the next.
+        In the order of submission. Each prompt is assumed to be computed before the next arrives.
     block_size
         Tokens in a cached block. A prompt's last token is always computed.
     warm
@@ -26,8 +26,8 @@ def shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = Fa
     Returns
     -------
     int
-        Tokens in whole blocks that are also the prefix of an earlier prompt. Generated tokens
-        are not counted as earlier ones, because they are unknown beforehand.
+        Tokens in full blocks that are also a prefix of an earlier prompt. Hits on generated
+        tokens are not counted, because those tokens are unknown beforehand.
     """
     cached: set[bytes] = set()
     if warm:
@@ -55,7 +55,10 @@ def _prefixes(prompt: Prompt, block_size: int) -> list[bytes]:
 def sharing_notes(
     prompts: Sequence[Prompt], block_size: int, *, warm: bool, unshared: bool
 ) -> dict[str, Any]:
-    """Return a record's notes on shared prefixes; ``unshared``: prefixes were made to differ."""
+    """Return the notes on shared prefixes for a record.
+
+    ``unshared``: whether the prompts were changed so that no two share a prefix.
+    """
     return {
         "prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
         "shared_tokens": shared_tokens(prompts, block_size, warm=warm),

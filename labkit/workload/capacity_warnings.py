@@ -8,7 +8,7 @@ from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
 from labkit.engine import budget
 from labkit.engine.budget.kv_demand import slots_for
 
-EXACT_SOURCES = ("synthetic", "trace")  # their lengths are known without a tokenizer
+EXACT_SOURCES = ("synthetic", "trace")  # sources whose lengths are known without a tokenizer
 
 
 def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
 
 
 def _server(experiment: Experiment) -> str | None:
-    """Return a warning about a server that is kept or untested, or None."""
+    """Return a warning about a server that is not restarted or has an untested preset, or None."""
     server = experiment.engine.server
     if experiment.engine.name != "openai":
         return None
@@ -41,7 +41,10 @@ def _server(experiment: Experiment) -> str | None:
 
 
 def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
-    """Compare the requests' KV tokens with the memory's; None if the memory is unknown."""
+    """Return a sentence that compares the KV tokens the requests need with the capacity.
+
+    None if the KV memory cannot be planned.
+    """
     planned, engine = budget.check(experiment), experiment.engine
     if planned is None:
         return None

@@ -1,4 +1,4 @@
-"""Device check: whether this machine has the device that an arm needs, before a run starts."""
+"""Check, before a run starts, that this machine has the device that an arm needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from labkit.machine.macos import has_metal
 
 
 def queued(attention: Attention) -> bool:
-    """Return whether launches wait in a device's queue, as on Metal; MLX on a CPU has none."""
+    """Return whether launches wait in a device's queue: with Metal only, not with MLX on a CPU."""
     on_mlx = attention.device is Device.metal or attention.backend == "gather"
     return on_mlx and has_metal()
 

@@ -1,7 +1,7 @@
 """Memory claims (``workload.kind=headroom``): the RAM each arm's budget would take, by arithmetic.
 
-Nothing is loaded or served. The machine may be simulated (``engine.budget.machine``), so one
-computer can show what each policy takes of another, with pools larger than its own memory.
+Nothing is loaded or served. The machine may be simulated (``engine.budget.machine``), so the
+claims on a large Mac can be computed on a small computer.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def claim(experiment: Experiment) -> Claim:
 
 
 def metrics(memory: Claim) -> tuple[Metric, ...]:
-    """Return the metrics of a claim; the share taken is primary.
+    """Return the metrics of a claim. The primary metric is the percentage of RAM taken.
 
-    The share left may be negative: ``auto`` may take more than there is.
+    The percentage left may be negative: ``auto`` may take more memory than the machine has.
     """
     share = 100 / memory.total
     ceiling = [Metric("ceiling_pct", "% of RAM", "higher", False, (memory.ceiling * share,))]
@@ -93,12 +93,12 @@ class MemoryClaimKind:
     """Computes memory claims; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check the requests' lengths; every kind of workload checks the budget."""
+        """Check that the workload has requests. Its budget is checked elsewhere."""
         lengths = source_of(experiment).lengths(experiment)
         require(bool(lengths), f"workload={experiment.workload.name}: it has no request")
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check that the claim can be computed; nothing is built or cached."""
+        """Check that the claim can be computed. Nothing is built or cached."""
         claim(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
@@ -106,11 +106,11 @@ class MemoryClaimKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
-        """Return the arms' claims, not yet computed."""
+        """Return an object that computes the arms' claims when it is measured."""
         return MemoryClaims(experiments)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Return the cost of starting a process."""
+        """Return the time and memory of starting a process, since nothing is loaded."""
         return Estimate(START_SECONDS, PROCESS_BYTES)
 
 
@@ -130,7 +130,7 @@ class MemoryClaims:
         return [_measurement(experiment) for experiment in self._experiments]
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing, since nothing was loaded."""
 
 
 def _measurement(experiment: Experiment) -> Measurement:

@@ -1,7 +1,7 @@
-"""In-process rules: which arms can share a process, and why others cannot.
+"""In-process rules: whether the arms of a cell can share a process.
 
-If arms differ in something a process has only one of (a BLAS, a memory limit, an MLX setting),
-all arms of the cell run in separate processes.
+If the arms differ in something of which a process has only one (a BLAS, a memory limit, an MLX
+setting), every arm of the cell runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from labkit.machine import worker_environment
 
 
 def kernels(engines: Sequence[Engine]) -> str | None:
-    """Return one line why kernels of these engines cannot share a process, or None."""
+    """Return the reason that kernels of these engines cannot share a process, or None."""
     return _first(OF_A_PROCESS, engines)
 
 
 def requests(engines: Sequence[Engine]) -> str | None:
-    """Return one line why these engines cannot serve in one process, or None."""
+    """Return the reason that these engines cannot serve in one process, or None."""
     return _first((*OF_A_PROCESS, *OF_AN_ENGINE), engines)
 
 
@@ -30,7 +30,7 @@ def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
 
 
 def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
-    """Return the rule that an option is the same in all arms."""
+    """Return the rule that ``option`` must have the same value in all arms."""
 
     def rule(engines: Sequence[Engine]) -> str | None:
         values = sorted({str(to_plain(read(engine))) for engine in engines})
@@ -40,7 +40,7 @@ def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
 
 
 def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
-    """Return the rule that an option is null in all arms."""
+    """Return the rule that ``option`` must be null in all arms."""
 
     def rule(engines: Sequence[Engine]) -> str | None:
         value = next((v for engine in engines if (v := read(engine)) is not None), None)
@@ -50,13 +50,15 @@ def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
 
 
 def _one_pool(engines: Sequence[Engine]) -> str | None:
-    """Return why threads of MLX and BLAS cannot run beside numba's, or None.
+    """Return the reason that mlx_lm cannot share a process with other engines, or None.
+
+    The threads of MLX and its BLAS would compete with the kernels' threads for the cores.
 
     Measured on two cores (workload ``uniform``, four requests, labkit's pool): beside mlx_lm with
     two BLAS threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as
-    beside another paged engine; with one BLAS thread 1.1 to 1.4 times. With OpenMP under the
-    kernels it took 1.5 to 3 times as long, even if OpenBLAS' threads ended with each turn. On a
-    Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
+    beside another paged engine, and with one BLAS thread 1.1 to 1.4 times. With OpenMP under the
+    kernels, paged took 1.5 to 3 times as long, even if OpenBLAS' threads ended with each turn.
+    On a Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None
@@ -94,7 +96,10 @@ def _ranks(engines: Sequence[Engine]) -> str | None:
 
 
 def _live_budget(engines: Sequence[Engine]) -> str | None:
-    """Return why pools sized by free memory cannot share a process, or None."""
+    """Return the reason that engines whose pools depend on free memory need own processes, or None.
+
+    None if every pool has a fixed size or is planned for a simulated machine.
+    """
     for engine in engines:
         budget = engine.budget
         if budget.policy is not BudgetPolicy.fixed and budget.machine is None:

@@ -1,18 +1,19 @@
 """Kernel arms measured in alternation on the same memory, a launch at a time.
 
-A case in one state of the caches has a number of *rounds*, spread at random over the whole
-process. A round begins with a pulse of the arm-blind probe, which is timed and wakes the
-threads. Then every arm has a *turn*, in random order, equally often first as last:
+A case in one state of the caches (hot or cold) has a number of *rounds*, spread at random over
+the whole process. A round begins with a pulse: a fixed piece of work, the same for all arms,
+which is timed and wakes the threads. Then every arm has a *turn*, in random order, each arm
+equally often in each position:
 
 1. On hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
-   leaves and not the arm before. On cold caches a flush evicts both.
+   leaves there and not what the previous arm left. On cold caches a flush evicts both.
 2. The output is poisoned, the launch is timed, the output is checked. Small batches on hot
    caches are launched three times and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
    On a device with a queue a chain of launches is timed, then a launch by itself; on cold
    caches only the latter, because the second launch of a chain would find them hot.
 
-Without the wash-out the first launch after a switch is 2 % slower than the second on small
-cases, which punishes an arm that has more to load.
+Without the wash-out, the first launch after a switch of arms is 2 % slower than the second on
+small cases, which would penalise an arm that has more to load.
 
 Queries, keys and values lie on the device, and every batch is planned before a clock is read;
 planning is timed separately. On a device with a queue each round also times empty launches.
@@ -58,13 +59,13 @@ class InterleavedKernels:
     Parameters
     ----------
     arms
-        At least one. They share queries and KV memory of one type.
+        At least one. All arms share queries and KV memory of one element type.
     context
-        Seed, order of turns, and the arm-blind kernels.
+        Seed, order of turns, and the kernels that are the same for every arm (pulse and flush).
     clock
-        Returns seconds; a parameter so that tests can know the answers.
+        Returns seconds; tests pass a simulated clock.
     make_queue
-        Returns the queue of arms on lazy arrays of a type; called if there are any.
+        Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
     """
 
     def __init__(
@@ -82,12 +83,12 @@ class InterleavedKernels:
         self._warmup = KernelWarmup(self._arms, context, clock)
 
     def prepare(self) -> None:
-        """Warm up in two processes, one from the first case on and one from the last.
+        """Compile the kernels in two processes, one from the first case on and one from the last.
 
-        Each finds in numba's cache what the other has compiled, so they meet in the middle.
-        On a queue one process prepares everything: a forked process cannot use the device, and
-        its compiled code is not numba's. So it is on macOS, whose libraries do not survive a
-        fork.
+        Each process finds in numba's cache what the other has compiled, so they meet in the
+        middle. With a launch queue, one process prepares everything, because a forked process
+        cannot use the device and the device's kernels are not in numba's cache. On macOS one
+        process prepares everything too, because system libraries do not survive a fork.
         """
         if self._arms.queue is not None or sys.platform == "darwin":
             self.warm_up()
@@ -127,13 +128,13 @@ class InterleavedKernels:
         return [self._measurement(index) for index in range(len(self._arms.arms))]
 
     def _pulse(self) -> float:
-        """Time the arm-blind pulse (seconds)."""
+        """Return the seconds of one pulse, which is the same work for every arm."""
         start = self._clock()
         self._context.machine.pulse()
         return self._clock() - start
 
     def _time_empty_launches(self, case: CaseRounds) -> None:
-        """Time empty launches, in a chain and singly, if a case's arms have a queue."""
+        """Time empty launches, in a chain and singly, if an arm of the case has a queue."""
         queue = self._arms.queue
         if queue is None or not any(arm.prepared.batch.queued for arm in case.arms):
             return
@@ -142,7 +143,7 @@ class InterleavedKernels:
         case.empty_s.append((chained, single))
 
     def _measure_turn(self, arm: ArmSamples, case: CaseRounds, position: int) -> None:
-        """Measure one turn of one arm, as the module describes it."""
+        """Measure one turn of one arm, as the module's docstring describes."""
         prepared, length = arm.prepared, case.chain_length(arm)
         launch_name = f"round {len(arm.seconds)}"
         if case.state is State.cold:
@@ -207,9 +208,10 @@ class InterleavedKernels:
 
 
 def spread_rounds(counts: Sequence[int], order: random.Random) -> list[int]:
-    """Return the cases' indices, each as often as its count, spread over the whole schedule.
+    """Return the order of all rounds as indices of cases; case ``c`` appears ``counts[c]`` times.
 
-    Round ``i`` of a case's ``n`` falls at random into the ``i``-th ``n``-th of the schedule.
+    The schedule is divided into ``n`` equal parts for a case of ``n`` rounds, and round ``i``
+    falls at random into part ``i``. So every case is spread over the whole schedule.
     """
     when = [((i + order.random()) / n, index) for index, n in enumerate(counts) for i in range(n)]
     return [index for _, index in sorted(when)]

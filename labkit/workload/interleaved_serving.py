@@ -1,9 +1,9 @@
-"""Request workloads interleaved in one process: slices of engine steps, in random order.
+"""Request workloads interleaved in one process: the arms run slices of engine steps in turn.
 
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
-arrivals and latencies are in the arm's own time. What the machine does within a second happens
-to all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.stall_times`); the record also holds the times as measured.
+arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
+round of slices affect all arms alike. Time that a stall adds to a step is subtracted
+(:mod:`labkit.workload.stall_times`). The record also holds the times as measured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from labkit.workload.measurement import Measurement
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.workload_kind import EnterTurn
 
-# A slice ends after the first step that exceeds this much of its arm's time. Shorter slices lose
-# more time to cold caches; longer ones let the machine change between arms.
+# A slice ends with the first step that ends after this much of its arm's time. Shorter slices lose
+# more time to cold caches. In longer slices the machine may change from one arm to the next.
 SLICE_S = 0.03
 
 
@@ -38,7 +38,7 @@ class ServingArm:
 
 @dataclass(slots=True)
 class ServingProgress:
-    """One arm's requests in flight. ``tokens``: tokens computed by the end of each step."""
+    """One arm's progress. ``tokens``: total tokens computed by the end of each step."""
 
     generator: LoadGenerator
     tokens: list[float] = field(default_factory=list)
@@ -50,11 +50,11 @@ class InterleavedServing:
     Parameters
     ----------
     arms
-        Sessions ready to warm up; this object closes them.
+        Sessions ready to warm up; ``close`` closes them.
     order
-        Draws every round's order.
+        Random stream that draws the order of the arms in every round.
     turn
-        Starts an arm's turn.
+        Context manager for an arm's turn; see ``EnterTurn``.
     """
 
     def __init__(self, arms: Sequence[ServingArm], order: random.Random, turn: EnterTurn) -> None:

@@ -1,4 +1,4 @@
-"""Arms of a kernel workload on shared memory: plans their batches and launches them."""
+"""Arms of a kernel workload, which share memory: planning and launching of their batches."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 class KernelArm:
     """One arm: an attention operation and its workload.
 
-    ``engine``: name of the engine that the operation belongs to; counted, because every arm
-    claims its engine. ``make_backend``: returns a backend, which adopts the pools of one batch.
+    ``engine``: name of the engine that the operation belongs to. Launches are counted under this
+    name, because every arm claims that its engine ran. ``make_backend``: returns a new backend;
+    every batch has a backend of its own.
     ``block_size``: tokens in a KV block. ``queued``: whether the device has a queue.
     """
 
@@ -56,7 +57,7 @@ class KernelArm:
 
 
 class KernelArms:
-    """The arms of one process, which share queries and KV memory of one type.
+    """The arms of one process, which share queries and KV memory of one element type.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class KernelArms:
     clock
         Returns seconds.
     make_queue
-        Returns the queue of arms on lazy arrays of a type; called if there are any.
+        Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
 
     Attributes
     ----------
@@ -100,21 +101,22 @@ class KernelArms:
             dtype,
         )
         self.memory = self._memory_by_kind(kinds, memory)
-        for arm, size in runnable:  # refuses bad maps now, and compiles the code that builds them
+        # Planning now raises the errors of bad maps early and compiles the code that builds maps.
+        for arm, size in runnable:
             self.plan(arm, size.case)
 
     def _memory_by_kind(self, kinds: set[Arrays], memory: KernelMemory) -> dict[str, KernelMemory]:
-        """Return the memory for each kind of arrays that an arm reads."""
+        """Return the memory for each kind of array (``numpy``, ``mlx``) that an arm reads."""
         by_kind = {"numpy": memory.widened()} if "numpy" in kinds else {}
         return by_kind if self.queue is None else by_kind | {"mlx": memory.moved(self.queue.put)}
 
     def case_names(self) -> list[str]:
-        """Return the names of all cases, in the order of the arms'."""
+        """Return the names of all cases without duplicates: the first arm's first."""
         names = (case.name for arm in self.arms for case in arm.workload.cases)
         return list(dict.fromkeys(names))
 
     def plan(self, arm: KernelArm, case: Case) -> KernelBatch:
-        """Return a batch planned on a backend of its own."""
+        """Plan one arm's batch of a case, on a backend of its own."""
         size = arm.geometry(case)
         backend = arm.make_backend()
         kind = _array_kind(backend)
@@ -141,7 +143,7 @@ class KernelArms:
     def launch(
         self, arm: int, batch: KernelBatch, launch_name: str, chain_length: int = 1
     ) -> TimedLaunch:
-        """Launch a batch within the arm's turn; its time counts as the arm's."""
+        """Launch a batch and add its time to the arm's ``launch_s``. Call it in the arm's turn."""
         launch = batch.launch(self._clock, launch_name, chain_length)
         self.launch_s[arm] += launch.seconds * chain_length
         return launch

@@ -19,16 +19,16 @@ from labkit.cpu.kv_dtypes import ITEM_BYTES, NUMPY_DTYPES, from_float32, to_floa
 # the same values: a kernel that reads the wrong block cannot be right by accident.
 TEMPLATE_LENGTH = 1_048_573
 POOL_COUNT = 2  # keys and values
-# A wash-out launches the whole batch, or a part of this size if the batch is larger: that much
-# exceeds the caches anyway.
+# A wash-out launches the whole batch, or a part of this size if the batch is larger: a part of this
+# size already exceeds the caches.
 WASHOUT_FLOPS = 0.5e9
 WASHOUT_BYTES = 48e6
 # Another process can only lengthen a launch. So a turn on hot caches times this many launches of a
-# small batch (one that is its own wash-out), and the fastest counts. Large batches are launched
-# once: more rounds tell more than more launches.
+# small batch (a batch that is its own wash-out), and the fastest counts. Large batches are launched
+# once: time spent on more rounds is worth more than on more launches per round.
 TIMED_LAUNCHES = 3
-# On a device with a queue a chain has as many launches as do this much work. Waiting costs some
-# hundred microseconds, which a chain of ten milliseconds hides.
+# On a device with a queue, the launches of a chain together do at most this much work. Waiting for
+# the device costs some hundred microseconds, which is little beside a chain of ten milliseconds.
 CHAIN_FLOPS = 32e9
 CHAIN_BYTES = 2e9
 MAX_CHAIN_LENGTH = 32
@@ -38,8 +38,9 @@ MAX_CHAIN_LENGTH = 32
 class CaseGeometry:
     """Sizes of a case, before anything is allocated.
 
-    ``query_lens`` and ``seq_lens`` are int32 [num_seqs], decodes first and the uneven last;
-    ``num_blocks`` counts the null block; ``pool_bytes`` is keys and values together.
+    ``query_lens`` and ``seq_lens`` are int32 [num_seqs]: decodes first, then prefills, then the
+    requests of ``case.uneven``. ``num_blocks`` includes the null block. ``pool_bytes`` is the size
+    of keys and values together.
     """
 
     case: Case
@@ -84,7 +85,7 @@ class MinimumWork:
 
 
 def work(size: CaseGeometry, workload: Workload) -> MinimumWork:
-    """Count a case's work under the causal mask and the workload's window."""
+    """Return the minimum work of a case under the causal mask and the workload's window."""
     q, kv = size.query_lens.astype(np.int64), size.seq_lens.astype(np.int64)
     window = int(kv.max()) if workload.window is None else workload.window
     first = np.repeat(kv - q - (np.cumsum(q) - q), q)
@@ -99,7 +100,7 @@ def work(size: CaseGeometry, workload: Workload) -> MinimumWork:
 
 
 def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
-    """Size a case: decodes first, as the scheduler packs them."""
+    """Return the sizes of a case. Decodes come first, as the scheduler packs a batch."""
     own = np.array(case.uneven, np.int32).reshape(-1, 2)
     query_lens = np.concatenate([_per_request(case, 1, case.chunk), own[:, 0]])
     seq_lens = np.concatenate(
@@ -116,25 +117,25 @@ def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
 
 
 def washout_share(size: CaseGeometry, workload: Workload) -> float:
-    """Return the share of a batch that is launched as its wash-out: 1 unless it is large."""
+    """Return the share of a batch that is launched as its wash-out: 1 unless the batch is large."""
     least = work(size, workload)
     return min(1.0, WASHOUT_FLOPS / least.flops, WASHOUT_BYTES / least.bytes)
 
 
 def timed_launches(size: CaseGeometry, workload: Workload) -> int:
-    """Return how many launches a turn on hot caches times, the same in every run."""
+    """Return the number of launches that a turn on hot caches times. It is the same in all runs."""
     return TIMED_LAUNCHES if washout_share(size, workload) == 1 else 1
 
 
 def chain_length(size: CaseGeometry, workload: Workload) -> int:
-    """Return how many launches of a batch make a chain, the same in every run."""
+    """Return the number of launches in a chain of this batch. It is the same in all runs."""
     least = work(size, workload)
     longest = min(MAX_CHAIN_LENGTH, CHAIN_FLOPS / least.flops, CHAIN_BYTES / least.bytes)
     return max(1, math.floor(longest))
 
 
 def scaled_case(case: Case, share: float) -> Case:
-    """Return a case with a share of the requests of each kind, at least one of each."""
+    """Return a case with ``share`` of the requests of each kind, rounded up."""
 
     def scaled(count: int) -> int:
         return max(1, math.ceil(count * share)) if count else 0
@@ -153,7 +154,7 @@ def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
 
 
 def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
-    """Return why a case is skipped, or None if it is run."""
+    """Return the reason that a case is skipped (its KV pool is too large), or None if it runs."""
     if size.pool_bytes <= workload.max_pool_bytes:
         return None
     return (
@@ -168,7 +169,7 @@ def block_tables(size: CaseGeometry, block_size: int, seed: int) -> NDArray[np.i
     Returns
     -------
     int32 [num_seqs, max_blocks]
-        Padded with 0. Depends on the seed and the case alone.
+        Padded with 0. Depends only on the seed and the case.
     """
     counts = -(-size.seq_lens // block_size)
     rng = np.random.default_rng([seed, zlib.crc32(size.case.name.encode())])
@@ -180,10 +181,11 @@ def block_tables(size: CaseGeometry, block_size: int, seed: int) -> NDArray[np.i
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """One arm's view of a case's memory, as ``KernelMemory``.
+    """One arm's view of ``KernelMemory`` in the shape of a case.
 
-    ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
-    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``NUMPY_DTYPES`` says.
+    ``q`` and ``out`` are [tokens, num_heads, head_dim]. The pools are
+    [num_blocks, block_size, num_kv_heads, head_dim]. All have the same element type, stored as
+    ``NUMPY_DTYPES`` maps it.
     """
 
     q: Any
@@ -196,7 +198,7 @@ class Arrays:
 class KernelMemory:
     """Flat memory that all arms and cases share, so that addresses do not differ between arms.
 
-    NumPy arrays or arrays of a device; ``out`` is always NumPy.
+    The inputs are NumPy arrays or arrays on a device. ``out`` is always a NumPy array.
     """
 
     q: Any
@@ -209,7 +211,7 @@ class KernelMemory:
         return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
 
     def widened(self) -> KernelMemory:
-        """Return the same values in float32, without a copy if they are float32."""
+        """Return the memory converted to float32, or this memory itself if it is float32."""
         memory = self.moved(as_float32)
         return memory if memory.q is self.q else replace(memory, out=np.empty_like(memory.q))
 
@@ -230,17 +232,18 @@ def _shaped(flat: Any, shape: tuple[int, ...]) -> Any:
 
 
 def query_elements(size: CaseGeometry, workload: Workload) -> int:
-    """Return the number of elements of a case's queries, and of its output."""
+    """Return the number of elements of a case's queries, which is also that of its output."""
     return size.total_q * workload.num_heads * workload.head_dim
 
 
 def allocate(
     pool_bytes: int, query_elements: int, seed: int, dtype: Precision = Precision.float32
 ) -> KernelMemory:
-    """Allocate memory for the largest case and fill it; all types hold the same rounded values.
+    """Allocate memory for the largest case and fill it with random values.
 
-    Random values for a gigabyte would take seconds, so a short random sequence is repeated.
-    Two threads share the first touch of the pages (about 2 s per GB).
+    Every dtype gets the same float32 values, rounded to the dtype. Drawing a gigabyte of random
+    values would take seconds, so a short random sequence is repeated. Two threads fill the
+    arrays, because the first touch of the pages takes about 2 s per GB.
     """
     numbers = np.random.default_rng(seed).standard_normal(TEMPLATE_LENGTH, dtype=np.float32)
     template, stored = from_float32(numbers, dtype.value), NUMPY_DTYPES[dtype.value]
@@ -262,12 +265,12 @@ def allocate(
 
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Return stored values as float32, exactly; the same array if it is float32."""
+    """Convert stored values to float32 without rounding. A float32 array is returned as it is."""
     return stored if stored.dtype == np.float32 else to_float32(stored)
 
 
 def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
-    """Copy stored values into an MLX array of their type."""
+    """Copy stored values into an MLX array of ``dtype``."""
     import mlx.core as mx
 
     array = mx.array(stored)
@@ -275,7 +278,7 @@ def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
 
 
 def from_mlx(array: Any, dtype: Precision) -> NDArray[Any]:
-    """Return an evaluated MLX array in its stored form, as a view of its memory."""
+    """Return an evaluated MLX array as a NumPy view of its memory; bfloat16 becomes uint16."""
     import mlx.core as mx
 
     return np.asarray(array.view(mx.uint16) if dtype is Precision.bfloat16 else array)

@@ -19,16 +19,16 @@ from labkit.workload.workload_kind import TurnContext
 if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport
 
-SETTLED_RATIO = 0.98  # a round that takes this much of the fastest before is no longer falling
+SETTLED_RATIO = 0.98  # times have settled if a round takes at least this share of the fastest
 MAX_ROUNDS = 20
 
 
 class KernelWarmup:
     """Prepares every arm for the cases of a kernel workload.
 
-    Each case is launched once by every arm for its output. Rounds of wash-out launches
-    follow until a round is not faster than the fastest before by more than 2 %: at least
-    ``workload.warmup`` rounds after the first, at most 20 in all.
+    Every arm launches each case once for its output. Then rounds of wash-out launches follow
+    until a round improves on the fastest round before by at most 2 %. There are at least
+    ``1 + workload.warmup`` rounds and, unless that is more, at most 20.
     """
 
     def __init__(self, arms: KernelArms, context: TurnContext, clock: Clock) -> None:
@@ -37,7 +37,7 @@ class KernelWarmup:
         self._clock = clock
 
     def run(self, case_names: Sequence[str]) -> Iterator[CaseRounds]:
-        """Warm up the named cases, in this order; yield each in every state of the caches."""
+        """Warm up the named cases in order, and yield each case once per state of the caches."""
         for name in case_names:
             prepared = self._prepare(name)
             if not prepared:
@@ -66,7 +66,8 @@ class KernelWarmup:
     def _prepare_arm(self, index: int, case: Case, expected: list[ExpectedOutput]) -> PreparedArm:
         """Plan an arm's batch and its wash-out, and launch the batch for its outputs.
 
-        ``expected``: outputs of the arms before; this arm's is appended if it differs from all.
+        ``expected``: outputs of the arms prepared before. This arm's output is appended if it
+        differs from all of them.
         """
         arm = self._arms.arms[index]
         with self._context.turn(index):
@@ -86,7 +87,7 @@ class KernelWarmup:
             return replace(prepared, chain_digests=self._first_chain(prepared))
 
     def _first_chain(self, prepared: PreparedArm) -> tuple[bytes, ...]:
-        """Launch the first chain and return its outputs' digests; empty if none is timed."""
+        """Launch a chain and return the digests of its outputs; empty if chains are not timed."""
         length, launch_name = prepared.batch.chain_length, "the first chain"
         if length == 1:
             return ()
@@ -97,7 +98,7 @@ class KernelWarmup:
         return tuple(map(kernel_samples.digest, launch.outputs))
 
     def _same_kernel(self, prepared: PreparedArm) -> bool:
-        """Return whether the wash-out takes the same kernel as the whole batch."""
+        """Return whether the wash-out runs the same kernel, and partitions, as the whole batch."""
         if prepared.washout is prepared.batch:
             return True
         with self._context.turn(prepared.arm):
@@ -105,7 +106,7 @@ class KernelWarmup:
         return _kernel(washout.report) == _kernel(prepared.report)
 
     def _settle(self, prepared: Sequence[PreparedArm]) -> int:
-        """Run rounds of wash-out launches until they settle; return how many there were."""
+        """Run rounds of wash-out launches until their times settle; return the number of rounds."""
         min_rounds = 1 + max(self._arms.arms[arm.arm].workload.warmup for arm in prepared)
         max_rounds = max(min_rounds, MAX_ROUNDS)
         fastest = math.inf

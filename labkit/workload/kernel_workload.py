@@ -15,7 +15,7 @@ FILL_BYTES_PER_SECOND = 1e9
 READ_BYTES_PER_SECOND = 15e9
 FLOPS = 120e9
 EMULATED_FLOPS = 20e6
-EMULATED_SECONDS = 0.1  # least time of a launch, which is a process of its own
+EMULATED_SECONDS = 0.1  # minimum time of a launch, which starts a process
 FLUSH_SECONDS = 10e-3
 PROCESS_BYTES = 150 << 20
 
@@ -43,11 +43,15 @@ class KernelKind:
         )
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check only; there is nothing to cache."""
+        """Check the settings. A kernel workload has nothing to cache."""
         self.check(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return why arms cannot share a process: per-process settings, or unequal rounds."""
+        """Return the reason that the arms cannot share a process, or None if they can.
+
+        The engines may need different per-process settings, or the arms would have unequal rounds
+        or dtypes.
+        """
         reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
         if reason is not None:
             return reason
@@ -101,7 +105,7 @@ class KernelKind:
 
 
 def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
-    """Return how many launches of a turn are timed."""
+    """Return the number of timed launches in a turn, for the estimate."""
     if queued:
         return 1 + kernel_cases.chain_length(size, experiment.workload)
     lazy = experiment.engine.attention.device is not Device.cpu
@@ -118,7 +122,7 @@ def _washed(
 
 
 def _launch_seconds(size: kernel_cases.CaseGeometry, experiment: Experiment, written: int) -> float:
-    """Estimate one launch, with poisoning and checking the ``written`` bytes of its output."""
+    """Estimate the seconds of one launch, with poisoning and checking ``written`` output bytes."""
     flops = kernel_cases.work(size, experiment.workload).flops
     if experiment.engine.attention.device is Device.emulated:
         return EMULATED_SECONDS + flops / EMULATED_FLOPS

@@ -1,11 +1,11 @@
 """Batches that can be launched, and the timing of a launch.
 
-On NumPy arrays and in the emulator a launch runs when it is called, and one launch is timed. A
-device with a queue first takes the description of launches and runs them when the host waits.
-There a *chain* is timed: launches that the host waits for together, each of which takes the
-output of the one before as its queries, as the layers of a model do. So the device can neither
-skip a launch nor run two at once. The time is divided by the number of launches and excludes
-the host's work of describing them.
+On NumPy arrays and in the emulator, a launch runs when it is called, and one launch is timed. On
+a device with a queue, the host first describes launches; they run when the host waits for them.
+There a *chain* is timed: several launches that the host waits for together. Each takes the output
+of the previous launch as its queries, as the layers of a model do, so the device can neither skip
+a launch nor run two at once. The time is divided by the number of launches and excludes the
+host's work of describing them.
 """
 
 from __future__ import annotations
@@ -30,38 +30,39 @@ if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import PagedBackend
 
 Clock = Callable[[], float]
-TIMED_PLANS = 5  # the median counts
+TIMED_PLANS = 5  # of which the median counts
 
 
 class LaunchQueue(Protocol):
     """A device with lazy arrays; NumPy arrays have the types of ``NUMPY_DTYPES``."""
 
     def put(self, array: NDArray[Any]) -> Any:
-        """Copy an array to the device; return when it is there."""
+        """Copy an array to the device and wait until the copy is complete."""
 
     def wait(self, arrays: Sequence[Any]) -> None:
         """Evaluate arrays in one call."""
 
     def read(self, array: Any) -> NDArray[Any]:
-        """Return an evaluated array as a NumPy array, a view if possible."""
+        """Return an evaluated array as a NumPy array, without a copy if possible."""
 
     def poison(self, like: Any, count: int, alone: bool) -> None:
-        """Leave NaN in the memory that the next ``count`` arrays like this one will use.
+        """Leave NaN in the memory that the next ``count`` arrays of the shape of ``like`` will use.
 
-        ``alone``: drop all other memory kept for reuse, so that this is certain; else likely.
+        ``alone``: first drop all memory kept for reuse. Then the next arrays certainly use the
+        poisoned memory; otherwise they probably do.
         """
 
     def empty(self, start: Any) -> Any:
-        """Return a lazy launch that does nothing; it waits for ``start`` unless that is None."""
+        """Return a lazy launch that does almost nothing and depends on ``start`` unless None."""
 
 
 @dataclass(frozen=True)
 class TimedLaunch:
     """One timed launch, or the timing of a chain divided by its length.
 
-    ``seconds``: time of one launch. ``host_s``: time the host took to describe it; 0 where it
-    is part of ``seconds``. ``report``: of all launches. ``outputs``: [tokens, heads, head_dim],
-    one of each launch.
+    ``seconds``: time of one launch. ``host_s``: time the host took to describe one launch; 0 if
+    that time is part of ``seconds``. ``report``: the report of all launches. ``outputs``: one
+    array [tokens, heads, head_dim] per launch.
     """
 
     seconds: float
@@ -72,7 +73,7 @@ class TimedLaunch:
 
 @dataclass(frozen=True)
 class KernelBatch:
-    """A batch of given geometry, planned on a backend of its own over the shared memory.
+    """A planned batch of one case with its own backend, on memory that all arms share.
 
     ``make_plan``: plans the batch again. ``chain_length``: launches in a chain; 1: no chain.
     ``queued``: whether a call only describes a launch, which runs when the host waits.
@@ -94,14 +95,15 @@ class KernelBatch:
 
     @property
     def timed_launches(self) -> int:
-        """Launches of a turn on hot caches that are timed; the fastest counts."""
+        """Number of timed launches in a turn on hot caches, of which the fastest counts."""
         return 1
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
         """Fill the outputs of the next launches with NaN.
 
-        On a queue this is certain for the ``first`` launch and likely for the others, whose
-        outputs must equal the first bit for bit.
+        On a device with a queue, only with ``first`` is it certain that the outputs use the
+        poisoned memory. For later launches it is probable, and their outputs must equal the
+        first launch's bit for bit.
         """
         raise NotImplementedError
 
@@ -111,14 +113,14 @@ class KernelBatch:
         Raises
         ------
         StaleOutput
-            A stamp is not the one expected of its launch.
+            The stamp that a kernel wrote is not the stamp of this launch.
         InvalidOutput
-            The output is not in the array given for it, or not every launch ran.
+            The output is not in the array passed for it, or not every launch ran.
         """
         raise NotImplementedError
 
     def planning_times(self, clock: Clock) -> tuple[float, float]:
-        """Return the median time to plan (seconds) and to build the maps in it (microseconds)."""
+        """Return the median times to plan (seconds) and, within that, to build maps (us)."""
         times, maps = zip(*(self._plan_once(clock) for _ in range(TIMED_PLANS)), strict=True)
         return statistics.median(times), statistics.median(maps)
 
@@ -128,7 +130,10 @@ class KernelBatch:
         return clock() - start, plan.map_us
 
     def _report(self, where: str, chain_length: int) -> LaunchReport:
-        """Return the report of all launches since the last; check that none is stale or missing."""
+        """Return the report of the launches since the last report.
+
+        Raises ``StaleOutput`` if a launch is stale and ``InvalidOutput`` if one is missing.
+        """
         (report,) = self.attention.report(self.plan)
         if report.stale:
             raise StaleOutput(
@@ -140,9 +145,9 @@ class KernelBatch:
 
 
 class NumpyBatch(KernelBatch):
-    """A batch on NumPy arrays: launches run when they are called, one at a time.
+    """A batch on NumPy arrays. A launch runs when it is called; there are no chains.
 
-    It computes in float32, whatever type the inputs were rounded to.
+    All kernels compute in float32, whatever type the inputs were rounded to.
     """
 
     dtype = Precision.float32
@@ -171,7 +176,7 @@ class NumpyBatch(KernelBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedBatch(KernelBatch):
-    """A batch on lazy arrays; if it is not ``queued``, as in the emulator, the call is timed."""
+    """A batch on lazy arrays. If it is not ``queued``, the call itself is timed as well."""
 
     queue: LaunchQueue
 
@@ -181,7 +186,7 @@ class QueuedBatch(KernelBatch):
         return self.workload.dtype
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
-        """Leave NaN where the next outputs will lie; see ``KernelBatch``."""
+        """Leave NaN in the memory of the next outputs; see ``KernelBatch``."""
         self.queue.poison(self.arrays.q, chain_length, alone=first)
 
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
@@ -208,7 +213,10 @@ class QueuedBatch(KernelBatch):
         return outs
 
     def _plan_once(self, clock: Clock) -> tuple[float, float]:
-        """Include what the first launch prepares for the following ones: arrays on the device."""
+        """Time planning, with the arrays that the first launch prepares on the device.
+
+        The extra time of the first description over the second counts as planning.
+        """
         if not self.queued:
             return super()._plan_once(clock)
         start = clock()
@@ -221,7 +229,7 @@ class QueuedBatch(KernelBatch):
 
 
 def empty_chain(queue: LaunchQueue, clock: Clock, chain_length: int) -> float:
-    """Return the seconds of one of ``chain_length`` empty launches, each waiting for the last."""
+    """Return the seconds per launch of a chain of ``chain_length`` empty launches."""
     last = None
     for _ in range(chain_length):
         last = queue.empty(last)

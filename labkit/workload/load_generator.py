@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 Wait = Callable[[float], None]
 MIN_WAIT_S = 1e-6  # a shorter wait might not advance the clock
-MAX_WAIT_S = 0.02  # so that a waiting arm ends its turn
+MAX_WAIT_S = 0.02  # a longer wait would keep the other arms from their turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,22 @@ class TimedStep:
 class LoadGenerator:
     """Sends requests when they are due, one engine step at a time.
 
-    A token's time is when the step that produced it returned, the earliest moment a client could
-    have it; with a server, when it was received. In an open loop a request counts as submitted
-    when its client sends it, even if the engine is in the middle of a step and accepts it later:
-    that wait is the engine's. Delay that the load generator adds is its lateness.
+    A token's time is the end of the step that produced it, which is the earliest moment at which
+    a client could have it. With a server it is the time of receipt. In an open loop a request
+    counts as submitted when its client sends it, even if the engine is in the middle of a step
+    and accepts it later, so that wait counts as the engine's. A delay that the load generator
+    itself adds is recorded as ``late``.
 
     Parameters
     ----------
     engine
-        Receives no other requests meanwhile.
+        The engine under test. It receives no other requests meanwhile.
     requests
         In the order of the schedule.
     schedule
         When each request is sent.
     clock, wait
-        Return the time in seconds, and let some seconds pass; the clock may stop between steps.
+        ``clock`` returns seconds and may stop between steps. ``wait`` sleeps for some seconds.
     heartbeat
         Called with the progress when requests have finished.
     timeline
@@ -102,7 +103,10 @@ class LoadGenerator:
         return [self._sent[index] for index in sorted(self._sent)]
 
     def step_seconds(self) -> NDArray[np.float64]:
-        """Return each step's seconds from the end of the step or wait before it, [steps]."""
+        """Return the seconds of each step, counted from the end of the step or wait before it.
+
+        The shape is [steps].
+        """
         return np.array([step.end - step.start for step in self.steps])
 
     def entries_without(self, stalled_s: NDArray[np.float64]) -> list[ServedRequest]:
@@ -148,7 +152,7 @@ class LoadGenerator:
         InvalidOutput
             A request was lost, an event belongs to no live request, or logits are not finite.
         StaleOutput
-            An attention launch carries another launch's stamp.
+            An attention output carries the stamp of another kernel launch.
         """
         cpu = time.thread_time()
         self._send()
@@ -174,7 +178,7 @@ class LoadGenerator:
         return True
 
     def _until_due(self) -> float:
-        """Return the seconds until the next known request is due, at most ``PERIOD_S``."""
+        """Return the seconds until the next request can be sent, at most ``PERIOD_S``."""
         assert self._start is not None
         due, elapsed = self._clients.next_due(), self._clock() - self._start
         if due is None or not self._clients.has_room(elapsed):
@@ -217,7 +221,7 @@ class LoadGenerator:
         self._idle_since = self._clock()
 
     def _deliver(self, events: Sequence[TokenEvent], now: float) -> int:
-        """Add one step's events to their requests; return how many requests ended."""
+        """Add one step's events to their requests; return the number of requests that ended."""
         finished = 0
         chunks: set[tuple[str, float]] = set()
         clock_lag = time.perf_counter() - self._clock()

@@ -1,4 +1,4 @@
-"""The measurement of one run: metrics, outputs, counters; and the two kinds of wrong output."""
+"""The measurement and the estimate of one run, and the exceptions for wrong outputs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class Measurement:
     """The cases of one run as the record holds them, and the engine's counters.
 
     A case's ``outputs`` are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}``, built by
-    ``labkit.workload.output_digest`` and ``labkit.workload.serving_session``. ``values``: arrays
-    by their digest in ``outputs``, for outputs in which arms may differ; too large for the record.
+    ``labkit.workload.output_digest`` and ``labkit.workload.serving_session``. ``values``: the
+    arrays themselves, by their digest in ``outputs``, if arms differ. They are too large for the
+    record and are stored in files.
     """
 
     cases: tuple[CaseRecord, ...]
@@ -44,7 +45,7 @@ class Measurement:
 class Estimate:
     """Estimated cost of one run: wall ``seconds`` and ``bytes`` of memory.
 
-    ``warnings``: sentences about the run that the plan shows.
+    ``warnings``: sentences about the run, which the plan shows.
     """
 
     seconds: float

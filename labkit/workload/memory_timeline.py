@@ -55,7 +55,10 @@ class MemoryTimeline:
         self._entries[entry.request_id] = entry
 
     def stepped(self, start: float, end: float) -> None:
-        """Sample after a step, whose start and end are in the load generator's clock."""
+        """Take a sample if one is due, and note admissions, after a step.
+
+        ``start`` and ``end`` of the step are seconds on the load generator's clock.
+        """
         if self._static is not None:
             for request_id in self._static.lingering_requests():
                 self._entries[request_id].stayed_steps += 1
@@ -69,7 +72,7 @@ class MemoryTimeline:
         self._cost += time.perf_counter() - sampling
 
     def _note_admissions(self, start: float) -> None:
-        """Set ``admitted`` of requests that run or have a token since this step."""
+        """Set ``admitted`` to ``start`` for waiting requests that now run or have a token."""
         assert self._engine is not None
         waiting = []
         for entry in self._waiting:
@@ -93,7 +96,7 @@ class MemoryTimeline:
         self._due = now + self._period
 
     def report(self) -> dict[str, Any]:
-        """Return the samples by column, the period and the cost of sampling (seconds)."""
+        """Return the samples as columns, the sampling period and the time spent on sampling (s)."""
         columns = list(dict.fromkeys(name for sample in self._samples for name in sample))
         return {
             "period_s": self._period,

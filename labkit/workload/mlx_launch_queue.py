@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.config import Precision
 from labkit.workload import kernel_cases
 
-EXTRA_ARRAYS = 4  # of one size that are alive besides a chain's
+EXTRA_ARRAYS = 4  # other live arrays of the outputs' size, besides the chain's outputs
 
 
 class MlxLaunchQueue:
@@ -27,7 +27,7 @@ class MlxLaunchQueue:
         return copied
 
     def wait(self, arrays: Sequence[mx.array]) -> None:
-        """Evaluate arrays in one evaluation."""
+        """Evaluate all arrays in one call."""
         mx.eval(*arrays)
 
     def read(self, array: mx.array) -> NDArray[Any]:
@@ -37,10 +37,10 @@ class MlxLaunchQueue:
     def poison(self, like: mx.array, count: int, alone: bool) -> None:
         """Fill ``count`` arrays with NaN and free them, so that MLX reuses their memory.
 
-        To fill the outputs themselves (``init_value``) would add a launch to the timing. MLX may
-        also reuse the memory of earlier outputs, so a few more arrays are filled. Only with an
-        empty cache (``alone``) is the reuse certain, but then the next launch allocates all its
-        other memory.
+        Filling the outputs themselves (``init_value``) would add a launch to the measured time.
+        MLX may also reuse the memory of earlier outputs, so a few more arrays are filled. The
+        reuse is certain only after the cache was cleared (``alone``), but then the next launch
+        must allocate all its other memory anew.
         """
         if alone:
             mx.clear_cache()
@@ -53,7 +53,7 @@ class MlxLaunchQueue:
         )
 
     def empty(self, start: mx.array | None) -> mx.array:
-        """Return ``start`` plus one: a launch of one thread."""
+        """Return ``start`` (zero if None) plus one: a launch of one thread."""
         return (_zero() if start is None else start) + 1
 
 

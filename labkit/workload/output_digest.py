@@ -20,7 +20,7 @@ def array_outputs(out: NDArray[Any], dtype: str = "float32") -> dict[str, Any]:
     out
         [tokens, heads, head_dim], contiguous.
     dtype
-        Name of the element type; the digests are over the bytes.
+        Name of the element type, for the record.
 
     Returns
     -------

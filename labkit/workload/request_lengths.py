@@ -1,4 +1,4 @@
-"""Request lengths: drawn from a workload's distribution; and the padding they would need."""
+"""Lengths of requests, drawn from the workload's distribution, and the KV slots they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.config import LengthKind, Lengths
 
 
 def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
-    """Draw ``count`` lengths in tokens; fixed and listed ones do not use ``rng``."""
+    """Draw ``count`` lengths in tokens. Fixed and listed lengths do not use ``rng``."""
     if lengths.kind is LengthKind.fixed:
         return [lengths.tokens] * count
     if lengths.kind is LengthKind.listed:
@@ -27,10 +27,11 @@ def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
 
 
 def rectangle_notes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
-    """Return the KV slots that requests need, and those of one rectangle that holds them all.
+    """Return the KV slots of the requests without padding and in one padded rectangular batch.
 
-    ``lengths``: prompt and output tokens of each request, as served. In the rectangle every request
-    is as long as the longest prompt plus the longest output. The last output token needs no slot.
+    ``lengths``: prompt and output tokens of each request, as served. In the rectangle, every row
+    has the length of the longest prompt plus the longest output. The last output token needs no
+    slot.
     """
     longest = max(p for p, _ in lengths) + max(o for _, o in lengths) - 1
     return {"tokens": sum(p + o - 1 for p, o in lengths), "slots": len(lengths) * longest}

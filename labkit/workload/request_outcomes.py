@@ -11,7 +11,7 @@ import numpy as np
 from labkit.config import LatencySLO, Workload
 from labkit.workload.serving_metrics import ServedRequest, meets
 
-MAX_UNSERVED_NOTES = 8  # requests whose error the record holds
+MAX_UNSERVED_NOTES = 8  # maximum number of unserved requests listed in the record
 
 
 def outcome_notes(
@@ -24,17 +24,17 @@ def outcome_notes(
     entries
         All requests, served or not.
     workload
-        Its arrivals and limits.
+        Its arrivals and latency limits are used.
     cpu_s
         CPU seconds of the load generator: everything but the engine's steps.
     seconds
-        From the first request to the last token.
+        Seconds from the first request to the last token.
 
     Returns
     -------
     dict
-        Counts by outcome. In an open loop also the rates (per second) configured, drawn and
-        sent, the wait at the client and the load generator's lateness (ms).
+        Counts by outcome. In an open loop also the request rates (per second) that were
+        configured, drawn and sent, the wait at the client and the load generator's lateness (ms).
     """
     outcomes = Counter(entry.outcome for entry in entries)
     notes: dict[str, Any] = {
@@ -69,7 +69,7 @@ def _good(entries: Sequence[ServedRequest], limits: LatencySLO) -> int:
 
 
 def _rate(times: Sequence[float]) -> float | None:
-    """Return requests per second from the first to the last; None if all are sent at once."""
+    """Return requests per second from the first to the last time; None if all times are equal."""
     span = max(times) - min(times)
     return (len(times) - 1) / span if span > 0 else None
 

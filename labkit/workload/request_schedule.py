@@ -1,8 +1,8 @@
 """The request schedule, and the clients that send requests by it.
 
-A request is sent when it is due, the answer to the session's turn before it has arrived, and fewer
-requests are in flight than the limit. In a closed loop every request is due from the start, and
-only the number of clients holds it back.
+A request is sent as soon as three conditions hold: it is due, the answer to its session's previous
+request has arrived, and fewer requests are in flight than ``concurrency``. In a closed loop every
+request is due from the start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class RequestSchedule:
     """Sessions, due times and concurrency, in the order of the requests.
 
     ``sessions``: each request's session, or None. ``due``: the earliest time to send each
-    request, in seconds from the start; None: a closed loop. ``concurrency``: most requests in
-    flight; None: no limit. ``stagger_s``: seconds between the starts of two clients.
+    request, in seconds from the start; None: a closed loop. ``concurrency``: the maximum number of
+    requests in flight; None: no limit. ``stagger_s``: seconds between the starts of two clients.
     """
 
     sessions: Sequence[str | None]
@@ -28,7 +28,7 @@ class RequestSchedule:
     stagger_s: float = 0.0
 
     def active_clients(self, elapsed: float) -> float:
-        """Return how many clients have started after ``elapsed`` seconds, at least one."""
+        """Return the number of clients that have started after ``elapsed`` seconds (1 or more)."""
         if self.concurrency is None:
             return math.inf
         if elapsed >= self.stagger_s * (self.concurrency - 1):
@@ -50,7 +50,10 @@ class DueRequest:
 
 
 class ClientPool:
-    """Returns the requests of a schedule as they come due; times are seconds from the start."""
+    """The clients of a schedule, which send requests as they come due.
+
+    All times are seconds from the start.
+    """
 
     def __init__(self, schedule: RequestSchedule) -> None:
         self._schedule = schedule
@@ -73,7 +76,7 @@ class ClientPool:
         return 0.0 if self._schedule.due is None else self._schedule.due[index]
 
     def next(self, elapsed: float) -> DueRequest | None:
-        """Remove and return a request that is due by now, or None."""
+        """Remove and return a request that can be sent now, or None if there is none."""
         if not self._ready or not self.has_room(elapsed):
             return None
         due, index = self._ready[0]
@@ -90,7 +93,10 @@ class ClientPool:
         return self._in_flight < self._schedule.active_clients(elapsed)
 
     def next_due(self) -> float | None:
-        """Return when the next request is due, or None if all others wait for an answer."""
+        """Return the time at which the next request is due.
+
+        None if all remaining requests wait for an answer in their session.
+        """
         return self._ready[0][0] if self._ready else None
 
     def finished(self, index: int, elapsed: float) -> None:

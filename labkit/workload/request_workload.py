@@ -27,7 +27,7 @@ FLOPS = 60e9
 STEP_SECONDS = 1.5e-3
 PROCESS_BYTES = 250 << 20
 CONVERSATION_SOURCES = ("chat", "agent", "listed", "file")
-MAX_PROMPT_TOKENS = 20_000_000  # they are stored as text in the cache
+MAX_PROMPT_TOKENS = 20_000_000  # token ids are cached as text
 
 
 class RequestKind:
@@ -44,7 +44,7 @@ class RequestKind:
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        """Check the user's prompts; see ``WorkloadKind.check``."""
+        """Check the number of prompt tokens and, for a server, its settings."""
         tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
         require(
             tokens <= MAX_PROMPT_TOKENS,
@@ -64,11 +64,14 @@ class RequestKind:
             openai.prepare(experiment.engine, model.path)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return why arms cannot share a process; see ``in_process_rules.requests``."""
+        """Return the reason that the arms cannot share a process, or None if they can.
+
+        See ``in_process_rules.requests``.
+        """
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Create an engine for every arm, in random order, on shared models."""
+        """Create an engine for every arm, in random order. The engines share loaded models."""
         from labkit.engine.shared_models import SharedModels
         from labkit.workload.arm_clock import ArmClock
         from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
@@ -110,7 +113,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from floating-point operations and steps; attention is excluded."""
+        """Estimate from the number of floating-point operations, without attention, and of steps."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))

@@ -3,10 +3,10 @@
 TTFT is the time from submission to the first token, E2E from submission to the last. TPOT is
 ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ITL is the gap between two chunks
 of one request, pooled over all requests. A chunk is the output of one engine step for a request:
-one token, or several with speculation. Over HTTP a chunk is what the client read at once, however
-many tokens that is. Goodput counts the requests that met every limit; a single token has a TPOT
-of 0. All metrics cover served requests; refused and failed ones are counted separately and never
-as good.
+one token, or several with speculation. Over HTTP a chunk is the text that the client read at once,
+whatever number of tokens it holds. Goodput counts the requests that met every limit. For goodput, a
+request with a single token has a TPOT of 0. All metrics cover served requests only. Refused and
+failed requests are counted separately and never toward goodput.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Outcome = Literal["served", "refused", "failed"]
 class ServedRequest:
     """Tokens and times of one request; times are seconds on the load generator's clock.
 
-    ``admitted``: start of its first step; None if the engine does not report it.
-    ``stayed_steps``: steps that computed its row after it had ended. ``due``: when it should
-    have been sent; None in a closed loop. ``late``: seconds that the load generator was late.
-    ``error``: why it was refused or failed. ``counted`` and ``text``: number and text of its
-    tokens, if a server reports only these.
+    ``admitted``: start of the request's first step; None if the engine does not report admissions.
+    ``stayed_steps``: steps that computed the request's row after it had ended. ``due``: the time
+    at which it should have been sent; None in a closed loop. ``late``: seconds by which the load
+    generator sent it late. ``error``: the reason that it was refused or failed. ``counted`` and
+    ``text``: number and text of its tokens, if a server reports no token ids.
     """
 
     request_id: str
@@ -60,12 +60,12 @@ class ServedRequest:
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens it received."""
+        """Number of tokens that the request received."""
         return len(self.tokens) if self.counted is None else self.counted
 
     @property
     def queued(self) -> float:
-        """Seconds it waited at the client for the concurrency limit."""
+        """Seconds that the request waited at the client for the concurrency limit."""
         return 0.0 if self.due is None else self.submitted - self.due
 
     @property
@@ -104,7 +104,7 @@ def serving_metrics(
     primary: bool = True,
     limits: LatencySLO | None = None,
 ) -> tuple[Metric, ...]:
-    """Compute one run's metrics.
+    """Compute throughput, latency and memory metrics of one run.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def serving_metrics(
     primary
         Whether total throughput is the primary metric.
     limits
-        Latency limits of goodput; without a limit there is no goodput.
+        Latency limits of goodput. If no limit is set, goodput is omitted.
 
     Returns
     -------
@@ -145,7 +145,7 @@ def serving_metrics(
 
 
 def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
-    """Return the rate and lateness of sending in an open loop; empty in a closed loop.
+    """Return the sent rate and the lateness in an open loop; an empty tuple in a closed loop.
 
     ``entries``: all requests, served or not.
     """
@@ -165,9 +165,9 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     """Return metrics of an engine's steps and KV memory, computed from its counters.
 
     ``host_ms_per_step``: time per step in which the host does not wait for the model.
-    ``shape_repeated_pct``: share of steps with the shape of the step before, whose graph can be
-    reused. ``kv_waste_pct``: share of the KV memory of finished requests that no token filled. A
-    metric whose counters the engine lacks is omitted.
+    ``shape_repeated_pct``: share of steps that have the same shape as the previous step and can
+    reuse its graph. ``kv_waste_pct``: share of the KV memory of finished requests that no token
+    filled. A metric is omitted if the engine lacks its counters.
     """
     steps, slots = counters.get("steps.total"), counters.get("kv.slots_held")
     metrics = []
@@ -194,7 +194,7 @@ def meets(served: ServedRequest, limits: LatencySLO) -> bool:
 
 
 def request_metrics(served: ServedRequest) -> tuple[Metric, ...]:
-    """Return one request's metrics: its latency (primary) and the steps of its row."""
+    """Return one request's metrics: end-to-end latency (primary) and the steps of its row."""
     return (
         Metric("e2e_ms", "ms", "lower", True, (served.e2e * 1e3,)),
         Metric("row_steps", "steps", "lower", False, (float(served.row_steps),)),

@@ -1,4 +1,4 @@
-"""A serving session: warms up one engine, serves all requests once, computes the metrics."""
+"""A serving session: warm up one engine, serve all requests once and compute the metrics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServingSession:
     Parameters
     ----------
     engine
-        A loaded engine; the session closes it.
+        A loaded engine. ``close`` closes it.
     prompts
         In the order of submission.
     workload
@@ -54,15 +54,15 @@ class ServingSession:
     seed
         Seed of the warm-up's token ids, the arrivals and every request's random stream.
     vocab_size
-        Warm-up token ids are below it.
+        Exclusive upper bound of the warm-up's token ids.
     texts
-        Converts token ids to text for the record; None: the record has ids only.
+        Converts token ids to text for the record. With None the record has only ids.
     model_digest
         Digest of the model's weights and tokenizer, for the record.
     block_size
         Tokens in a block of the engine's prefix cache.
     clock, wait
-        Return the time in seconds, and let some seconds pass; parameters for tests.
+        ``clock`` returns seconds, ``wait`` sleeps for some seconds. Tests replace them.
     """
 
     def __init__(
@@ -91,10 +91,11 @@ class ServingSession:
         self._clock, self._wait = clock, wait
 
     def warm_up(self) -> None:
-        """Serve the first requests' shapes with other token ids, then clear caches and counters.
+        """Serve ``workload.warmup`` requests, then clear the cache and the counters.
 
-        With ``workload.cache_state=warm`` all requests are served too, so that their prefixes are
-        cached. For a server the overhead of the client is measured.
+        They have the lengths of the first requests but random token ids. With
+        ``workload.cache_state=warm`` all requests are then served once, so that their prefixes are
+        cached. For a server, the overhead of the client is measured as well.
         """
         from labkit.engine.engine_protocol import Remote
 
@@ -127,16 +128,16 @@ class ServingSession:
         return self.measurement(generator)
 
     def start(self, heartbeat: Callable[[str], None]) -> LoadGenerator:
-        """Return a load generator for all requests; nothing is submitted yet."""
+        """Return a load generator for all requests. It has submitted nothing yet."""
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
         return self._drive(self._prompts, heartbeat, due)
 
     def computed_tokens(self) -> float:
-        """Return the engine's count of computed tokens; 0 if it has none."""
+        """Return the engine's counter of computed tokens, or 0 if the engine has no such counter."""
         return self._engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:
-        """Wait until the engine has finished work it does ahead of time."""
+        """Wait until a pipelined engine has finished the steps that are in flight."""
         from labkit.engine.engine_protocol import PipelinedEngine
 
         if isinstance(self._engine, PipelinedEngine):
@@ -145,15 +146,15 @@ class ServingSession:
     def measurement(
         self, generator: LoadGenerator, stalled_s: NDArray[np.float64] | None = None
     ) -> Measurement:
-        """Return the measurement of a load generator that is done.
+        """Return the measurement of a load generator whose requests have all ended.
 
-        ``stalled_s``: seconds that each step lost to a stall, [steps]. The metrics exclude them;
-        ``as_measured`` in a case's notes holds the metrics that include them.
+        ``stalled_s``: seconds that each step lost to a stall, [steps]. The metrics exclude this
+        time. The metrics that include it are in a case's notes as ``as_measured``.
 
         Raises
         ------
         InvalidOutput
-            A request has fewer tokens than it asked for, or none was served.
+            A request has fewer tokens than its ``max_tokens``, or no request was served.
         """
         _check_complete(generator)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
@@ -189,7 +190,7 @@ class ServingSession:
     def _cases(
         self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float
     ) -> list[CaseRecord]:
-        """Return the case of all requests, and one case per request if the workload has them."""
+        """Return one case for all requests and, with ``workload.per_request``, one per request."""
         served = _served(entries)
         metrics = (
             *serving_metrics(
@@ -233,7 +234,7 @@ class ServingSession:
         heartbeat: Callable[[str], None],
         due: Sequence[float] | None = None,
     ) -> LoadGenerator:
-        """Return a load generator for prompts; without ``due`` times it is a closed loop."""
+        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None."""
         return LoadGenerator(
             self._engine,
             self._requests(prompts),
@@ -309,7 +310,7 @@ def _span(served: Sequence[ServedRequest]) -> float:
 
 
 def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:
-    """Return every request's tokens, or their texts if a server sent no tokens for one."""
+    """Return every request's tokens, or every request's text if a server sent text for any."""
     if any(entry.text is not None for entry in entries):
         return _text_outputs(entries)
     return _token_outputs(entries, texts)
@@ -318,8 +319,8 @@ def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None
 def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) -> dict[str, Any]:
     """Return every request's tokens with their logit margins (5 significant digits).
 
-    ``texts`` adds the text of each id, and a digest of every request's text to compare it with
-    a request whose tokens are unknown. The overall digest excludes both.
+    With ``texts``, the text of each id is added, and a digest of every request's text for the
+    comparison with servers that send only text. The overall digest covers only the token ids.
     """
     spelled = {} if texts is None else texts.of(t for r in served for t in r.tokens)
     return {
@@ -340,7 +341,7 @@ def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) ->
 
 
 def _text_outputs(served: Sequence[ServedRequest]) -> dict[str, Any]:
-    """Return every request's text and its digest; weaker evidence than tokens."""
+    """Return every request's text and its digest. Equal texts are weaker evidence than tokens."""
     digests = [(r.request_id, text_digest(r.text or "")) for r in served]
     return {
         "kind": "text",

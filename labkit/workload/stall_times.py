@@ -1,16 +1,16 @@
 """Noise spikes: the time that stalls of the machine add to single steps of interleaved arms.
 
-A machine that stops for a second does so in one arm's turn, and a ratio of total times would
-blame that arm. Stalls only add time, and only to a few steps. So a step that took clearly longer
-than expected (over ``SPIKE_RATIO`` times) counts as long as expected; every other step counts as
-measured.
+If the machine stalls for a second, the stall falls into one arm's turn, and a ratio of total times
+would charge it to that arm. Stalls only add time, and only to a few steps. So a step that took
+more than ``SPIKE_RATIO`` times its expected time is counted with the expected time. Every other
+step counts as measured.
 
 If all arms ran the same schedule, step j of one arm computed the same as step j of another, and
-the others' times give the expectation. They are scaled by the two arms' ratio in steps of about
-the same length, so a speed-up or slowdown of one kind of step is preserved. If the schedules
-differ, every arm is compared with its own steps that computed about as many tokens. This estimate
-is rougher, so only a step over ``ROUGH_SPIKE_RATIO`` times it counts as a spike, and a step with
-few similar ones (a long prefill) is left as measured.
+the expected time comes from the other arms. Their times are scaled by the two arms' ratio in steps
+of about the same length, so a speed-up or slowdown of one kind of step is preserved. If the
+schedules differ, the expected time is the median of the same arm's steps that computed about as
+many tokens. This estimate is rougher, so only a step over ``ROUGH_SPIKE_RATIO`` times its expected
+time counts as a spike. A step with few similar steps (a long prefill) counts as measured.
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
 One process cannot tell the two apart, many can: :mod:`labkit.analysis.stall_origin`.
@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 
 def by_same_step(times: Array) -> Array:
-    """Return the time each step lost to a stall, compared with the same step of the other arms.
+    """Return the time each step lost to a stall, judged by the same step of the other arms.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ def by_same_step(times: Array) -> Array:
 
 
 def by_similar_steps(times: Array, tokens: Array) -> Array:
-    """Return the time each step lost to a stall, compared with the arm's similar steps.
+    """Return the time each step lost to a stall, judged by similar steps of the same arm.
 
     Parameters
     ----------
     times
         Seconds, [steps].
     tokens
-        Tokens that each step computed, [steps]; 0: unknown.
+        Number of tokens that each step computed, [steps]; 0 if unknown.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def _excess(times: Array, expected: Array, ratio: float) -> Array:
 
 
 def running_median(values: Array, along: Array) -> Array:
-    """Return each value's median over its neighbours in the order of ``along``, float64 [n]."""
+    """Return the running median of ``values``, sorted by ``along``: float64 [n], in input order."""
     order = np.argsort(along, kind="stable")
     width = min(NEIGHBOURS, len(values))
     windows = np.lib.stride_tricks.sliding_window_view(values[order], width)

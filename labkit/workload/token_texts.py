@@ -24,11 +24,11 @@ class TokenTexts:
         self._detokenizer = Detokenizer(model_dir)
 
     def digest(self, tokens: Sequence[int]) -> str:
-        """Return the digest of an output's text, to compare it with a server's text."""
+        """Return the digest of the text of ``tokens``, for comparison with a server's text."""
         return text_digest(self._detokenizer.normalized_text(tokens))
 
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
-        """Return id -> text for the first ``MAX_DISTINCT_IDS`` distinct ids, in order.
+        """Map the first ``MAX_DISTINCT_IDS`` distinct ids, as strings, to their texts.
 
         Ids without a text in the tokenizer (padding of the vocabulary) are omitted.
         """

@@ -12,16 +12,17 @@ from labkit.config import Experiment, require
 from labkit.machine import cache_dir
 
 T = TypeVar("T")
-FORMAT = 4  # version of the cached file and of how it is made; part of its name
+FORMAT = 4  # version of the cached file's format and of its generation; part of the cache key
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request of a workload: its prompt's token ids and its most output tokens.
+    """One request of a workload: its prompt's token ids and its maximum number of output tokens.
 
-    ``session``: each request of a session waits for the answer to the one before; None: no
-    session. ``timestamp_ms``: recorded arrival in a trace. ``messages``: the conversation behind
-    the ids, for a server that applies its own chat template.
+    ``session``: requests of the same session are sent one after another, each after the answer to
+    the previous request; None: no session. ``timestamp_ms``: recorded arrival time in a trace.
+    ``messages``: the conversation that was tokenised, for a server that applies its own chat
+    template.
     """
 
     request_id: str
@@ -54,13 +55,13 @@ def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests
 
 
 def prompt_key(identity: Mapping[str, Any]) -> str:
-    """Return the cache key of a set of prompts, from everything that decides it (JSON types)."""
+    """Return the cache key of a set of prompts; ``identity``: all that determines the prompts."""
     text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
-    """Return the prompts named ``key`` from the cache; make and store them if they are missing.
+    """Return the prompts stored under ``key`` in the cache, or make and store them.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Interleaved measurement: several arms in one process, measured a little at a time, in turn.
+"""Interleaved measurement: several arms in one process take short turns.
 
-What the machine does within a second happens to all arms alike, so the difference of two arms
-in one round is far less noisy than the difference of two processes. An arm that is alone in its
-process runs the same code with one arm.
+Turns are so short that a change of the machine's speed affects all arms alike. So the difference
+of two arms in one round is far less noisy than the difference of two processes. An arm that is
+alone in its process runs the same code.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ class EnterTurn(Protocol):
     """Starts an arm's turn."""
 
     def __call__(self, arm: int) -> AbstractContextManager[None]:
-        """Apply the CPU budget of ``arm`` (its index) and blame it for failures until the end."""
+        """Apply the CPU budget of ``arm`` (an index) and attribute failures to that arm.
+
+        Both last until the context manager exits.
+        """
 
 
 class MachineKernels(Protocol):
-    """The arm-blind kernels: work between turns that belongs to no arm."""
+    """Kernels that run between turns, the same for every arm."""
 
     def pulse(self) -> None:
         """Do a fixed piece of work of about 0.5 ms, which the caller times."""
 
     def flush(self) -> None:
-        """Read more memory than the caches hold."""
+        """Evict the CPU caches by reading more memory than they hold."""
 
 
 @dataclass(frozen=True)
 class TurnContext:
-    """Seed, order and machine for the turns of one process.
+    """What a process needs to run turns of its arms.
 
     ``seed``: the cell's seed, the same in every run, so that all arms get the same input.
     ``order``: this process's own random stream, for the order of loading and of turns.
-    ``turn``: starts an arm's turn. ``machine``: the arm-blind kernels.
+    ``turn``: context manager for an arm's turn. ``machine``: the kernels that run between turns.
     """
 
     seed: int
@@ -52,7 +55,7 @@ class TurnContext:
 
 
 class NoMachineKernels:
-    """No arm-blind kernels, for one arm that is compared with nothing."""
+    """Replacement for ``MachineKernels`` that does nothing, for one arm outside a study."""
 
     def pulse(self) -> None:
         """Do nothing."""
@@ -73,7 +76,7 @@ class InterleavedArms(Protocol):
         """Compile everything that ``measure`` will call; needed once per machine and code."""
 
     def warm_up(self) -> None:
-        """Run unmeasured work by a rule fixed beforehand, the same for every arm."""
+        """Run work that is not measured. Every arm warms up by the same rule, fixed beforehand."""
 
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
         """Measure all arms in turn; call ``heartbeat`` with the progress as text.
@@ -103,7 +106,8 @@ class WorkloadKind(Protocol):
         Raises
         ------
         ConfigError
-            A setting is wrong; one line names the file, the key and the allowed values.
+            A setting is wrong. The message is a single line that names the file, the key and the
+            allowed values.
         """
 
     def prepare(self, experiment: Experiment) -> None:
@@ -112,14 +116,15 @@ class WorkloadKind(Protocol):
         Raises
         ------
         ConfigError
-            It cannot; one line says why and what to set.
+            The engine cannot serve the workload. The message is a single line with the reason
+            and the setting to change.
         """
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return one line why these arms cannot share a process, or None if they can."""
+        """Return the reason, in one line, that these arms cannot share a process, or None."""
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Load the workload in this process, for one arm or several."""
+        """Load the workload of one or several arms in this process."""
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate the cost of one run by arithmetic alone."""
+        """Estimate the time and memory of one run without loading anything."""
