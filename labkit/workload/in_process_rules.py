@@ -96,7 +96,7 @@ def _ranks(engines: Sequence[Engine]) -> str | None:
 
 
 def _live_budget(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that engines whose pools depend on free memory need own processes, or None.
+    """Return the reason that pools sized by free memory cannot share a process, or None.
 
     None if every pool has a fixed size or is planned for a simulated machine.
     """

@@ -113,7 +113,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from the number of floating-point operations, without attention, and of steps."""
+        """Estimate from the number of steps and of FLOPs, without those of attention."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))

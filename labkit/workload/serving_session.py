@@ -133,7 +133,7 @@ class ServingSession:
         return self._drive(self._prompts, heartbeat, due)
 
     def computed_tokens(self) -> float:
-        """Return the engine's counter of computed tokens, or 0 if the engine has no such counter."""
+        """Return the engine's counter of computed tokens, or 0 if it has none."""
         return self._engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:

@@ -15,10 +15,11 @@ time counts as a spike. A step with few similar steps (a long prefill) counts as
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
 One process cannot tell the two apart, many can: :mod:`labkit.analysis.stall_origin`.
 
-Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired sd between
-processes): alone 1.0 % of a copy and 0.5 of an arm with a planted 3 % (3.0 found), where
-totals have 0.9 and 1.1 (2.7 found); beside one busy process, with OpenMP's pool, 2.2 and
-2.3 %, where totals have 5.9 and 7.6.
+Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired standard deviation
+between processes): on an idle machine 1.0 % for a copy of the baseline and 0.5 % for an arm with a
+planted difference of 3 % (estimated: 3.0 %), where ratios of total times have 0.9 and 1.1 %
+(estimated: 2.7 %). Beside one busy process, with OpenMP's pool, 2.2 and 2.3 %, where ratios of
+total times have 5.9 and 7.6 %.
 """
 
 from __future__ import annotations
