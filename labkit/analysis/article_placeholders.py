@@ -95,7 +95,7 @@ class PlaceholderFunctions:
         cell: str | None = None,
         links: bool = True,
     ) -> ArticleBlock:
-        """Return the table of results.
+        """Return the results table of a study's cell.
 
         ``columns`` selects columns by heading or by a heading's beginning; None selects all.
         """
@@ -250,7 +250,7 @@ COMPARISON_FORMATS: dict[str, Callable[[Json], str]] = {
 
 
 def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
-    """Return the numbers that an article published for an arm in a row, as text."""
+    """Return the numbers that the source article published for an arm in a row, as text."""
     published = cell["published"] or {}
     matches = (
         published_row

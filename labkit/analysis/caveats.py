@@ -123,7 +123,7 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield the prefix-hit, acceptance and padding rates that are impossible for their arm."""
+    """Yield a caveat on each prefix-hit, acceptance or padding rate that cannot be right."""
     names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
     for one in hit_and_acceptance_rates(names, analysis.data.records):
         yield from one.impossible_counts()

@@ -66,7 +66,7 @@ def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
-    """Return a phrase on two arrays' difference: first token and head, ULPs, share of rows."""
+    """Return a phrase on two arrays' difference: where it begins, its ULPs and its extent."""
     if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
         return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"
     rows = np.flatnonzero(checksums(a["rows"]) != checksums(b["rows"]))
@@ -136,7 +136,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
 
 
 def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
-    """Return the share (0 to 1) of each request's text in ``a`` that agrees from its start."""
+    """Return, by request in ``a``, the share of its text before the first difference, 0 to 1."""
     digests = {r["id"]: r.get("text_digest") for r in b["requests"]}
     mine, theirs, shares = _texts(a), _texts(b), {}
     for request in a["requests"]:

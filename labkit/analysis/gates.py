@@ -53,8 +53,8 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
     With ``across_hosts`` the host may change from block to block, but not within a block.
 
-    An arm can cause the first three failures. They do not exclude runs, which could favour that
-    arm, but forbid every verdict of the cell.
+    An arm itself can cause the first three failures, and excluding its runs could favour it. So no
+    run is excluded, and every verdict of the cell is invalid instead.
     """
     gate = Gate("pass")
     if not records:
@@ -83,9 +83,9 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
 
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
-    """Return one mapping per group of runs that must share a host: a run for each host name.
+    """Return a mapping from host name to a run on it, for each group that must share a host.
 
-    A group is a block if ``by_block``, else the whole cell.
+    The groups are the blocks if ``by_block``, else the whole cell is one group.
     """
     groups: dict[int, dict[str, str]] = {}
     for record in records:
@@ -132,7 +132,10 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
 def identical(
     report: IdentityReport, arms: Sequence[Arm], records: Iterable[Record], alpha: float
 ) -> Gate:
-    """Fail if outputs differ by more than the identity claim allows."""
+    """Fail if outputs differ by more than the baseline's identity claim allows.
+
+    ``alpha`` is the level of the test against the noise floor, used for that claim only.
+    """
     claim = arms[0].identity if arms else "none"
     if claim == "none":
         return Gate("unclaimed")

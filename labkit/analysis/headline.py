@@ -155,7 +155,7 @@ def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> st
 
 
 def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
-    """Return the sentence for a cell without any decision, with the detectable effects."""
+    """Return the undecided question of a cell without any decided row, and detectable effects."""
     all_results = [result for results in by_arm.values() for result in results]
     undecided = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
     invalid = [r for r in all_results if r.verdict.word == "invalid"]

@@ -94,9 +94,9 @@ def _sign(value: float) -> int:
 
 
 def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:
-    """Compare a cell with its companion of the other isolation.
+    """Compare a cell with its companion, the same cell under the other isolation.
 
-    Return None if there is no companion, it has no runs yet, or it ran on another machine.
+    Return None if there is no companion, or it has no runs yet or ran on another machine.
     """
     other = analysis.companion()
     if other is None or not on_same_machine(analysis, other):

@@ -35,7 +35,7 @@ class LoadPoint:
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """An arm under increasing load; ``by`` names the load (``requests/s`` or ``clients``)."""
+    """An arm under increasing load; ``by`` is the unit of load, ``requests/s`` or ``clients``."""
 
     arm: str
     by: str

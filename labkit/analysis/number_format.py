@@ -77,7 +77,7 @@ def p_text(p: float | None) -> str:
 
 
 def magnitude_text(value: float) -> str:
-    """Write a size without a sign: one decimal, two below 0.1, none from 100 on."""
+    """Write an absolute value: one decimal, but two below 0.1 and none from 100 on."""
     if abs(value) >= 100:
         return f"{abs(value):,.0f}"
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
@@ -89,5 +89,8 @@ def count_text(n: int, noun: str) -> str:
 
 
 def slug(text: str, longest: int = 80) -> str:
-    """Turn a name into a file's stem: letters, digits, dots and dashes."""
+    """Turn a name into a file stem of at most ``longest`` characters.
+
+    The stem has only ASCII letters, digits, dots, underscores and dashes.
+    """
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:longest].strip("-.") or "unnamed"

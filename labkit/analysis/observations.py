@@ -262,7 +262,7 @@ def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
 
 
 def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return the baseline's log values plus the median log ratios, float64 [blocks, 1]."""
+    """Return the baseline's log values plus the arm's median log ratios, float64 [blocks, 1]."""
     baseline = str(row.paired_baseline)
     ratios = [median_over_rounds(logs[arm] - logs[baseline]) for logs in map(row.rounds, blocks)]
     paired: Floats = log_values(row, baseline, blocks) + np.array(ratios)[:, None]

@@ -21,7 +21,7 @@ BOUNDED_TIMES = (
 
 
 def server_and_client(record: Record) -> tuple[Json, Json] | None:
-    """Return a run's notes on its server and its client, or None if it had no server."""
+    """Return a run's notes on its server and its client, or None if the arm is no server."""
     engine = record.notes.get("engine") or {}
     server, client = engine.get("server"), engine.get("client")
     return None if server is None or client is None else (server, client)
@@ -181,7 +181,7 @@ def caveats(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _join_counts(counts: Mapping[str, float | None]) -> str:
-    """Return counts as text: ``52 by the usage, 141 by the tokenizer and 50 by the stream``."""
+    """Return the counts of the three sources: ``52 by the usage, 141 by the tokenizer and ...``."""
     parts = [
         f"{counts[name]:,.0f} by the {name}" if counts.get(name) is not None else f"no {name}"
         for name in COUNTS.values()

@@ -1,4 +1,4 @@
-"""Stall attribution: were the stalls removed from interleaved arms' times the machine's?
+"""Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
 
 Where request arms are interleaved in one process, the excess of a step that took clearly
 longer than the same step of the other arms is removed (:mod:`labkit.workload.stall_times`).
@@ -35,7 +35,7 @@ from labkit.analysis.verdict import DECIDED_WORDS, Verdict
 from labkit.records import Arm, CaseRecord, Record
 
 OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.05
-Z_80 = 1.2816  # normal quantile of a two-sided 80 % interval
+Z_80 = 1.2816  # normal quantile for a two-sided 80 % interval
 WITHIN_MARGIN = ("equivalent", "trivial")
 
 
@@ -85,7 +85,7 @@ class StallAttribution:
 
 
 def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAttribution | None:
-    """Return the attribution of interleaved arms' stalls, or None if there were no stalls.
+    """Return whether the machine or an arm caused the stalls, or None if there were none.
 
     Parameters
     ----------

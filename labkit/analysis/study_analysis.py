@@ -1,4 +1,4 @@
-"""Analysis of a study: its cells, their analyses and the p-values over all of them."""
+"""Analysis of a study: its cells, their analyses and the p-values over all cells."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def pyperf(analyses: Sequence[CellAnalysis]) -> str:
-    """Return pyperf's JSON (format version 1.0): a run per process, its repeats as values.
+    """Return pyperf's JSON (format version 1.0): one run per process, with repeats as values.
 
     Raises
     ------

@@ -92,7 +92,7 @@ class Breakpoints:
 
 
 class ReferenceSet(Protocol):
-    """A set of relabellings that a null distribution was computed over."""
+    """The set of relabellings over which a null distribution was computed."""
 
     @property
     def label_correlation(self) -> Floats:

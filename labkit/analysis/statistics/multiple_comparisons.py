@@ -17,7 +17,7 @@ most alpha. A family of one row gives the plain permutation test and its interva
 (:mod:`labkit.analysis.statistics.effect_size`).
 
 The effects of the other rows are subtracted because the interval asks what noise alone would
-do. A shift of one row therefore moves its own interval and no other.
+do. A shift of one row therefore moves that row's interval and no other.
 
 Cells are randomised independently of each other and share no relabelling: a joint relabelling
 takes one from each (:func:`joint_p_values`). Tests without any relabelling in common are
@@ -237,7 +237,7 @@ def _student_alpha(critical: float, labels: Relabellings) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust p-values by Holm's step-down method, in the order given."""
+    """Return p-values adjusted by Holm's step-down method, in the order of ``p``."""
     values = np.asarray(p, np.float64)
     order = np.argsort(values, kind="stable")
     scaled = values[order] * np.arange(len(values), 0, -1)
