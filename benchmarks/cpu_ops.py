@@ -1,8 +1,8 @@
 """CPU operations against their alternatives: linear layers against OpenBLAS, SwiGLU against MLX.
 
-Each side runs in a process of its own, since two spinning thread pools in one process
-slow each other down; the processes alternate, and the table shows medians over rounds
-and the ratio. Run ``python benchmarks/cpu_ops.py``; ``--rounds N`` sets the number of rounds.
+Each side runs in a process of its own, because two spinning thread pools in one process slow each
+other down. The processes alternate, and the table shows medians over rounds and their ratio. Run
+``python benchmarks/cpu_ops.py``; ``--rounds N`` sets the number of rounds.
 """
 
 from __future__ import annotations

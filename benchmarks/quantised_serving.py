@@ -2,8 +2,8 @@
 
 The arms are labkit with quantised weights, labkit with float32 weights, mlx_lm with float32 weights
 (on OpenBLAS; its own quantised product takes minutes on a CPU) and, if xllamacpp is installed,
-llama.cpp. Every arm is one process that loads once. The arms take turns in each round. The table
-shows medians over rounds and the median of the rounds' ratios. Run as
+llama.cpp. Every arm is one process that loads its model once. The arms take turns in each round.
+The table shows medians over rounds and the median of the rounds' ratios. Run as
 ``python benchmarks/quantised_serving.py``; options: ``--rounds N``, ``--arms A,B``,
 ``--cases A;B``, ``--json FILE``; ``--show FILE`` prints a file's table (docs/quantised.md).
 
@@ -42,7 +42,7 @@ for _ in range(9):
     start = time.perf_counter(); sgemm(1.0, a, a); times.append(time.perf_counter() - start)
 print(2 * 2048**3 / min(times) / 1e9)
 """
-FORMS = ("quantised", "float32", "float16", "bfloat16")  # of weights: weights.*
+FORMS = ("quantised", "float32", "float16", "bfloat16")  # counters weights.*
 READ_S = 0.2  # of reading memory before and after the arm, which decodes about as long
 CACHED = 4608  # output columns of a product whose weights fit into two L2 caches of 1 MB
 SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # allowed memory beyond weights and KV

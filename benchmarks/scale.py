@@ -13,8 +13,8 @@ affects all alike. The figures are medians of rounds.
 - context: 8 requests decode behind contexts of 1,000 to 100,000 tokens.
 - waiting: 1,000 to 100,000 requests are submitted at once and served to the end, 256 at a time.
 
-``records``: the committed study of 30 runs is analysed and its report written (no plots), with its
-blocks copied under further numbers: one cell of up to 1,000 runs, and cells of 30 runs each.
+``records``: the time to analyse a study and write its report (no plots). The studies are copies of
+the committed one of 30 runs: one cell of up to 1,000 runs, or several cells of 30 runs each.
 """
 
 from __future__ import annotations

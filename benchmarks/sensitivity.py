@@ -166,7 +166,7 @@ class SideBySide:
 
     def __init__(self, launcher: ProcessLauncher) -> None:
         self._launcher = launcher
-        self._done: dict[str, Record] = {}  # by run name: the block's other runs
+        self._done: dict[str, Record] = {}  # by run name, until the second call
 
     def prepare(self, cell: Cell) -> None:
         """Prepare the cell's arms, as for single runs."""

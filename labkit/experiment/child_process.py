@@ -33,12 +33,12 @@ class ProcessExit:
 
     @property
     def signal_name(self) -> str | None:
-        """The name of the signal that ended it, or None."""
+        """The name of the signal that ended the process, or None."""
         return None if self.code >= 0 else signal_name(-self.code)
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed it because memory ran out."""
+        """Whether the kernel killed the process because memory ran out."""
         return self.code == -signal.SIGKILL and self.oom_kills > 0 and not self.timed_out
 
 
@@ -52,8 +52,8 @@ def run(
 ) -> ProcessExit:
     """Run ``command`` to its end, with its output in ``log``.
 
-    ``--parent PID --lifeline FD --spawned NS`` is appended to the command: this process, a pipe
-    that closes when this process ends, and the monotonic clock at the start.
+    ``--parent PID --lifeline FD --spawned NS`` is appended to the command: the id of this process,
+    a pipe that closes when this process ends, and the monotonic clock (ns) at the child's start.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def run(
     """
     with InterruptSignals() as signals:
         ending = _run(command, environment, log, timeout_s, signals, on_tick)
-        if -ending.code in STOP_SIGNALS:  # the worker may have received it first
+        if -ending.code in STOP_SIGNALS:  # the worker may have got it first
             select.select(signals.fds, [], [], TRACEBACK_S)
     signals.check()  # a signal may arrive after the last check
     return ending

@@ -44,7 +44,7 @@ def timing_lock(
     Parameters
     ----------
     holder
-        A name for this process, shown to others that wait.
+        A name for this process, shown to other processes that wait for the lock.
     on_wait
         Called with one line when the wait begins, and again every minute.
     check

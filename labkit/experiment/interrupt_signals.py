@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a flag that ``select`` can watch, so that no step is cut in half."""
+"""SIGINT and SIGTERM as a flag that ``select`` can watch, so that no step is interrupted midway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 class InterruptSignals:
     """Context manager in which a signal sets a flag and makes the descriptors ``fds`` readable.
 
-    Handlers can be installed only in the main thread; in another thread nothing changes.
+    Python installs signal handlers only in the main thread. In another thread this does nothing.
     """
 
     def __init__(self) -> None:
