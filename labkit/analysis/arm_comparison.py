@@ -143,8 +143,8 @@ def _compare(
 ) -> ArmComparison:
     """Compare one row.
 
-    ``alpha`` is the level for the row alone at which the family spends its alpha
-    (:func:`.per_row_alphas`). It determines the minimum detectable effect.
+    ``alpha`` is the row's own significance level within its family (:func:`.per_row_alphas`). It
+    determines the minimum detectable effect.
     """
     blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)

@@ -175,7 +175,8 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
     """Yield disturbances by the machine during the successful runs.
 
-    The sources are the runs' fingerprints, the probe before each run and the observer's samples.
+    They are derived from the runs' machine fingerprints, the probe before each run and the
+    observer's samples.
     """
     records = [r for r in records if r.ok]
     if not records:

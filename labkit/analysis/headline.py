@@ -174,8 +174,8 @@ def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
 def _detectable(undecided: Sequence[_RowVerdict]) -> str:
     """Return a clause with the range of the smallest detectable effects of undecided rows.
 
-    If all rows are ``estimate_only``, it gives their estimates instead; if no detectable effect is
-    known, the reason.
+    If all rows are ``estimate_only``, the clause gives their estimates instead. If no detectable
+    effect is known, it gives the reason that the rows are undecided.
     """
     estimates = [
         r for r in undecided if r.verdict.word == "estimate_only" and r.comparison.effect_pct

@@ -81,7 +81,7 @@ class IdentityReport:
 def compare_outputs(
     records: Sequence[Record], arms: Sequence[str], values: StoredValues, claim: str = "none"
 ) -> IdentityReport:
-    """Compare the outputs of every successful run with the first one of ``arms[0]``.
+    """Compare the outputs of every successful run with those of the first run of ``arms[0]``.
 
     If ``claim`` is ``bitwise``, every arm must also pick the same frames as the reference.
     """

@@ -129,7 +129,7 @@ def compare_studies(
 ) -> StudyComparison:
     """Compare two studies row by row, arm by arm.
 
-    p-values are adjusted over all rows and arms by S. Holm (1979).
+    p-values are adjusted over all rows and arms by the method of S. Holm (1979).
 
     Raises
     ------
