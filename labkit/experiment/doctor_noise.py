@@ -137,7 +137,7 @@ def load_pilot_noise(kind: str) -> PilotNoise | None:
 
 
 def _load() -> Mapping[str, Any]:
-    """Read the file; return an empty mapping if it is unreadable or of another machine."""
+    """Return the cached measurements, or {} if they are unreadable or from another machine."""
     try:
         data = read_json(cache_dir.root() / FILE_NAME)
         other = machine_difference(data["machine"], fingerprint.take())

@@ -10,7 +10,7 @@ from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.records import counter_registry
 
-WEIGHTS_PREFIX = "weights."  # of the counters of weights by storage format
+WEIGHTS_PREFIX = "weights."  # of counters of weights by storage format
 
 
 def check_names(

@@ -29,7 +29,7 @@ def explain_config_error(
     error
         An exception of Hydra, OmegaConf or the schema.
     overrides
-        The overrides in effect, to name the wrong one.
+        The overrides in effect; the message names the wrong one.
     root
         The schema's class.
     """

@@ -1,7 +1,7 @@
-"""Job launchers: Hydra's launchers, which run a study's cells in processes or on machines.
+"""Job launchers: Hydra's launchers, which run cells in local processes or on other machines.
 
 A launcher's requirements are checked before anything is written. The state of its jobs comes
-from :class:`LaunchedJobs`; the state of the cells from their files.
+from :class:`LaunchedJobs`, and that of the cells from their files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class JobLauncher:
         Raises
         ------
         ConfigError
-            Its plugin is not installed, ``-m`` is missing, or this host has no Slurm.
+            The launcher's plugin is not installed, ``-m`` is missing, or this host has no Slurm.
         """
         if self.is_local:
             return

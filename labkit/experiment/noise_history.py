@@ -65,7 +65,7 @@ class StudyHistory:
 
 
 def _same_workload(old: Arm, experiment: Experiment) -> bool:
-    """Compare workloads; options that did not exist when ``old`` was recorded are ignored."""
+    """Return whether workload and model are the same; options newer than ``old`` are ignored."""
     options = to_plain(experiment.workload)
     same = all(options.get(key) == value for key, value in old.config["workload"].items())
     serves = experiment.workload.serves
@@ -81,8 +81,8 @@ def _manifests(root: Path) -> Iterator[Path]:
 class CellNoise:
     """The noise of a cell's primary rows: medians over rows and arms.
 
-    ``sd``: standard deviation between runs, log scale. ``alpha_share``: a row's share of one
-    arm's alpha, which all rows of the arm share; None if no p-value could reach alpha.
+    ``sd``: standard deviation between runs, log scale. ``alpha_share``: the share of an
+    arm's alpha that each of its rows gets; None if no p-value could reach alpha.
     """
 
     sd: float

@@ -1,4 +1,4 @@
-"""Power forecast: the smallest effect that a planned cell detects, and what its runs cost.
+"""Power forecast: the smallest effect that a planned cell detects, and its start-up cost per run.
 
 The noise comes from earlier studies of the same workload on this machine, else from the doctor.
 """
@@ -147,7 +147,7 @@ def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
 
 
 def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
-    """Return the doctor's pilot noise, or None. The doctor measures only engines on the CPU."""
+    """Return the doctor's pilot noise, or None. Pilot studies exist only for engines on the CPU."""
     if not _engines_on_cpu(composed):
         return None
     return doctor_noise.load_pilot_noise(_workload_kind(composed))
