@@ -106,10 +106,10 @@ def run_value(repeats: Sequence[float]) -> float:
     of them is not positive.
     """
     values = sorted(repeats)
-    median_over_rounds = len(values) // 2
+    middle = len(values) // 2
     if len(values) % 2:
-        return values[median_over_rounds]
-    low, high = values[median_over_rounds - 1], values[median_over_rounds]
+        return values[middle]
+    low, high = values[middle - 1], values[median_over_rounds]
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 

@@ -35,9 +35,9 @@ import numpy as np
 from labkit.analysis.statistics.permutation_test import Floats, pool_by_block, relabellings
 
 
-def to_percent(to_log_ratio: float) -> float:
+def to_percent(log_ratio: float) -> float:
     """Convert a log ratio to percent: ``100 (e^x - 1)``."""
-    return 100.0 * math.expm1(to_log_ratio)
+    return 100.0 * math.expm1(log_ratio)
 
 
 def to_log_ratio(pct: float) -> float:
