@@ -109,7 +109,7 @@ def run_value(repeats: Sequence[float]) -> float:
     middle = len(values) // 2
     if len(values) % 2:
         return values[middle]
-    low, high = values[middle - 1], values[median_over_rounds]
+    low, high = values[middle - 1], values[middle]
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
