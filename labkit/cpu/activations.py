@@ -17,15 +17,15 @@ from labkit.cpu.traced_array import TracedArray
 Array = NDArray[np.float32]
 
 SILU, SWIGLU, GELU_TANH, GELU_ERF, SIGMOID = range(5)
-CHUNK = 4096  # numbers per task
-# With fewer numbers, handing work to other threads takes longer than the work.
+CHUNK = 4096  # elements per task
+# With fewer elements, handing work to other threads takes longer than the work itself.
 MIN_PARALLEL_NUMBERS = 8192
 
 LOG2_E = np.float32(simd_emitter.LOG2E)
 # ln 2 in two parts: the first has few bits, so that n * LN2_HIGH is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
-# Adding 1.5 * 2**23 rounds a float32 to an integer, which is then in its low bits.
+# Adding 1.5 * 2**23 rounds a float32 to an integer, which is then in the low bits of the sum.
 ROUND = np.float32(12582912.0)
 SQRT_2_OVER_PI = np.float32(0.7978845608028654)
 
@@ -40,10 +40,10 @@ def _bits_to_float(_typing, bits):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _exp(x):  # type: ignore[no-untyped-def]
-    """Return exp(x), within 2 units in the last place for |x| <= 87; beyond, x is clamped.
+    """Return exp(x) with an error of at most 2 units in the last place. x is clamped to +-87.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2: exp(r) is a Taylor polynomial of degree 6, and n goes into
-    the exponent's bits.
+    x is split into n ln 2 + r with |r| <= ln 2 / 2. exp(r) is a Taylor polynomial of degree 6, and
+    n is added to the exponent bits.
     """
     x = min(max(x, np.float32(-87.0)), np.float32(87.0))
     n = (x * LOG2_E + ROUND) - ROUND
@@ -65,7 +65,10 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy", fastmath={"contract", "nsz"})
 def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
-    """Write the activation of each number of x to ``out``; SWIGLU multiplies it by ``gated``."""
+    """Write the activation ``kind`` of each element of x to ``out``.
+
+    SWIGLU also multiplies each result by the element of ``gated``, which the others ignore.
+    """
     if kind == SWIGLU:
         for i in range(x.size):
             out[i] = x[i] * _sigmoid(x[i]) * gated[i]
@@ -110,14 +113,14 @@ def _apply(kind: int, x: Array, gated: Array) -> Array:
 
 
 def _capture(kind: int, x: TracedArray, gated: Any) -> Any:
-    """Add ``_apply`` to the graph that is captured."""
+    """Add ``_apply`` as a node to the graph that is being captured."""
     out, size = x.capture.new_array(x.shape), x.num_elements
     x.capture.add_node(graph_ops.ACTIVATION, out, x=x, gate=gated, size=size, kind=kind)
     return out
 
 
 def swiglu(gate: Array, x: Array) -> Array:
-    """Return ``silu(gate) * x``; float32, equal shapes."""
+    """Return ``silu(gate) * x``. Both are float32 and must have the same shape."""
     if gate.shape != x.shape:
         raise ValueError(f"swiglu: gate has shape {gate.shape}, x {x.shape}; they must be equal")
     return _apply(SWIGLU, gate, x)

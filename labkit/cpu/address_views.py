@@ -1,7 +1,7 @@
-"""Structs and arrays at an address: memory that Python fills and kernels read.
+"""Access to structs and arrays by address: memory that Python fills and kernels read.
 
-A struct is a record of a NumPy structured dtype in Python, and has its fields as attributes in a
-kernel. An address is an int64.
+In Python, a struct is a record of a NumPy structured dtype. In a kernel, the struct's fields are
+attributes. Addresses are int64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from labkit.cpu.jit import inlined, intrinsic
 
 
 class StructType(types.Record):  # type: ignore[misc]
-    """The numba type of a structured dtype, whose functions have one name in every process.
+    """The numba type of a structured dtype. Compiled functions get the same name in every process.
 
-    numba names functions of a plain record type by the number that the type happens to have in its
-    process. Functions for another struct, compiled in another process and loaded from the cache,
-    could have the same name, and the linker would keep one of the two.
+    numba names the functions of a plain record type by a type number that differs from process to
+    process. Functions for two structs, compiled in two processes and loaded from the cache, could
+    get the same name, and the linker would keep only one of them.
     """
 
     def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
@@ -33,7 +33,7 @@ class StructType(types.Record):  # type: ignore[misc]
 
     @property
     def mangling_args(self) -> tuple[str, tuple[()]]:
-        """The part of a compiled function's name that stands for this type."""
+        """The part of a compiled function's name that represents this type."""
         return self._struct_name, ()
 
 
@@ -41,10 +41,10 @@ extending.register_model(StructType)(extending.models.RecordModel)
 
 
 def struct_at(name: str, dtype: np.dtype[Any]) -> Callable[[int], Any]:
-    """Return an intrinsic that reads an int64 address as a struct.
+    """Return an intrinsic that interprets an int64 address as a struct of the given dtype.
 
-    In a kernel ``point = point_at(address)`` gives ``point.x``, a plain load, and
-    ``point.x = 1``, a plain store. ``name`` must be unique among the package's structs.
+    After ``point = point_at(address)`` in a kernel, ``point.x`` is a plain load and ``point.x = 1``
+    a plain store. ``name`` must be unique among the package's structs.
     """
     struct = StructType(name, dtype)
 
@@ -59,8 +59,8 @@ def struct_at(name: str, dtype: np.dtype[Any]) -> Callable[[int], Any]:
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Return where an array's memory begins."""
-    if array.dtype.fields:  # the array interface of a structured dtype takes 20 us to describe it
+    """Return the address of an array's first element."""
+    if array.dtype.fields:  # for a structured dtype, the array interface takes 20 us
         return int(array.ctypes.data)
     return int(array.__array_interface__["data"][0])
 
@@ -77,41 +77,41 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @inlined
 def float_array(address: int, size: int) -> Any:
-    """Return float32 [size]."""
+    """Return the memory at an address as float32 [size]."""
     return carray(_pointer(address), (size,), np.float32)
 
 
 @inlined
 def float_matrix(address: int, rows: int, width: int) -> Any:
-    """Return float32 [rows, width]."""
+    """Return the memory at an address as float32 [rows, width]."""
     return carray(_pointer(address), (rows, width), np.float32)
 
 
 @inlined
 def int32_array(address: int, size: int) -> Any:
-    """Return int32 [size]."""
+    """Return the memory at an address as int32 [size]."""
     return carray(_pointer(address), (size,), np.int32)
 
 
 @inlined
 def int64_array(address: int, size: int) -> Any:
-    """Return int64 [size]."""
+    """Return the memory at an address as int64 [size]."""
     return carray(_pointer(address), (size,), np.int64)
 
 
 @inlined
 def int64_matrix(address: int, rows: int, width: int) -> Any:
-    """Return int64 [rows, width]."""
+    """Return the memory at an address as int64 [rows, width]."""
     return carray(_pointer(address), (rows, width), np.int64)
 
 
 @inlined
 def byte_matrix(address: int, rows: int, width: int) -> Any:
-    """Return uint8 [rows, width]."""
+    """Return the memory at an address as uint8 [rows, width]."""
     return carray(_pointer(address), (rows, width), np.uint8)
 
 
 @inlined
 def float_panels(address: int, panels: int, depth: int, width: int) -> Any:
-    """Return float32 [panels, depth, width]."""
+    """Return the memory at an address as float32 [panels, depth, width]."""
     return carray(_pointer(address), (panels, depth, width), np.float32)

@@ -1,4 +1,4 @@
-"""Arrays that start on a cache line: a vector across two lines takes twice as long to read."""
+"""Arrays that start on a cache line. A vector that crosses two lines takes twice as long to load."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ CACHE_LINE_BYTES = 64
 
 
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
+    """Return a zeroed array uint8 [rows, row_bytes] that starts on a cache line."""
     memory = np.zeros(rows * row_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % CACHE_LINE_BYTES
     return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)
 
 
 class SlabAllocator:
-    """Allocates arrays that live long and are read often, many from each slab of memory.
+    """Allocates long-lived, often-read arrays from large slabs of memory.
 
-    NumPy puts a large allocation in huge pages where the system has them: reading it takes a tenth
-    less time than reading many small allocations.
+    NumPy requests huge pages for large allocations if the system supports them. Reading a slab then
+    takes a tenth less time than reading many small allocations.
 
     Parameters
     ----------
     slab_bytes
-        Bytes of a slab; a larger array gets a slab of its own.
+        Size of a slab. An array that is larger gets its own slab.
     """
 
     def __init__(self, slab_bytes: int = 1 << 25) -> None:
@@ -34,7 +34,7 @@ class SlabAllocator:
         self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an array of zeros that starts on a cache line."""
+        """Return a zeroed array that starts on a cache line."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         start = -self._free.ctypes.data % CACHE_LINE_BYTES
         if start + size > self._free.size:

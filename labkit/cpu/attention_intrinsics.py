@@ -1,6 +1,7 @@
 """Intrinsics of the attention kernels: softmax of a tile of scores, and operations on rows.
 
-Addresses are int64 (``array.ctypes.data``), strides are in bytes, numbers are float32.
+Addresses are int64 (``array.ctypes.data``), strides are in bytes, elements are float32. A parameter
+``vectors`` is a number of vectors of ``LANES`` elements.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from labkit.cpu.jit import intrinsic
 from labkit.cpu.simd_emitter import F32, I32, I32_VECTOR, I64, POINTER, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 
-TILE_KEYS = 64  # keys in a tile; every kernel rescales its online softmax once per tile
+TILE_KEYS = 64  # keys in a tile; all kernels rescale their online softmax once per tile
 
 
 @intrinsic
 def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: Any) -> Any:
-    """Fold one row's tile of base-2 logits into its online softmax.
+    """Update a row's online softmax with a tile of base-2 logits, and return the rescaling factor.
 
-    ``scores``: address of ``TILE_KEYS`` logits, which are replaced by weights; the keys outside
-    ``low`` to ``high`` get weight 0, and at least one key is inside. ``state``: address of the
-    running maximum and sum. Returns the factor by which the earlier sums must be multiplied.
+    The caller must multiply the row's earlier sums by this factor. ``scores`` is the address of
+    ``TILE_KEYS`` logits, which are replaced by weights. Keys outside ``low`` to ``high``
+    (exclusive) get weight 0, and at least one key must be inside. ``state`` is the address of the
+    running maximum and sum.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -74,7 +76,7 @@ def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
 
 @intrinsic
 def exp2_scalar(typing_context: Any, x: Any) -> Any:
-    """Return ``2**x`` for ``x <= 0``, with the bits that ``softmax_tile`` computes."""
+    """Return ``2**x`` for ``x <= 0``, identical to the bit to the powers in ``softmax_tile``."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
@@ -117,7 +119,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def element_bytes(typing_context: Any, params: Any) -> Any:
-    """Return the bytes of a number in the pools, a constant."""
+    """Return the bytes per element of the KV pools, a compile-time constant."""
     size = element_type(params).bytes
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -128,7 +130,7 @@ def element_bytes(typing_context: Any, params: Any) -> Any:
 
 @intrinsic
 def copy_widened(typing_context: Any, params: Any, target: Any, source: Any, vectors: Any) -> Any:
-    """Copy ``vectors`` vectors from a pool, widened to float32."""
+    """Copy ``vectors`` vectors from a KV pool and widen them to float32."""
     element = element_type(params)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -150,7 +152,7 @@ def copy_widened(typing_context: Any, params: Any, target: Any, source: Any, vec
 
 
 def _round_row(element: ElementType) -> Any:
-    """Return an intrinsic that rounds vectors of float32 to ``element``."""
+    """Return an intrinsic that copies vectors of float32, rounded to ``element``."""
 
     @intrinsic
     def round_row(typing_context: Any, target: Any, source: Any, vectors: Any) -> Any:
@@ -175,7 +177,7 @@ round_to_float16, round_to_bfloat16 = _round_row(FLOAT16), _round_row(BFLOAT16)
 
 @intrinsic
 def clear_row(typing_context: Any, target: Any, vectors: Any) -> Any:
-    """Write ``vectors`` vectors of zeros."""
+    """Write ``vectors`` vectors of zeros to address ``target``."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
@@ -190,7 +192,7 @@ def clear_row(typing_context: Any, target: Any, vectors: Any) -> Any:
 
 
 def _load_and_store(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
-    """Return intrinsics that load and store one number at an address."""
+    """Return two intrinsics, which load and store one scalar at an address."""
 
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
@@ -239,7 +241,10 @@ def _tree(values: list[Any], combine: Any) -> Any:
 def call_body(
     typing_context: Any, body: Any, params: Any, memory: Any, a: Any, b: Any, c: Any, d: Any, e: Any
 ) -> Any:
-    """Call the C function at address ``body`` with the other seven int64; return its int64."""
+    """Call the C function at address ``body`` with the other seven arguments, all int64.
+
+    Returns the int64 that the function returns.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, [I64] * 7)

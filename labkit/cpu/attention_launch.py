@@ -1,10 +1,13 @@
 """Launches of the attention kernels: a grid of units, and one worker per thread that runs them.
 
-The cost of a unit varies (contexts are ragged, and the causal rows of a prompt grow), so a worker
-takes its next unit from a shared queue. The result of a unit does not depend on which worker runs
-it. numba compiles a launch once for each type of lookup. A launch finds the sequence of each unit
-and calls the unit's arithmetic, the *body* (``decode_attention.body``, ``tiled_attention.body``),
-which is compiled once per number type, by its address.
+The cost of a unit varies (contexts are ragged, and the causal rows of a prompt grow), so workers
+take their units from a shared queue. The result of a unit does not depend on the worker that runs
+the unit.
+
+numba compiles the launch functions once per type of ``lookup``, the resolver's data. A launch finds
+the sequence of each unit and then calls the unit's arithmetic, the *body*
+(``decode_attention.body``, ``tiled_attention.body``), by address. A body is compiled once per
+dtype of the KV pools.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from labkit.kernel_abi import (
 )
 
 COUNTER_COLUMNS = 8  # int64 per worker: a cache line of its own
-SURPLUS_UNIT = -1  # returned instead of a number of KV blocks: the unit had no work
+SURPLUS_UNIT = -1  # returned by a unit without work instead of its number of KV blocks
 POOL_DTYPES = tuple(NUMPY_DTYPES.values())
 _FLOAT32, _FLOAT16, _BFLOAT16 = range(len(POOL_DTYPES))
 _REDUCE = KERNEL_IDS["reduce"]
@@ -58,8 +61,8 @@ _NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
 class AttentionLaunch(NamedTuple):
     """The arguments of one launch of ``decode`` or ``tiled``."""
 
-    nonce: int  # number of the launch, mixed into its stamp
-    body: int  # address of the arithmetic of a unit
+    nonce: int  # number of the launch, which the launch's stamp encodes
+    body: int  # address of the compiled body
     params: int  # address of the parameters (``kernel_params``), one struct per split
     scratch: NDArray[Any]  # uint8 [workers, bytes]
     # int64 [workers + 1, COUNTER_COLUMNS]: a row of counts per worker, then the queue.
@@ -68,26 +71,26 @@ class AttentionLaunch(NamedTuple):
     seq_lens: NDArray[Any]  # int32 [num_seqs]
     num_kv_heads: int
     kv_heads_per_unit: int = 1  # KV heads of a decode unit, a divisor of ``num_kv_heads``
-    # Decode units among which a token's work on ``kv_heads_per_unit`` is divided: by query head, by
-    # partition of the keys, or both. Each has its own parameters.
+    # Number of decode units into which a token's work on ``kv_heads_per_unit`` KV heads is split:
+    # by query heads, by partitions of the keys, or both. Each split has its own parameters.
     splits: int = 1
 
 
 class KVWrite(NamedTuple):
-    """The arguments of ``scatter``: the keys and values of new tokens, and where they go."""
+    """The arguments of ``scatter``: the keys and values of new tokens, and their slots."""
 
-    pool_dtype: int  # of the pools, as an index into ``POOL_DTYPES``
+    pool_dtype: int  # index into ``POOL_DTYPES``
     k: int  # addresses of the new keys and values, float32 [tokens, token_numbers]
     v: int
     k_pool: int  # addresses of the pools
     v_pool: int
-    slot_mapping: NDArray[Any]  # int64 [tokens]; -1: not written
-    token_numbers: int  # numbers in the keys of one token, a multiple of ``LANES``
+    slot_mapping: NDArray[Any]  # int64 [tokens]; tokens with slot -1 are not written
+    token_numbers: int  # elements in the keys of one token, a multiple of ``LANES``
 
 
 @inner
 def stamp(nonce: int, kernel_id: int, resolver: int) -> int:
-    """Return the stamp of a launch; the host computes it by ``launch_report.launch_stamp``."""
+    """Return the stamp of a launch. ``launch_report.launch_stamp`` is the host's counterpart."""
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + resolver * _RESOLVER_FACTOR
     return mixed & STAMP_MASK
 
@@ -95,9 +98,9 @@ def stamp(nonce: int, kernel_id: int, resolver: int) -> int:
 def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callable[..., None]:
     """Return a worker's loop over the work queue, compiled for one kind of unit.
 
-    ``run_unit(launch, lookup, place, column, scratch)`` runs the unit in a column of the grid for
-    a token or Q-block. It returns its search steps and the KV blocks that it visited, or
-    ``SURPLUS_UNIT``.
+    ``run_unit(launch, lookup, place, column, scratch)`` runs one unit of the grid. ``place`` is the
+    index of its token or Q-block, ``column`` the index of its KV heads (and split). It returns the
+    number of search steps and the number of KV blocks visited, or ``SURPLUS_UNIT`` for the latter.
     """
     kernel_id = KERNEL_IDS[kernel]
 
@@ -122,7 +125,8 @@ def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callabl
         counts[SURPLUS_COLUMN] = surplus
         counts[BLOCKS_COLUMN] = blocks
 
-    # To the linker, two loops of one name from the caches of two processes would be one.
+    # A unique name, because the linker would merge two loops of the same name that were compiled by
+    # different processes and loaded from the cache.
     run_units.__qualname__ = f"run_{kernel}_units"
     return inner(run_units)
 
@@ -131,12 +135,13 @@ def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callabl
 def run_decode_unit(
     launch: AttentionLaunch, lookup: Any, place: int, column: int, scratch: int
 ) -> tuple[int, int]:
-    """Run one unit of ``decode``; return its search steps and KV blocks visited."""
+    """Run one unit of ``decode``. Return its search steps and the KV blocks visited."""
     sequence, token, steps = find_token(lookup, place, launch.cu_seqlens_q)
     if sequence < 0:
         return steps, SURPLUS_UNIT
     begin, end = launch.cu_seqlens_q[sequence], launch.cu_seqlens_q[sequence + 1]
-    # A wrong lookup may name any sequence: clamped, so that the unit reads only its keys.
+    # A wrong lookup may return any sequence. The clamping ensures that the unit reads only keys of
+    # that sequence.
     context = int(launch.seq_lens[sequence]) if end > begin else 0
     high = max(0, min(context, context - end + token + 1))
     head = column // launch.splits * launch.kv_heads_per_unit
@@ -160,9 +165,10 @@ def run_decode_worker(worker: int, launch: AttentionLaunch, lookup: Any) -> None
 
 @kernel
 def decode(launch: AttentionLaunch, lookup: Any) -> None:
-    """Run the decode kernel: a unit for each query token, ``kv_heads_per_unit`` KV heads and split.
+    """Run the decode kernel: one unit per query token, group of KV heads and split.
 
-    Heads vary fastest, so that consecutive units read keys that lie side by side.
+    A group has ``kv_heads_per_unit`` KV heads. Groups vary fastest, so that consecutive units read
+    adjacent keys.
     """
     workers = len(launch.counters) - 1
     launch.counters[workers, 0] = 0
@@ -174,7 +180,7 @@ def decode(launch: AttentionLaunch, lookup: Any) -> None:
 def run_tiled_unit(
     launch: AttentionLaunch, lookup: Any, place: int, head: int, scratch: int
 ) -> tuple[int, int]:
-    """Run one unit of ``tiled``; return its search steps and KV blocks visited."""
+    """Run one unit of ``tiled``. Return its search steps and the KV blocks visited."""
     sequence, start, steps = find_qblock(lookup, place, launch.cu_seqlens_q)
     begin, length = 0, 0
     if sequence >= 0:
@@ -194,10 +200,10 @@ _run_tiled_units = _work_loop(run_tiled_unit, "tiled")
 
 @kernel
 def tiled(launch: AttentionLaunch, lookup: Any) -> None:
-    """Run the tiled kernel: a unit for each KV head and Q-block of ``BQ`` tokens.
+    """Run the tiled kernel: one unit per KV head and Q-block of ``BQ`` tokens.
 
-    The packed grid has ``total_q // BQ + num_seqs`` Q-blocks, an upper bound that needs no
-    query length; surplus units exit.
+    A packed grid has ``total_q // BQ + num_seqs`` Q-blocks. This upper bound does not depend on the
+    individual query lengths. Surplus units exit at once.
     """
     workers = len(launch.counters) - 1
     columns = launch.num_kv_heads
@@ -217,20 +223,20 @@ def reduce(
     out: NDArray[Any],
     counters: NDArray[Any],
 ) -> None:
-    """Merge the partitions of every query token and head: the second step of split-KV.
+    """Merge the partitions' results for every query token and head: the second step of split-KV.
 
     Parameters
     ----------
     nonce, counters
         As in ``AttentionLaunch``.
     resolver
-        A value of ``RESOLVER_IDS``.
+        A value of ``RESOLVER_IDS``, for the stamp.
     sums, states
-        float32 [tokens, heads, partitions, head_dim] and [..., 2]: weighted values,
-        running maximum (base 2) and softmax sum of each partition.
+        float32 [tokens, heads, partitions, head_dim]: the sums of weighted values, and
+        float32 [tokens, heads, partitions, 2]: running maximum (base 2) and softmax sum.
     sinks
-        float32 [heads], in base 2, or [0] without sinks. A sink counts once per query, so it
-        is added here.
+        float32 [heads], in base 2, or [0] without sinks. Sinks are added here and not in the
+        partitions, because a sink counts once per query.
     out
         float32 [tokens, heads, head_dim].
     """
@@ -261,14 +267,14 @@ def reduce(
 
 @kernel
 def scatter(write: KVWrite) -> None:
-    """Write the keys and values of new tokens to their slots."""
+    """Write the keys and values of new tokens to their slots in the KV pools."""
     for token in prange(len(write.slot_mapping)):
         write_token_kv(write, token)
 
 
 @inner
 def write_token_kv(write: KVWrite, token: int) -> None:
-    """Write the key and value of one token, rounded to the pools' type."""
+    """Write the keys and values of one token to its slot, rounded to the pools' dtype."""
     slot, numbers = write.slot_mapping[token], write.token_numbers
     if slot >= 0:
         source, target = FLOAT_BYTES * token * numbers, slot * numbers
@@ -278,7 +284,7 @@ def write_token_kv(write: KVWrite, token: int) -> None:
 
 @inner
 def write_row(pool_dtype: int, pool: int, first: int, source: int, numbers: int) -> None:
-    """Write ``numbers`` float32 to a pool from its number ``first`` on, rounded to its type."""
+    """Write ``numbers`` float32 to a pool, rounded to its dtype, starting at element ``first``."""
     if pool_dtype == _FLOAT32:
         copy_bytes(pool + 4 * first, source, 4 * numbers)
     elif pool_dtype == _FLOAT16:

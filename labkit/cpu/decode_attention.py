@@ -1,7 +1,7 @@
 """The arithmetic of the decode kernel: one query token against its whole context.
 
-The limit is memory bandwidth. A unit serves several KV heads, whose keys lie side by side. It reads
-every key and value once, in the order of memory, and prefetches the next ones meanwhile.
+Decode is limited by memory bandwidth. A unit computes several KV heads, whose keys are adjacent in
+memory. It reads every key and value once, in memory order, and prefetches the next ones.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from labkit.cpu.online_softmax import (
 from labkit.cpu.simd_emitter import VECTOR_BYTES
 from labkit.cpu.vector_registers import LANES
 
-AHEAD = RUN_KEYS * RUN_KEYS  # keys: the distance of the prefetches
+AHEAD = RUN_KEYS * RUN_KEYS  # distance of the prefetches (keys)
 
 
 class Unit(NamedTuple):
-    """One query token and ``heads`` KV heads from ``head`` on, whose rows follow each other.
+    """One query token, and ``heads`` KV heads from index ``head`` on.
 
-    The token attends to the keys from ``low`` to ``high``, exclusive.
+    The token attends to the keys from ``low`` to ``high`` (exclusive). The rows of the unit are the
+    query heads of its first KV head, then those of the second, ...
     """
 
     sequence: int
@@ -59,13 +60,13 @@ class Unit(NamedTuple):
 
 @cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
-    """Return the bytes of a worker's scratch for units of so many rows."""
+    """Return the bytes of scratch memory that a worker needs for units of ``rows`` rows."""
     return row_bytes(rows, head_dim) + rows * LANES * VECTOR_BYTES
 
 
 @inner
 def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend, write the output, and return the number of KV blocks visited."""
+    """Compute the unit's attention, write its output and return the number of KV blocks visited."""
     start(params, scratch, unit)
     fold_keys(params, scratch, unit)
     for i in range(unit.heads):
@@ -75,17 +76,17 @@ def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 @inner
 def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend like ``attend``, for the ablations of split-KV and ``window_skip``.
+    """The variant of ``attend`` for the ablations of split-KV and ``window_skip``.
 
-    The unit attends to its partition of the keys. Without ``window_skip`` it also reads the keys
-    before the window, which starts at ``unit.low``.
+    The unit attends only to its partition of the keys. Without ``window_skip``, it also reads the
+    keys before the window, which starts at ``unit.low``.
     """
     start(params, scratch, unit)
     begin, end = partition_bounds(params, unit.low if params.window_skip != 0 else 0, unit.high)
     visible = Unit(unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end)
     for base in range(begin // TILE_KEYS * TILE_KEYS, min(end, unit.low), TILE_KEYS):
         first, stop = max(base, begin), min(base + TILE_KEYS, end, unit.low)
-        # Both are read for the cost alone: the scores are overwritten.
+        # Keys and values are read only for the cost of doing so: the scores are overwritten.
         score_keys(params, scratch, visible, params.k_pool, base, first, stop)
         score_keys(params, scratch, visible, params.v_pool, base, first, stop)
     fold_keys(params, scratch, visible)
@@ -99,14 +100,14 @@ def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 @inner
 def start(params: Any, scratch: Scratch, unit: Unit) -> None:
-    """Load the unit's queries and reset its rows."""
+    """Load the unit's queries, and reset the softmax state and the sums of its rows."""
     for i in range(unit.heads):
         start_rows(params, scratch, unit.head + i, i * params.group, unit.token, 1)
 
 
 @inner
 def fold_keys(params: Any, scratch: Scratch, unit: Unit) -> None:
-    """Attend to the unit's keys, tile by tile."""
+    """Attend to the keys from ``unit.low`` to ``unit.high``, tile by tile."""
     for base in range(unit.low // TILE_KEYS * TILE_KEYS, unit.high, TILE_KEYS):
         begin, end = max(base, unit.low), min(base + TILE_KEYS, unit.high)
         score_keys(params, scratch, unit, params.k_pool, base, begin, end)
@@ -119,7 +120,10 @@ def fold_keys(params: Any, scratch: Scratch, unit: Unit) -> None:
 def score_keys(
     params: Any, scratch: Scratch, unit: Unit, pool: int, base: int, begin: int, end: int
 ) -> None:
-    """Score the keys of a pool from ``begin`` to ``end``, in the tile that starts at ``base``."""
+    """Write the scores of the keys from ``begin`` to ``end``, in the tile that starts at ``base``.
+
+    ``pool`` is the pool from which the keys are read.
+    """
     for strip in range(begin // LANES * LANES, end, LANES):
         key, stop = max(strip, begin), min(strip + LANES, end)
         while key < stop:
@@ -141,7 +145,7 @@ def score_keys(
 def score_run(
     params: Any, scratch: Scratch, row: int, lanes: int, key: int, count: int, ahead: int
 ) -> None:
-    """Multiply the rows of one KV head from ``row`` on with one key or a run of keys."""
+    """Multiply the rows of one KV head (from ``row`` on) by one key or by a run of keys."""
     width, pitch = 4 * params.head_dim, VECTOR_BYTES * LANES
     stride, vectors = key_bytes(params), params.head_dim // LANES
     end = row + params.group
@@ -158,7 +162,10 @@ def score_run(
 
 @inner
 def add_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
-    """Add the weighted values from ``begin`` to ``end``, in the tile that starts at ``base``."""
+    """Add the weighted values of the keys from ``begin`` to ``end`` to the unit's sums.
+
+    ``base`` is the first key of the tile that contains them.
+    """
     key = begin
     while key < end:
         count = run_length(params, key, end)
@@ -176,7 +183,7 @@ def add_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int,
 def add_value_rows(
     params: Any, scratch: Scratch, row: int, weights: int, value: int, count: int, ahead: int
 ) -> None:
-    """Add one weighted value or a run of them to the rows of one KV head from ``row`` on."""
+    """Add one weighted value or a run of values to the rows of one KV head (from ``row`` on)."""
     width, pitch = 4 * params.head_dim, 4 * TILE_KEYS
     stride, vectors = key_bytes(params), params.head_dim // LANES
     end = row + params.group
@@ -193,13 +200,13 @@ def add_value_rows(
 
 @inlined
 def run_length(params: Any, key: int, end: int) -> int:
-    """Return the keys to read together: ``RUN_KEYS`` if they lie side by side, else 1."""
+    """Return the number of keys to read together: ``RUN_KEYS`` if so many are adjacent, else 1."""
     return RUN_KEYS if run_end(params, key, end) - key >= RUN_KEYS else 1
 
 
 @inlined
 def key_address(params: Any, unit: Unit, pool: int, key: int) -> int:
-    """Return the address of the unit's first head of a key."""
+    """Return the address of a key of the unit's first KV head in ``pool``."""
     address: int = pool + key_offset(params, unit.sequence, key) + head_bytes(params) * unit.head
     return address
 
@@ -210,10 +217,10 @@ def prefetch_address(
 ) -> int:
     """Return the address of the first of ``RUN_KEYS`` keys to prefetch while ``key`` is read.
 
-    While ``RUN_KEYS`` keys are read side by side, as many others are prefetched, ``RUN_KEYS`` keys
-    apart. These mostly lie in different pages, and memory is read fastest in several streams. Each
-    run of ``AHEAD`` keys prefetches the next ``AHEAD``. Past ``end`` the prefetch continues in pool
-    ``following`` at key ``first``.
+    While ``RUN_KEYS`` adjacent keys are read, the same number of keys is prefetched, each
+    ``RUN_KEYS`` keys after the previous one. They are mostly in different pages, and memory is read
+    fastest in several streams. Reading ``AHEAD`` keys thus prefetches the next ``AHEAD`` keys. Past
+    ``end``, the prefetch continues in the pool ``following`` at key ``first``.
     """
     key = key // AHEAD * AHEAD + AHEAD + key % AHEAD // RUN_KEYS
     if key >= end:
@@ -223,7 +230,10 @@ def prefetch_address(
 
 @inner
 def partition_bounds(params: Any, begin: int, end: int) -> tuple[int, int]:
-    """Return the unit's partition of the keys from ``begin`` to ``end``, in whole tiles."""
+    """Return the bounds of the unit's partition of the keys from ``begin`` to ``end``.
+
+    Partitions consist of entire tiles, except at ``begin`` and ``end``.
+    """
     first = begin // TILE_KEYS
     tiles = (end + TILE_KEYS - 1) // TILE_KEYS - first
     share = (tiles + params.partitions - 1) // params.partitions
@@ -233,7 +243,7 @@ def partition_bounds(params: Any, begin: int, end: int) -> tuple[int, int]:
 
 @inner
 def block_count(params: Any, begin: int, end: int) -> int:
-    """Return the number of KV blocks that hold the keys from ``begin`` to ``end``."""
+    """Return the number of KV blocks that contain the keys from ``begin`` to ``end``."""
     if begin >= end:
         return 0
     blocks: int = (end - 1) // params.block_size - begin // params.block_size + 1
@@ -242,18 +252,18 @@ def block_count(params: Any, begin: int, end: int) -> int:
 
 @cache
 def body(pool_dtype: np.dtype[Any], plain: bool = True) -> int:
-    """Compile the kernel's arithmetic, or load it from numba's cache; return its address.
+    """Compile the body of decode units (or load it from numba's cache) and return its address.
 
     Parameters
     ----------
     pool_dtype
-        The NumPy dtype of the pools.
+        The NumPy dtype of the KV pools.
     plain
-        Whether a unit attends to all keys of the window (``attend``), else ``attend_part``.
+        True: units attend to all keys of the window (``attend``). False: ``attend_part``.
 
-    The C function is ``int64 (params *, memory, sequence, head, heads, token, high)``, all int64.
-    ``params`` is one of ``PARAMS_DTYPES``, ``memory`` the address of ``scratch_bytes`` bytes. It
-    returns the number of KV blocks visited.
+    The body is a C function ``int64 (params *, memory, sequence, head, heads, token, high)``, whose
+    arguments are int64. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
+    ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
     """
     signature = types.int64(
         types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6

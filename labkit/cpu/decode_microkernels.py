@@ -1,7 +1,7 @@
 """The innermost products of the decode kernel: queries with keys, and weights with values.
 
-Keys and values are read once, where they lie in the KV pools. Addresses are int64, strides are in
-bytes, numbers are float32; those of the pools have the type that the launch's parameters name.
+Keys and values are read once, directly from the KV pools. Addresses are int64, strides are in
+bytes. Elements are float32, except in the pools, whose dtype the launch's parameters specify.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from labkit.cpu.jit import intrinsic
 from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
-RUN_KEYS = 4  # keys or values that lie side by side and are read together
-RUN_ROWS = HOST_REGISTERS.tile_rows(RUN_KEYS, max_rows=4)  # query rows that share them
+RUN_KEYS = 4  # adjacent keys or values that are read together
+RUN_ROWS = HOST_REGISTERS.tile_rows(RUN_KEYS, max_rows=4)  # query rows multiplied by each run
 
 
 class _Keys:
-    """Emits loads of ``count`` keys or values, vector by vector, and prefetches of others.
+    """Emits loads of ``count`` keys or values, vector by vector, and prefetches of later ones.
 
-    They start at address ``key``, ``stride`` bytes apart. For each, one key is prefetched from
-    address ``ahead`` on, ``RUN_KEYS`` keys apart.
+    The keys start at address ``key`` and are ``stride`` bytes apart. The same number of keys is
+    prefetched. These start at address ``ahead`` and are ``RUN_KEYS`` keys apart.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class _Keys:
         self._keys_ahead = code.strided(ahead, code.builder.mul(stride, I64(RUN_KEYS)), count)
 
     def load(self, index: Any) -> list[Any]:
-        """Load vector ``index`` of each as float32, and prefetch the same of the keys ahead."""
+        """Load vector ``index`` of each key as float32, and prefetch it of the keys ahead."""
         code, size = self.code, self.element.vector_bytes
         for key in self._keys_ahead:
             code.prefetch(code.offset(key, index, size))
@@ -45,12 +45,12 @@ class _Keys:
 def _intrinsic(
     emit_rows: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int, max_rows: int
 ) -> Any:
-    """Return an intrinsic for 1 to ``max_rows`` query rows and so many keys or values.
+    """Return an intrinsic for 1 to ``max_rows`` query rows and ``keys`` keys or values.
 
-    ``emit_rows(code, rows, keys, vectors, addresses)`` emits the product for a number of rows. The
-    intrinsic takes the number of rows and chooses. ``key``, ``stride`` and ``ahead`` are as in
-    ``_Keys``; ``other`` and ``width`` are the address of queries or weights, and bytes from row to
-    row.
+    ``emit_rows(code, rows, keys, vectors, addresses)`` emits the product for a given number of
+    rows. The intrinsic contains the code for every number and branches on its argument ``rows``.
+    ``key``, ``stride`` and ``ahead`` are as in ``_Keys``. ``other`` is the address of the queries
+    or weights, and ``width`` their bytes per row.
     """
 
     @intrinsic
@@ -86,11 +86,12 @@ def _intrinsic(
 
 
 def _emit_dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
-    """Multiply queries with keys, lane by lane.
+    """Multiply queries by keys, lane by lane.
 
-    ``addresses``: sums, bytes from row to row of the sums, queries, and bytes from query to query.
-    Row ``r`` and key ``k`` get a vector of sums, the ``k``-th of row ``r``. Its lane ``i`` is one
-    chain of multiply-adds over every ``LANES``-th number from ``i`` on.
+    ``addresses`` contains the address of the sums, their bytes per row, the address of the queries
+    and their bytes per row. The product of row ``r`` and key ``k`` is a vector of sums, the
+    ``k``-th of row ``r``. Lane ``i`` of it is one chain of multiply-adds over the elements ``i``,
+    ``i + LANES``, ...
     """
     sums, pitch, queries, width = addresses
     targets, sources = code.strided(sums, pitch, rows), code.strided(queries, width, rows)
@@ -113,8 +114,8 @@ def _emit_add_values(
 ) -> None:
     """Add weighted values to rows of sums, in the order of the values.
 
-    ``addresses``: sums, bytes from row to row of the sums, weights, and bytes from row to row of
-    the weights. The weights of a row lie side by side.
+    ``addresses`` contains the address of the sums, their bytes per row, the address of the weights
+    and their bytes per row. The weights of a row are contiguous.
     """
     sums, pitch, weights, width = addresses
     targets, sources = code.strided(sums, pitch, rows), code.strided(weights, width, rows)
@@ -143,7 +144,7 @@ dot_key, add_value = _intrinsic(_emit_dots, 1, 1), _intrinsic(_emit_add_values, 
 
 @intrinsic
 def sum_lanes(typing_context: Any, scores: Any, sums: Any) -> Any:
-    """Write the sum over the lanes of each of ``LANES`` vectors, each summed by the same tree."""
+    """Write the ``LANES`` sums over the lanes of ``LANES`` vectors, all added in the same order."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)

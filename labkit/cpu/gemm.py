@@ -1,14 +1,13 @@
 """The matrix product x[M, K] @ W[N, K].T + bias in float32.
 
-Weights are packed once into panels of a register tile's width, each [K, PANEL_COLUMNS]. A tile adds
-one outer product for each step along K, so every output number is the chain
-``fma(x[k], w[k], previous)`` over k = 0, 1, ..., whatever the number of rows, the tile or the
-thread: the bits of a row do not depend on its batch. The design is that of Goto and van de Geijn,
-"Anatomy of High-Performance Matrix Multiplication" (2008), without the packing of x, which is small
-here.
+Weights are packed once into panels as wide as a register tile, each [K, PANEL_COLUMNS]. A tile adds
+one outer product for each step along K. So every output element is the chain
+``fma(x[k], w[k], previous)`` over k = 0, 1, ..., and the bits of a row do not depend on the other
+rows of its batch. The design is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication" (2008), without the packing of x, which is small here.
 
-While a tile works on one panel it prefetches the next: with 8 to 32 rows the product is as fast as
-the arithmetic although the weights come from memory.
+While a tile computes one panel, it prefetches the next. With 8 to 32 rows, the product is limited
+by arithmetic, although the weights come from memory.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from labkit.cpu.microkernels import GEMM_ROWS, PANEL_ROW_BYTES, ROW_PANELS, gemm
 from labkit.cpu.simd_emitter import FLOAT_BYTES
 
 PANEL_COLUMNS = PANEL_ROW_BYTES // FLOAT_BYTES
-# Rows of x that share one pass over the weights: so many stay in the second-level cache.
+# Rows of x per pass over the weights. This number of rows stays in the second-level cache.
 BLOCK_ROWS = 256
-# A smaller product takes less time than handing it to other threads. Reading a weight counts as
-# ``WEIGHT_COST`` multiplications.
+# Products with fewer multiply-adds take less time than handing work to other threads. Reading a
+# weight counts as ``WEIGHT_COST`` of them.
 MIN_PARALLEL_FMAS = 1 << 19
 WEIGHT_COST = 8
 
 
 @njit(error_model="numpy")
 def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_size):  # type: ignore[no-untyped-def]
-    """Multiply one block of rows with one panel, float32 [K, PANEL_COLUMNS] at an address.
+    """Multiply one block of rows by the panel at address ``panel_at``.
 
-    Meanwhile ``ahead_size`` bytes from ``ahead`` on are prefetched: all by the first tile if there
-    is one tile, else half by each of the first two.
+    The panel is float32 [K, PANEL_COLUMNS]. At the same time, ``ahead_size`` bytes from address
+    ``ahead`` on are prefetched. If the block has several tiles, the first two prefetch half each.
     """
     m, depth = x.shape
     x_row = depth * FLOAT_BYTES
@@ -49,7 +48,7 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
     half = ahead + ahead_size // 2
     ahead_bytes = ahead_size // depth // min(tiles, 2)
     while row < end:
-        # Tiles of nearly equal height: 9 rows are 5 + 4, not 8 + 1.
+        # Tiles of nearly equal height: 9 rows are divided into 5 + 4, not 8 + 1.
         rows = (end - row + tiles - 1) // tiles
         tiles -= 1
         target = m * start + row * width + column
@@ -70,7 +69,7 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
 
 @njit(error_model="numpy")
 def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply one block of rows with one panel; a single row with ``ROW_PANELS`` panels."""
+    """Multiply one block of rows by one panel or, if x has one row, by ``ROW_PANELS`` panels."""
     m, depth = x.shape
     panel_bytes = depth * PANEL_ROW_BYTES
     panel_at = np.int64(panels.ctypes.data) + first * panel_bytes
@@ -91,10 +90,10 @@ def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignor
     error_model="numpy",
 )
 def matmul(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply x [M, K] with all panels into ``out``, flat, matrix after matrix.
+    """Multiply x [M, K] by all panels. ``out`` is flat and contains one result after the other.
 
-    ``columns[p]`` describes panel p: the columns of all matrices before its own, the columns of
-    its own matrix, and the first column of the panel in it.
+    ``columns[p]`` contains three numbers for panel p: the number of columns of all preceding
+    matrices, the number of columns of the panel's own matrix, and the panel's first column in it.
     """
     m = x.shape[0]
     step = ROW_PANELS if m == 1 else 1
@@ -110,7 +109,7 @@ def matmul(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def take_packed_row(row, panels, out):  # type: ignore[no-untyped-def]
-    """Copy a row of the matrix to ``out`` [K]."""
+    """Copy a row of the packed matrix to ``out`` [K]."""
     panel, column = row // PANEL_COLUMNS, row % PANEL_COLUMNS
     for k in range(out.size):
         out[k] = panels[panel, k, column]
@@ -118,14 +117,14 @@ def take_packed_row(row, panels, out):  # type: ignore[no-untyped-def]
 
 @thread_pool.kernel("void(int64[::1], float32[:, :, ::1], float32[:, ::1])")
 def take(rows, panels, out):  # type: ignore[no-untyped-def]
-    """Copy some rows of the matrix to ``out`` [len(rows), K]."""
+    """Copy the given rows of the packed matrix to ``out`` [len(rows), K]."""
     for i in prange(rows.shape[0]):
         take_packed_row(rows[i], panels, out[i])
 
 
 @thread_pool.kernel("void(float32[:, ::1], float32[:, :, ::1], int64)")
 def pack_panels(weight, panels, first):  # type: ignore[no-untyped-def]
-    """Pack a weight matrix into panels ``first``, ``first + 1``, ...: its rows become columns."""
+    """Pack a weight matrix [N, K] into the panels from ``first`` on. Its rows become columns."""
     width, depth = weight.shape
     for panel in prange((width + PANEL_COLUMNS - 1) // PANEL_COLUMNS):
         column = panel * PANEL_COLUMNS
