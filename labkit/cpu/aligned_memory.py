@@ -1,4 +1,4 @@
-"""Arrays that start on a cache line. A vector that crosses two lines takes twice as long to load."""
+"""Arrays that start on a cache line, because a vector across two lines loads half as fast."""
 
 from __future__ import annotations
 

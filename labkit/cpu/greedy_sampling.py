@@ -1,7 +1,7 @@
-"""The best token of every row of logits, and its lead over the next best.
+"""The token with the largest logit of every row, and its lead over the second-largest logit.
 
-A row is cut into parts of which threads take one each (``find_candidate``); the candidates of a
-row's parts are merged when all are there (``merge_candidates``).
+A row is divided into parts, which threads search in parallel (``find_candidate``). Afterwards, the
+candidates of each row's parts are merged (``merge_candidates``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from labkit.cpu.jit import inner, intrinsic
 from labkit.cpu.simd_emitter import VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 
-MAX_PARTS = 8  # of a row
-MIN_PART = 4096  # logits of a part
-SCANNED = 64  # logits that are compared with a bound at once
+MAX_PARTS = 8  # parts per row
+MIN_PART = 4096  # logits per part
+SCANNED = 64  # logits that one call of ``_any_above`` compares with a bound
 CANDIDATE = np.dtype([("best", np.float64), ("second", np.float64), ("token", np.int64)])
 CANDIDATE_BYTES = CANDIDATE.itemsize
 
@@ -30,7 +30,7 @@ candidate_at = struct_at("GreedyCandidate", CANDIDATE)
 
 @intrinsic
 def _any_above(typing_context: Any, address: Any, bound: Any) -> Any:
-    """Tell whether one of ``SCANNED`` float32 at an address is above a bound, or is NaN."""
+    """Return whether any of the ``SCANNED`` float32 at an address is above ``bound`` or is NaN."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code, above = Emitter(builder), None
@@ -46,16 +46,16 @@ def _any_above(typing_context: Any, address: Any, bound: Any) -> Any:
 
 @inner
 def num_parts(width: int) -> int:
-    """Return into how many parts a row of ``width`` logits is cut."""
+    """Return the number of parts into which a row of ``width`` logits is divided."""
     return max(1, min(MAX_PARTS, width // MIN_PART))
 
 
 @inner
 def find_candidate(logits: int, width: int, unit: int, candidates: int) -> None:
-    """Find the best and the second best logit of a part of a row; a NaN makes both NaN.
+    """Find the largest and the second-largest logit of one part of a row. A NaN makes both NaN.
 
-    ``logits``: address of float32 [rows, width]; ``candidates``: of a ``CANDIDATE`` for each
-    unit; ``unit``: the row times ``num_parts(width)``, plus the part.
+    ``logits`` is the address of float32 [rows, width], ``candidates`` the address of an array with
+    one ``CANDIDATE`` per unit. ``unit`` is ``row * num_parts(width) + part``.
     """
     parts = num_parts(width)
     part = unit % parts
@@ -64,7 +64,7 @@ def find_candidate(logits: int, width: int, unit: int, candidates: int) -> None:
     best, second, token = np.float32(-np.inf), np.float32(-np.inf), first
     while first < end:
         stop = first + SCANNED
-        # Most logits are below the second best: SCANNED of them are passed over at once.
+        # Most logits are below the second-largest one, so that SCANNED of them are skipped at once.
         if stop > end or _any_above(row + 4 * first, second):
             for i in range(first, min(stop, end)):
                 value = load_float(row + 4 * i)
@@ -83,7 +83,10 @@ def find_candidate(logits: int, width: int, unit: int, candidates: int) -> None:
 def merge_candidates(
     candidates: int, width: int, tokens: NDArray[Any], leads: NDArray[Any]
 ) -> None:
-    """Write each row's best token, the lowest of equals, and its lead over the second best."""
+    """Write each row's best token and its lead over the second best, from the parts' candidates.
+
+    Of tokens with equal logits, the lowest id is the best.
+    """
     parts = num_parts(width)
     for row in range(len(tokens)):
         first = candidate_at(candidates + row * parts * CANDIDATE_BYTES)

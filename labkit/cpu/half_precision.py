@@ -1,7 +1,7 @@
-"""Conversion of float16 and bfloat16 in vector registers: widened when read, rounded when written.
+"""Conversion of float16 and bfloat16 in vector registers: widened on loads, rounded on stores.
 
-Every float16 and bfloat16 is also a float32, so reading is exact. Writing rounds to the nearest,
-ties to even; a number that is too large becomes infinity, and NaN stays NaN.
+Every float16 and bfloat16 is also a float32, so widening is exact. Stores round to the nearest,
+ties to even. Numbers that are too large become infinity, and NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 I16_VECTOR = ir.VectorType(ir.IntType(16), LANES)
 _HALF_VECTOR = ir.VectorType(ir.HalfType(), LANES)
 _INFINITY = 0x7F800000  # float32
-_EXPONENT_SHIFT = (127 - 15) << 23  # difference of the exponents' biases, in float32's bits
+_EXPONENT_SHIFT = (127 - 15) << 23  # difference of the exponent biases, at float32's exponent bits
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """A number type in memory, and its conversions from and to float32.
+    """The type of elements in memory, and its conversions from and to float32.
 
-    ``bytes``: of one number; ``vector``: the LLVM type of ``LANES`` of them, which ``widen`` makes
-    float32 and ``narrow`` makes of float32.
+    ``bytes`` is the size of one element, and ``vector`` the LLVM type of ``LANES`` elements.
+    ``widen`` converts such a vector to float32, ``narrow`` converts a float32 vector back.
     """
 
     bytes: int
@@ -38,28 +38,28 @@ class ElementType:
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of ``LANES`` numbers."""
+        """Bytes of ``LANES`` elements in memory."""
         return self.bytes * LANES
 
     def load(self, code: Emitter, address: Any) -> Any:
-        """Load ``LANES`` numbers as float32."""
+        """Load ``LANES`` elements and widen them to float32."""
         return self.widen(code, code.load(address, kind=self.vector))
 
     def store(self, code: Emitter, value: Any, address: Any) -> None:
-        """Round a vector of float32 and store it."""
+        """Round a vector of float32 to this type and store it."""
         code.store(self.narrow(code, value), address)
 
 
 def widen_by_arithmetic(code: Emitter, words: Any) -> Any:
-    """Widen float16 by arithmetic, for CPUs without an instruction for it.
+    """Widen float16 with integer and float32 operations, for CPUs without a conversion instruction.
 
-    LLVM itself would call a function for each number.
+    LLVM's own conversion would call a function for each element on such a CPU.
     """
     build = code.builder
     bits = build.zext(words, I32_VECTOR)
     size = build.shl(build.and_(bits, code.integer_constant(0x7FFF)), code.integer_constant(13))
     sign = build.shl(build.and_(bits, code.integer_constant(0x8000)), code.integer_constant(16))
-    # Scaling does not round, not even subnormal numbers.
+    # The scaling is exact, even for subnormal numbers.
     scaled = build.fmul(build.bitcast(size, F32_VECTOR), code.constant(2.0**112))
     is_special = build.icmp_unsigned(">=", size, code.integer_constant(0x7C00 << 13))
     special = build.or_(size, code.integer_constant(_INFINITY))
@@ -127,12 +127,12 @@ FLOAT16 = ElementType(
     _narrow_float16,
 )
 BFLOAT16 = ElementType(2, I16_VECTOR, _widen_bfloat16, _narrow_bfloat16)
-# The dtype of ``kv_dtype_marker`` in the parameters of a launch, by the pools' type; numba has no
-# float16 on the CPU.
+# The dtype of ``kv_dtype_marker`` in a launch's parameters, by the dtype of the KV pools. Integers
+# represent the half-precision types, because numba has no float16 on the CPU.
 MARKER_DTYPES = {"float32": np.float32, "float16": np.int16, "bfloat16": np.uint16}
 _BY_MARKER = {types.float32: FLOAT32, types.int16: FLOAT16, types.uint16: BFLOAT16}
 
 
 def element_type(params: Any) -> ElementType:
-    """Return the number type of a launch's pools, by the numba type of its parameters."""
+    """Return the element type of a launch's KV pools, given the numba type of its parameters."""
     return _BY_MARKER[params.typeof("kv_dtype_marker")]

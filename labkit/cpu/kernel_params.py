@@ -14,32 +14,32 @@ from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 
-# Arrays are given by address; they are contiguous.
+# Fields that describe an array are the address of a contiguous array.
 _FIELDS = (
     ("q", np.int64),  # float32 [total_q, num_q_heads, head_dim]
     ("k_pool", np.int64),  # [num_blocks, block_size, num_kv_heads, head_dim]
     ("v_pool", np.int64),
-    ("out", np.int64),  # like q
+    ("out", np.int64),  # same shape as q
     ("sinks", np.int64),  # float32 [num_q_heads]; 0: no sinks
     ("block_tables", np.int64),  # int32 [num_seqs, max_blocks]
     ("max_blocks", np.int64),
     ("num_q_heads", np.int64),
     ("num_kv_heads", np.int64),
-    ("group_stride", np.int64),  # query heads from one KV head to the next
-    ("group", np.int64),  # query heads of a KV head that a unit computes
+    ("group_stride", np.int64),  # query heads per KV head
+    ("group", np.int64),  # query heads per KV head that one unit computes
     ("head_dim", np.int64),
     ("block_size", np.int64),
     ("window", np.int64),  # keys
     ("query_scale", np.float32),
     ("softcap", np.float32),  # in base 2; 0: off
     ("window_skip", np.int64),  # 0: keys before the window are read and masked
-    ("partition", np.int64),  # number of the unit's partition of the keys
+    ("partition", np.int64),  # index of the unit's partition of the keys
     ("partitions", np.int64),
     ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
     ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
 )
-# By the NumPy dtype of the pools. No kernel reads the last field: its type tells numba the pools'
-# type, so that every part of a kernel is compiled for each.
+# The struct dtypes, by the NumPy dtype of the KV pools. No kernel reads the last field: its type
+# tells numba the element type of the pools, so that kernels are compiled separately for each.
 PARAMS_DTYPES = {
     dtype: np.dtype([*_FIELDS, ("kv_dtype_marker", MARKER_DTYPES[name])], align=True)
     for name, dtype in NUMPY_DTYPES.items()
@@ -53,14 +53,14 @@ def params_type(params: np.dtype[Any]) -> StructType:
 
 
 class Partials(NamedTuple):
-    """The results of the partitions of split-KV, which ``attention_launch.reduce`` merges."""
+    """The partial results of split-KV's partitions, which ``attention_launch.reduce`` merges."""
 
     sums: NDArray[np.float32]  # [total_q, num_q_heads, partitions, head_dim]
     states: NDArray[np.float32]  # [..., 2]: running maximum (base 2) and softmax sum
 
 
 def partials(q: NDArray[np.float32], partitions: int) -> Partials:
-    """Allocate the results of the partitions of every query token and head."""
+    """Allocate memory for the partial results of every query token, head and partition."""
     tokens, heads, head_dim = q.shape
     rows = (tokens, heads, partitions)
     return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
@@ -79,10 +79,10 @@ def pack(
     softcap: float | None,
     window_skip: bool,
 ) -> NDArray[Any]:
-    """Return a struct of ``PARAMS_DTYPES`` with 0 for the addresses that differ by layer.
+    """Return a struct of ``PARAMS_DTYPES``. Addresses that differ from layer to layer are 0.
 
-    ``block_tables`` must outlive the launch: the struct has its address. ``window`` and
-    ``softcap``: None means off.
+    The struct contains the address of ``block_tables``, which must therefore outlive the launch.
+    ``window`` (keys) and ``softcap`` may be None: off.
     """
     values = {
         "block_tables": address_of(block_tables),
@@ -102,7 +102,7 @@ def pack(
         values["query_scale"] = scale / softcap
         values["softcap"] = softcap * LOG2E
     packed = np.zeros(1, PARAMS_DTYPES[NUMPY_DTYPES[kv_dtype]])
-    # In one assignment: by name, each field would take as long as all of them.
+    # A single assignment of the tuple takes as long as assigning one field by name.
     packed[0] = tuple(values.get(name, 0) for name in packed.dtype.names or ())
     return packed
 
@@ -110,10 +110,12 @@ def pack(
 def split(
     params: NDArray[Any], members: int, partitions: int, parts: Partials | None
 ) -> NDArray[Any]:
-    """Return the parameters of the units among which a token's work on a KV head is divided.
+    """Return one struct of parameters for each unit into which a token's work is split.
 
-    There are ``members * partitions``. Member ``m`` computes the query heads of each KV head from
-    ``m * group / members`` on (its arrays begin there), against one partition of the keys.
+    There are ``members * partitions`` units per KV head. The units of member ``m`` compute
+    ``group / members`` of the KV head's query heads, starting with ``m * group / members``. Each
+    unit attends to one partition of the keys. ``parts`` receives the partial results, or is None if
+    there is only one partition.
     """
     member = np.repeat(np.arange(members), partitions)
     units = np.repeat(params, len(member))
@@ -132,7 +134,7 @@ def split(
 
 
 def base2(sinks: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Return the sinks as logits in base 2; an empty array without sinks."""
+    """Return the sinks as logits in base 2, or an empty array for None."""
     if sinks is None:
         return np.zeros(0, np.float32)
     return sinks * np.float32(LOG2E)

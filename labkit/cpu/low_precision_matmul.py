@@ -1,12 +1,12 @@
 """The matrix product with low-precision weights: x[M, K] @ W[N, K].T + bias.
 
-Weights become float32 in registers, with the very bits of ``mlx.core.dequantize`` in float32, and
-every output number is the chain ``fma(x[k], w[k], previous)`` of ``gemm``. So the product has the
-bits of the product with the float32 matrix, whatever the number of rows. With many rows a panel is
-first widened into memory that the second-level cache holds, and then multiplied by the register
+Weights are widened to float32 in registers, with the same bits as ``mlx.core.dequantize`` in
+float32. Every output element is the chain ``fma(x[k], w[k], previous)`` of ``gemm``. So the result
+is identical to the bit to ``gemm`` with the widened matrix, for any number of rows. With many rows,
+a panel is first widened into a buffer in the second-level cache and then multiplied by the register
 tiles of ``gemm``.
 
-How a matrix lies in memory (``low_precision_weights`` packs it)::
+The memory layout of a matrix, which ``low_precision_weights`` packs::
 
     columns of the product (rows of W) ->
     +---------------------------------+---------------------------------+---
@@ -18,13 +18,13 @@ How a matrix lies in memory (``low_precision_weights`` packs it)::
     |     pack 0, pack 1, ...                             (numbers or integers)
     | record 1 of span 0 ...
 
-    span    SPAN_PANELS panels, whose weights lie together: read once, in order
+    span    SPAN_PANELS panels, whose weights are contiguous and read once, in order
     record  the steps along K that share scales and biases: a quantisation group, or one step of
             half precision
-    pack    the steps that are decoded together: as few as fill whole 32-bit words
+    pack    the steps that are decoded together: the smallest number that fills 32-bit words
 
-Each weight format has functions of its own, compiled when a model first needs them; the kernel
-calls them by address.
+Each weight format has its own functions, compiled when a model first needs them. The kernel calls
+them by address.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from labkit.cpu.simd_emitter import (
 from labkit.cpu.vector_registers import LANES
 
 PANEL_VECTORS = PANEL_COLUMNS // LANES
-MAX_FUSED_ROWS = 24  # rows of x up to which weights are widened in the product's registers
-PREFETCH_BYTES = 8192  # distance from what is read of a span to what is prefetched
+MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
+PREFETCH_BYTES = 8192  # distance from the bytes that are read to those that are prefetched
 LOW_TILE_ROWS = 4  # rows of the lower of the two register tiles of one panel
 MANTISSA_BITS = 23  # of a float32
-MANTISSA_CONVERTED_BITS = (2, 3, 4)  # integers for which the mantissa conversion is faster
+MANTISSA_CONVERTED_BITS = (2, 3, 4)  # bits per integer for which mantissa conversion is faster
 # The compiled functions of a format, as indices of ``FormatFunctions.addresses``.
 ONE_ROW, TWO_ROWS, LOW_TILE, HIGH_TILE, WIDEN = range(5)
 
@@ -79,12 +79,13 @@ ONE_ROW, TWO_ROWS, LOW_TILE, HIGH_TILE, WIDEN = range(5)
 class WeightFormat:
     """The content of a record: numbers of type ``element``, or integers of ``bits`` bits.
 
-    Integers come in groups, after the group's scales and biases of type ``element``.
+    ``bits`` is 0 for numbers. A record of integers is a quantisation group and begins with the
+    group's scales and biases, of type ``element``.
 
-    ``in_mantissa``: whether integers become float32 by the mantissa conversion. An integer in the
-    highest bits of the mantissa of ``2**bits`` makes the float ``2**bits + integer``, and the bias
-    minus ``2**bits`` scales takes the ``2**bits`` away again; that bias must be exact in float32.
-    It saves the conversion instruction: with 4 bits a twentieth of the time of one row's product.
+    ``in_mantissa`` is whether integers are converted to float32 by the *mantissa conversion*: an
+    integer in the highest mantissa bits of ``2**bits`` makes the float ``2**bits + integer``. The
+    bias is reduced by ``2**bits`` scales to compensate, which must be exact in float32. This saves
+    the conversion instruction: with 4 bits, a twentieth of the time of one row's product.
     """
 
     element: ElementType
@@ -93,12 +94,12 @@ class WeightFormat:
 
     @property
     def pack_steps(self) -> int:
-        """Steps in a pack."""
+        """Number of steps along K in a pack."""
         return WORD_BITS // math.gcd(self.bits, WORD_BITS) if self.bits else 1
 
     @property
     def pack_bytes(self) -> int:
-        """Bytes of a pack, for all columns of a span."""
+        """Bytes of a pack, with all columns of the span."""
         return self.pack_steps * (self.bits or 8 * self.element.bytes) * SPAN_COLUMNS // 8
 
     @property
@@ -109,7 +110,10 @@ class WeightFormat:
     def emit_header(
         self, code: Emitter, record: Any, panel: Any, vectors: int
     ) -> list[tuple[Any, Any]]:
-        """Load scales and biases for ``vectors`` vectors of columns, starting at a panel."""
+        """Load (scale, bias) for ``vectors`` vectors of columns, starting at panel ``panel``.
+
+        Returns [] if the format has no scales.
+        """
         if not self.bits:
             return []
         build, size = code.builder, self.element.vector_bytes
@@ -127,7 +131,10 @@ class WeightFormat:
     def emit_pack(
         self, code: Emitter, pack: Any, panel: Any, header: list[tuple[Any, Any]], vectors: int
     ) -> Callable[[int, int], Any]:
-        """Load a pack; return ``decode(step, vector)``, which makes one vector of weights."""
+        """Load a pack and return a function ``decode(step, vector)``.
+
+        ``decode`` emits the code that makes one vector of float32 weights.
+        """
         build, size = code.builder, self.element.vector_bytes
         if not self.bits:
             address = build.add(pack, build.mul(panel, I64(PANEL_VECTORS * size)))
@@ -147,7 +154,7 @@ class WeightFormat:
         return lambda step, vector: self._dequantize(code, words[vector], step, *header[vector])
 
     def _dequantize(self, code: Emitter, words: list[Any], step: int, scale: Any, bias: Any) -> Any:
-        """Extract the integers of a step from the words, and scale them as MLX does."""
+        """Extract the integers of one step from the words, and scale them in the way MLX does."""
         build = code.builder
         position = MANTISSA_BITS - self.bits if self.in_mantissa else 0
         word, low = divmod(step * self.bits, WORD_BITS)
@@ -169,7 +176,7 @@ class WeightFormat:
 
 
 def _shift_left(code: Emitter, words: Any, places: int) -> Any:
-    """Shift left by ``places`` bits; right if ``places`` is negative."""
+    """Shift left by ``places`` bits, or right by ``-places`` bits if ``places`` is negative."""
     if places >= 0:
         return code.builder.shl(words, code.integer_constant(places)) if places else words
     return code.builder.lshr(words, code.integer_constant(-places))
@@ -177,7 +184,7 @@ def _shift_left(code: Emitter, words: Any, places: int) -> Any:
 
 _ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _HALVES = ("float16", "bfloat16")
-# The index of a format is a constant of the compiled functions.
+# The compiled functions of a format contain its index in this list as a constant.
 _FORMAT_KEYS = [
     *((element, 0, False) for element in _HALVES),
     *((element, bits, False) for element in _ELEMENTS for bits in QUANTIZED_BITS),
@@ -190,20 +197,20 @@ _FORMATS = [
 
 
 class TileCall(NamedTuple):
-    """The arguments of a tile's function, all int64; in an intrinsic, their LLVM values.
+    """The arguments of a tile's function, all int64, or in an intrinsic their LLVM values.
 
-    The function multiplies rows of x with the columns of one or more panels of a span.
+    The function multiplies rows of x by the columns of one or more panels of a span.
     """
 
     x: Any  # address of the first row
     x_row_bytes: Any
-    rows: Any  # rows of x; a tile of more rows computes the last one repeatedly
+    rows: Any  # rows of x; a tile with more rows computes the last row repeatedly
     span: Any  # address of the span
     records: Any  # records in the span
     packs: Any  # packs in a record
     panel: Any  # first panel, within the span
     bias: Any  # address of the biases of the first panel's columns
-    out: Any  # address of the first number of the result
+    out: Any  # address of the first element of the result
     out_row_bytes: Any
 
 
@@ -219,7 +226,7 @@ class WidenCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PanelReader:
-    """Emits the loop over the weights of ``vectors`` vectors of columns, step by step along K."""
+    """Emits the loop along K that reads the weights of ``vectors`` vectors of columns."""
 
     span: Any
     records: Any
@@ -234,7 +241,10 @@ class _PanelReader:
         step: Callable[[Any, list[Any], list[Any]], list[Any]],
         carried: list[Any],
     ) -> list[Any]:
-        """Run ``step(k, weights, carried) -> carried`` for every k; ``weights``: vectors."""
+        """Emit ``step(k, weights, carried)`` for every k and return the last carried values.
+
+        ``weights`` are the vectors of weights at k. ``step`` returns the next carried values.
+        """
         build = code.builder
         pack_bytes, header_bytes = I64(weight_format.pack_bytes), I64(weight_format.header_bytes)
         record_bytes = build.add(build.mul(self.packs, pack_bytes), header_bytes)
@@ -266,9 +276,10 @@ class _PanelReader:
 
 @extending.intrinsic(prefer_literal=True)
 def _multiply_tile(_typing, format_index, max_rows, panels, call):  # type: ignore[no-untyped-def]
-    """Multiply up to ``max_rows`` rows with ``panels`` panels, as ``call`` says.
+    """Multiply up to ``max_rows`` rows by ``panels`` panels, with the arguments ``call``.
 
-    ``format_index`` (an index into ``_FORMATS``), ``max_rows`` and ``panels`` are constants.
+    ``format_index`` (an index into ``_FORMATS``), ``max_rows`` and ``panels`` are compile-time
+    constants.
     """
     constants = [kind.literal_value for kind in (format_index, max_rows, panels)]
 
@@ -305,7 +316,7 @@ def _multiply_tile(_typing, format_index, max_rows, panels, call):  # type: igno
 
 @extending.intrinsic(prefer_literal=True)
 def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
-    """Write a panel of a span as ``gemm`` reads it: float32 [K, PANEL_COLUMNS]."""
+    """Write a panel of a span in the layout of ``gemm``: float32 [K, PANEL_COLUMNS]."""
     index = format_index.literal_value
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -326,7 +337,7 @@ def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
 
 
 def _unpacked(builder: Any, value: Any, count: int) -> list[Any]:
-    """Return the elements of a tuple of so many."""
+    """Return the LLVM values of the ``count`` elements of a tuple."""
     return [builder.extract_value(value, i) for i in range(count)]
 
 
@@ -334,8 +345,8 @@ def _unpacked(builder: Any, value: Any, count: int) -> list[Any]:
 class FormatFunctions:
     """The compiled functions of a weight format.
 
-    ``addresses``: int64, indexed by ``ONE_ROW`` to ``WIDEN``. ``pack_steps``: steps in a pack.
-    ``compiled``: the functions themselves, which must stay alive.
+    ``addresses`` is an int64 array, indexed by ``ONE_ROW`` to ``WIDEN``. ``pack_steps`` is the
+    number of steps in a pack. ``compiled`` keeps the functions themselves alive.
     """
 
     addresses: NDArray[np.int64]
@@ -345,20 +356,21 @@ class FormatFunctions:
 
 @cache
 def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) -> FormatFunctions:
-    """Compile the functions of a format, or load them from numba's cache.
+    """Compile the functions of a weight format, or load them from numba's cache.
 
     Parameters
     ----------
     element
-        The type of the numbers, or of scales and biases: a key of ``NUMPY_DTYPES``.
+        The type of the weights or, if ``bits`` is not 0, of scales and biases: a key of
+        ``NUMPY_DTYPES``.
     bits
-        Bits of an integer; 0: the weights are numbers of type ``element``.
+        Bits per integer. 0: the weights are not quantised.
     mantissa_exact
-        Whether the mantissa conversion gives the same bits (``WeightFormat``).
+        Whether the mantissa conversion (``WeightFormat``) is exact for the model's weights.
     """
     index = _FORMAT_KEYS.index((element, bits, False))
-    # By the mantissa conversion sixteen rows were 3 % slower, and one row of 8 bits no faster from
-    # memory; two and four rows were not measured.
+    # Only the function for one row uses the mantissa conversion. With it, sixteen rows were 3 %
+    # slower, and one row with 8 bits was no faster from memory. Two and four rows: not measured.
     in_mantissa = mantissa_exact and bits in MANTISSA_CONVERTED_BITS
     one_row = _FORMAT_KEYS.index((element, bits, in_mantissa))
     compiled = [
@@ -388,14 +400,15 @@ def _compile_widen(format_index: int) -> Any:
 
 
 def _compile(function: Any, arguments: int, *constants: int) -> Any:
-    # To the linker, two functions of one name from the caches of two processes would be one.
+    # A unique name, because the linker would merge two functions of the same name that were
+    # compiled by different processes and loaded from the cache.
     function.__qualname__ = "_".join([function.__name__, *map(str, constants)])
     return numba.cfunc(types.void(*[types.int64] * arguments), cache=True)(function)
 
 
 @intrinsic
 def _call(_typing, address, arguments):  # type: ignore[no-untyped-def]
-    """Call the function at an address with the int64 of a ``TileCall`` or ``WidenCall``."""
+    """Call the function at an address with the elements of a ``TileCall`` or ``WidenCall``."""
     count = len(arguments)
 
     def emit(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -410,14 +423,14 @@ def _call(_typing, address, arguments):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply all rows with one span, whose weights are widened in registers."""
+    """Multiply all rows by one span, whose weights are widened in registers."""
     m, x_row_bytes = x.shape[0], x.shape[1] * FLOAT_BYTES
     first_panel = span * SPAN_PANELS
     start, width, column = columns[first_panel, 0], columns[first_panel, 1], columns[first_panel, 2]
     valid = min(SPAN_COLUMNS, width - column)
     target = m * start + column
     out_at, out_row_bytes = np.int64(out.ctypes.data) + target * FLOAT_BYTES, width * FLOAT_BYTES
-    # The last span of a matrix may be wider than the matrix: its result goes to ``spill`` first.
+    # The last span may extend beyond the matrix: its result is first written to ``spill``.
     spill = np.empty(m * SPAN_COLUMNS if valid < SPAN_COLUMNS else 0, np.float32)
     if valid < SPAN_COLUMNS:
         out_at, out_row_bytes = np.int64(spill.ctypes.data), SPAN_COLUMNS * FLOAT_BYTES
@@ -449,7 +462,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
 
 @njit(error_model="numpy")
 def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Widen a panel once, and multiply all rows with it."""
+    """Widen a panel to float32 once, and multiply all rows by the widened panel."""
     if columns[panel, 2] >= columns[panel, 1]:
         return  # an empty panel at the end of a span
     span_bytes, panel_in_span = spans.shape[1], panel % SPAN_PANELS
@@ -470,7 +483,7 @@ def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, co
 
 @njit(error_model="numpy")
 def multiply_task(task, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Run one task of ``matmul``: a span if there are few rows, else a panel."""
+    """Run one task of ``matmul``: a span if x has at most ``MAX_FUSED_ROWS`` rows, else a panel."""
     if x.shape[0] <= MAX_FUSED_ROWS:
         _multiply_span(task, functions, records, packs, x, spans, bias, columns, out)
     else:
@@ -483,9 +496,10 @@ def multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
     error_model="numpy",
 )
 def matmul(functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply x [M, K] with all spans into ``out``, as ``gemm.matmul`` does with panels.
+    """Multiply x [M, K] by all spans. ``bias``, ``columns`` and ``out`` are as in ``gemm.matmul``.
 
-    ``functions``: ``FormatFunctions.addresses``. A span has ``records`` records of ``packs`` packs.
+    ``functions`` is ``FormatFunctions.addresses``. A span consists of ``records`` records of
+    ``packs`` packs each.
     """
     m = x.shape[0]
     tasks = spans.shape[0] if m <= MAX_FUSED_ROWS else columns.shape[0]
@@ -499,7 +513,7 @@ def matmul(functions, records, packs, x, spans, bias, columns, out):  # type: ig
 
 @njit(error_model="numpy")
 def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-untyped-def]
-    """Write a row of the matrix, widened, to ``out`` [K]."""
+    """Write a row of the matrix, widened to float32, to ``out`` [K]."""
     span, column = row // SPAN_COLUMNS, row % PANEL_COLUMNS
     panel = row % SPAN_COLUMNS // PANEL_COLUMNS
     widened = np.empty((out.size, PANEL_COLUMNS), np.float32)
@@ -515,6 +529,6 @@ def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-unt
     error_model="numpy",
 )
 def take(functions, records, packs, rows, spans, out):  # type: ignore[no-untyped-def]
-    """Write some rows of the matrix, widened, to ``out`` [len(rows), K]."""
+    """Write the given rows of the matrix, widened to float32, to ``out`` [len(rows), K]."""
     for i in prange(rows.shape[0]):
         take_row(rows[i], functions, records, packs, spans, out[i])

@@ -1,8 +1,8 @@
 """Weight matrices in low precision: half-precision numbers, or packed integers in groups.
 
-Both can write themselves into spans, the layout that ``low_precision_matmul`` reads and draws: the
-model's own bytes in another order, so that a vector register holds as many columns of the product
-(rows of the matrix) at one step along the depth.
+Both can write themselves into spans, the layout that ``low_precision_matmul`` reads and its
+docstring draws. Spans contain the model's bytes in another order: the elements of a vector register
+belong to adjacent columns of the product (rows of the matrix) at the same step along the depth K.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from labkit.cpu.gemm import PANEL_COLUMNS
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name, to_float32
 
-# One panel has too few sums for a single row of x to hide the latency of an FMA; two have enough.
+# With a single row of x, one panel has too few sums to hide the latency of an FMA. Two have enough.
 SPAN_PANELS = 2
 SPAN_COLUMNS = SPAN_PANELS * PANEL_COLUMNS
 WORD_BITS = 32
-# What MLX supports: bits of a quantised number, and numbers that share a scale and a bias.
+# MLX's quantisation: bits per integer, and integers per group (which shares a scale and a bias).
 QUANTIZED_BITS = (2, 3, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 
@@ -32,7 +32,7 @@ class HalfMatrix:
     numbers: NDArray[Any]
 
     def __post_init__(self) -> None:
-        """Check the type."""
+        """Check the dtype."""
         halves = NUMPY_DTYPES["float16"], NUMPY_DTYPES["bfloat16"]
         if self.numbers.dtype not in halves:
             raise ValueError(
@@ -47,7 +47,7 @@ class HalfMatrix:
 
     @property
     def group_size(self) -> int:
-        """Steps along the depth in a record."""
+        """Number of steps along the depth in a record."""
         return 1
 
     @property
@@ -67,7 +67,7 @@ class HalfMatrix:
 
     @property
     def record_dtype(self) -> np.dtype[Any]:
-        """A record: one step along the depth."""
+        """The dtype of a record, which is one step along the depth."""
         return np.dtype([("numbers", self.numbers.dtype, (SPAN_COLUMNS,))])
 
     def write_records(self, records: NDArray[Any]) -> None:
@@ -77,21 +77,24 @@ class HalfMatrix:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A matrix [N, K] quantised as MLX does: ``integer * scale + bias``, a pair for each group.
+    """A matrix [N, K] in MLX's quantisation: ``integer * scale + bias``.
+
+    Each group of adjacent integers of a row has its own scale and bias.
 
     Parameters
     ----------
     words
-        uint32 [N, K * bits / 32]: the integers of a row one after another, lowest bits first.
+        uint32 [N, K * bits / 32]: the integers of each row, packed from the lowest bits on.
     scales, biases
         [N, K / group size]: float32, float16, or bfloat16 as uint16.
     bits
-        Bits of an integer.
+        Bits per integer.
 
     Raises
     ------
     ValueError
-        MLX has no such bits or group size, or scales and biases differ in type or shape.
+        MLX does not support this number of bits or this group size, or scales and biases differ in
+        dtype or shape.
     """
 
     words: NDArray[np.uint32]
@@ -100,7 +103,7 @@ class QuantizedMatrix:
     bits: int
 
     def __post_init__(self) -> None:
-        """Check that MLX has this format."""
+        """Check that MLX supports this format, and that scales and biases match."""
         if self.bits not in QUANTIZED_BITS or self.group_size not in GROUP_SIZES:
             raise ValueError(
                 f"{self.bits} bits in groups of {self.group_size}: not mlx's; allowed are bits of "
@@ -119,7 +122,7 @@ class QuantizedMatrix:
 
     @property
     def group_size(self) -> int:
-        """Numbers that share a scale and a bias."""
+        """Number of integers that share a scale and a bias."""
         return int(self.shape[1] // max(1, self.scales.shape[1]))
 
     @property
@@ -129,10 +132,10 @@ class QuantizedMatrix:
 
     @property
     def mantissa_exact(self) -> bool:
-        """Whether every bias minus ``2**bits`` scales is exact in float32; it is in trained models.
+        """Whether ``bias - 2**bits * scale`` is exact in float32 for every group.
 
-        The error of a float32 subtraction is itself a float32, and is computed here (D. E. Knuth,
-        *The Art of Computer Programming* 2, 4.2.2).
+        It is exact in trained models. The rounding error of a float32 addition is itself a float32,
+        and is computed here (D. E. Knuth, *The Art of Computer Programming* 2, 4.2.2).
         """
         if self.scales.dtype == np.float32:  # there MLX rounds the product of integer and scale
             return False
@@ -151,7 +154,7 @@ class QuantizedMatrix:
 
     @property
     def record_dtype(self) -> np.dtype[Any]:
-        """A record: one group."""
+        """The dtype of a record, which is one quantisation group."""
         words = ("words", np.uint32, (self.group_size * self.bits // WORD_BITS, SPAN_COLUMNS))
         pair = [(name, self.scales.dtype, (SPAN_COLUMNS,)) for name in ("scales", "biases")]
         return np.dtype([*pair, words])
@@ -167,7 +170,7 @@ LowPrecisionMatrix = HalfMatrix | QuantizedMatrix
 
 
 def _write_columns(target: NDArray[Any], rows: NDArray[Any]) -> None:
-    """Write rows [N, ...] as columns of the target [spans, ..., SPAN_COLUMNS]."""
+    """Write the rows of an array [N, ...] as columns of ``target`` [spans, ..., SPAN_COLUMNS]."""
     full, rest = divmod(len(rows), SPAN_COLUMNS)
     whole = rows[: full * SPAN_COLUMNS].reshape(full, SPAN_COLUMNS, *rows.shape[1:])
     target[:full] = np.moveaxis(whole, 1, -1)

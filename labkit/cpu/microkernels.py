@@ -1,10 +1,10 @@
 """Register tiles: the innermost products of ``gemm`` and of tiled attention.
 
-A tile keeps the sums of some rows by some vectors of columns in registers, and adds one outer
-product per step to them. Every sum is a chain of fused multiply-adds in one order, whatever the
-shape of the tile, so the bits of a row do not depend on the rows beside it.
+A tile keeps the sums of several rows by several vectors of columns in registers, and adds one outer
+product per step to them. Every sum is a chain of fused multiply-adds in an order that does not
+depend on the shape of the tile. So the bits of a row do not depend on the other rows.
 
-Addresses are int64, strides are in bytes, numbers are float32.
+Addresses are int64, strides are in bytes, elements are float32.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 # The tile of ``gemm``: rows of x, and vectors of a panel of packed weights.
 GEMM_ROWS, GEMM_VECTORS = HOST_REGISTERS.tile(max_rows=8, max_vectors=2)
 PANEL_ROW_BYTES = GEMM_VECTORS * VECTOR_BYTES  # bytes of a panel's columns at one step
-# Panels that a single row is multiplied with at once: one has too few sums to hide the latency of
-# an FMA.
+# Number of panels by which a single row is multiplied at once, because one panel has too few sums
+# to hide the latency of an FMA.
 ROW_PANELS = 4
 
-# Tiled attention: the tile of weighted values, and the smaller one of scores, of which several
-# chains of sums are in registers at once.
+# Tiled attention: the tile of weighted values, and a smaller tile of scores, for which registers
+# hold several chains of sums (``CHAINS``) at once.
 TILE_ROWS, TILE_VECTORS = HOST_REGISTERS.tile(max_rows=4, max_vectors=4)
 WIDE_COLUMNS = LANES * TILE_VECTORS  # columns of a wide tile of values
 SCORE_ROWS = 2
@@ -35,15 +35,16 @@ SCORE_VECTORS = min(TILE_VECTORS, 2)
 CHAINS = 4 if HOST_REGISTERS.lanes == LANES else 2
 SPILL_BYTES = (
     SCORE_ROWS * SCORE_VECTORS * VECTOR_BYTES * ((LANES // CHAINS).bit_length() - 1)
-)  # bytes of waiting sums
+)  # bytes of the sums that wait in memory
 
 
 def _gemm(
     code: Emitter, rows: int, panels: int, operands: tuple[Any, ...], ahead: tuple[Any, Any] | None
 ) -> None:
-    """Emit a tile of rows of x by panels of weights.
+    """Emit the product of ``rows`` rows of x and ``panels`` panels of weights.
 
-    ``ahead``: an address to prefetch from, and the bytes from step to step; None: no prefetch.
+    ``ahead`` is the address to prefetch from and its increment per step (bytes), or None for no
+    prefetch.
     """
     x, x_row, panel, panel_bytes, depth, bias, out, out_row = operands
     sources, targets = code.strided(x, x_row, rows), code.strided(out, out_row, rows)
@@ -85,10 +86,11 @@ def gemm_tile(
     ahead: Any,
     ahead_bytes: Any,
 ) -> Any:
-    """Multiply ``rows`` rows of x, at most ``GEMM_ROWS``, with one panel, and add the bias.
+    """Multiply ``rows`` rows of x (at most ``GEMM_ROWS``) by one panel, and add the bias.
 
-    ``x_row``, ``out_row``: bytes from row to row of x and of the result; ``depth``: numbers in a
-    row of x; ``ahead``, ``ahead_bytes``: the first address to prefetch, and bytes to the next.
+    ``x_row`` and ``out_row`` are the strides of x and of the result (bytes). ``depth`` is the
+    number of elements per row of x. ``ahead`` is the first address to prefetch, and
+    ``ahead_bytes`` its increment per step.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -109,7 +111,7 @@ def gemm_tile(
 def gemm_row(
     typing_context: Any, x: Any, panel: Any, panel_bytes: Any, depth: Any, bias: Any, out: Any
 ) -> Any:
-    """Multiply one row of x with ``ROW_PANELS`` panels, ``panel_bytes`` apart, and add the bias."""
+    """Multiply one row of x by ``ROW_PANELS`` panels, ``panel_bytes`` apart, and add the bias."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, panel, panel_bytes, depth, bias, out = arguments
@@ -121,7 +123,7 @@ def gemm_row(
 
 
 def _tree_order(first: int = 0, step: int = 1) -> list[int]:
-    """Return the lanes in the order in which ``sum_lanes`` of ``decode_microkernels`` adds them."""
+    """Return the order in which ``decode_microkernels.sum_lanes`` adds the lanes of a vector."""
     if step == LANES:
         return [first]
     return _tree_order(first, 2 * step) + _tree_order(first + step, 2 * step)
@@ -139,14 +141,13 @@ def scores_tile(
     steps: Any,
     memory: Any,
 ) -> Any:
-    """Write ``C = A @ B`` on a register tile, with the sums of decode's ``dot_run``.
+    """Write ``C = A @ B`` for a register tile, with the same sums as decode's ``dot_run``.
 
-    C is [SCORE_ROWS, SCORE_VECTORS * LANES], A [SCORE_ROWS, steps * LANES] is read one number at a
-    time, B [LANES, steps, SCORE_VECTORS * LANES] is what ``transpose_strip`` wrote. Each number of
-    C is the tree sum of ``LANES`` chains of fused multiply-adds; chain ``i`` takes every
-    ``LANES``-th step from ``i`` on. ``CHAINS`` chains are summed in registers at a time. Their sums
-    wait in ``memory``, ``SPILL_BYTES`` that start on a cache line (on the stack they would lie
-    across two lines).
+    C is [SCORE_ROWS, SCORE_VECTORS * LANES]. A [SCORE_ROWS, steps * LANES] is read one element at a
+    time. B [LANES, steps, SCORE_VECTORS * LANES] was written by ``transpose_strip``. Each element
+    of C is the tree sum of ``LANES`` chains of fused multiply-adds. Chain ``i`` has the products
+    ``i``, ``i + LANES``, ... ``CHAINS`` chains are summed in registers at a time. Their sums wait
+    in ``memory``: ``SPILL_BYTES`` that start on a cache line, which the stack would not guarantee.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -197,11 +198,10 @@ def scores_tile(
 
 
 def _add_weighted(rows: int, vectors: int) -> Any:
-    """Return an intrinsic for ``C += A @ B`` on a register tile.
+    """Return an intrinsic for ``C += A @ B`` with a register tile.
 
-    C is [rows, vectors * LANES], A [rows, depth] is read one number at a time, B is [depth,
-    vectors * LANES]. Each number of C is one chain of fused multiply-adds in the order of the
-    depth.
+    C is [rows, vectors * LANES], A is [rows, depth] and read one element at a time, B is [depth,
+    vectors * LANES]. Each element of C is one chain of fused multiply-adds along the depth.
     """
 
     @intrinsic
@@ -241,10 +241,10 @@ add_weighted_row = _add_weighted(1, 1)
 def transpose_strip(
     typing_context: Any, params: Any, rows: Any, target: Any, stride: Any, vectors: Any
 ) -> Any:
-    """Write ``LANES`` rows as ``LANES`` columns, sorted by lane in the order of ``_visited``.
+    """Write ``LANES`` rows as ``LANES`` columns, with the lanes in the order of ``_tree_order``.
 
-    ``rows`` is the address of ``LANES`` int64 row addresses; a row has ``vectors``
-    vectors of what the layer's pools hold; lane ``_tree_order()[i]`` of vector ``j`` goes to
+    ``rows`` is the address of ``LANES`` int64 row addresses. A row has ``vectors`` vectors of the
+    KV pools' element type. Lane ``_tree_order()[i]`` of vector ``j`` of all rows is written to
     ``target + (i * vectors + j) * stride``.
     """
     element = element_type(params)

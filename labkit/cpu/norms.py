@@ -1,7 +1,8 @@
-"""RMSNorm and LayerNorm of rows in float32; a row's result depends on that row alone.
+"""RMSNorm and LayerNorm of rows in float32.
 
-It also depends on the CPU: the compiler orders the sum over a row by the width of the registers, so
-the last bits with AVX2 differ from those with AVX-512, unlike in all other kernels.
+The result of a row does not depend on the other rows. Unlike in all other kernels, it depends on
+the CPU: the compiler orders the sum over a row by the width of the registers, so the last bits
+differ between AVX2 and AVX-512.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from labkit.cpu.traced_array import Operand, TracedArray
 
 Array = NDArray[np.float32]
 
-# With fewer numbers, handing work to other threads takes longer than the work.
+# With fewer elements, handing work to other threads takes longer than the work itself.
 MIN_PARALLEL_NUMBERS = 16384
 
 
-# Reassociation lets the sums over a row run in vector lanes; their order depends on the row's
-# length alone.
+# Reassociation allows sums over a row in vector lanes. On a given CPU, their order depends only on
+# the row's length.
 @njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
     """Write the RMSNorm of a row to ``out``."""
@@ -93,7 +94,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def _capture(x: TracedArray, weight: Array, eps: float) -> Any:
-    """Add ``rms_norm`` to the graph that is captured."""
+    """Add ``rms_norm`` as a node to the graph that is being captured."""
     capture, width = x.capture, x.shape[-1]
     out = capture.new_array(x.shape)
     capture.keep(weight)

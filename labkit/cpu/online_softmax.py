@@ -1,9 +1,9 @@
-"""Online softmax over rows of queries: shared by the decode and the tiled kernel.
+"""Online softmax over rows of queries, shared by the decode and the tiled kernel.
 
-A unit of work has one row for each query head of a KV head and query token, token-major, so that
+A unit of work has one row per query token and query head of a KV head, ordered by token, so that
 each load of a key or value serves all rows. Keys are processed in tiles of ``TILE_KEYS``, aligned
-to position 0 of the sequence, with online softmax in base 2. The result of a row depends on its own
-query and keys alone: not on the kernel, the batch, the rows beside it or the block size.
+to position 0 of the sequence, with online softmax in base 2. The result of a row depends only on
+its own query and keys: not on the kernel, the batch, the other rows or the block size.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ class Scratch(NamedTuple):
 
     queries: int  # [rows, head_dim], scaled
     sums: int  # [rows, head_dim], weighted values
-    scores: int  # [rows, KEYS]
+    scores: int  # [rows, TILE_KEYS]
     states: int  # [rows, 2], running maximum and sum
     rest: int  # memory for the kernel's own use
 
 
 def row_bytes(rows: int, head_dim: int) -> int:
-    """Return the bytes of scratch for so many rows, in whole cache lines."""
+    """Return the bytes of scratch memory for ``rows`` rows, rounded up to cache lines."""
     return -(-4 * rows * (2 * head_dim + TILE_KEYS + 2) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
 @inner
 def divide_scratch(memory: int, rows: int, head_dim: int) -> Scratch:
-    """Divide a worker's memory; each part of vectors starts on a cache line."""
+    """Divide a worker's memory into the parts of a ``Scratch``.
+
+    If ``memory`` starts on a cache line, every part does.
+    """
     sums = memory + 4 * rows * head_dim
     scores = sums + 4 * rows * head_dim
     states = scores + 4 * rows * TILE_KEYS
@@ -60,21 +63,21 @@ def divide_scratch(memory: int, rows: int, head_dim: int) -> Scratch:
 
 @inlined
 def head_bytes(params: Any) -> int:
-    """Return the bytes of one head of a key or value in the pools."""
+    """Return the bytes of one KV head of one key (or value) in the pools."""
     size: int = element_bytes(params) * params.head_dim
     return size
 
 
 @inlined
 def key_bytes(params: Any) -> int:
-    """Return the bytes of all heads of a key: the stride from one key of a block to the next."""
+    """Return the bytes of all KV heads of a key, which is the stride between keys of a block."""
     size: int = params.num_kv_heads * head_bytes(params)
     return size
 
 
 @inlined
 def key_offset(params: Any, sequence: int, key: int) -> int:
-    """Return the bytes from a pool's start to the key at a position of a sequence."""
+    """Return the offset in a pool of the key at position ``key`` of a sequence (bytes)."""
     table = params.block_tables + 4 * sequence * params.max_blocks
     block = key // params.block_size
     slot = load_int32(table + 4 * block) * params.block_size + key - block * params.block_size
@@ -84,14 +87,17 @@ def key_offset(params: Any, sequence: int, key: int) -> int:
 
 @inlined
 def run_end(params: Any, key: int, end: int) -> int:
-    """Return where the keys that lie side by side from ``key`` on end: ``end`` or block end."""
+    """Return the end of the contiguous keys from ``key`` on: the end of the block, or ``end``."""
     stop: int = min(end, (key // params.block_size + 1) * params.block_size)
     return stop
 
 
 @inner
 def start_rows(params: Any, scratch: Scratch, head: int, row: int, token: int, tokens: int) -> None:
-    """Load the scaled queries of one KV head into rows from ``row`` on, and reset their state."""
+    """Load the scaled queries of one KV head into the rows from ``row`` on, and reset these rows.
+
+    The queries are those of ``tokens`` tokens from ``token`` on.
+    """
     width = 4 * params.head_dim
     vectors = params.head_dim // LANES
     for i in range(tokens):
@@ -106,15 +112,15 @@ def start_rows(params: Any, scratch: Scratch, head: int, row: int, token: int, t
 
 @inner
 def softmax_row(params: Any, scratch: Scratch, row: int, low: int, high: int) -> None:
-    """Turn a row's scores of a tile from ``low`` to ``high`` (at least one) into weights.
+    """Turn a row's scores of a tile into weights, and rescale the row's earlier sums.
 
-    The row's earlier sums are rescaled.
+    Keys outside ``low`` to ``high`` (exclusive) get weight 0. At least one key must be inside.
     """
     scores = scratch.scores + 4 * TILE_KEYS * row
     if params.softcap > 0:
         softcap_tile(scores, params.softcap)
     shrink = softmax_tile(scores, low, high, scratch.states + 8 * row)
-    # Also if the factor is 1: a branch on the last result would cost more than the row.
+    # Even if the factor is 1: a branch on it would cost more than rescaling the row.
     sums = scratch.sums + 4 * params.head_dim * row
     scale_row(sums, sums, params.head_dim // LANES, shrink)
 
@@ -123,9 +129,9 @@ def softmax_row(params: Any, scratch: Scratch, row: int, low: int, high: int) ->
 def finish_rows(
     params: Any, scratch: Scratch, head: int, row: int, token: int, tokens: int
 ) -> None:
-    """Divide one KV head's rows by their softmax sums, sinks included, and write the output.
+    """Divide one KV head's rows by their softmax sums (including sinks) and write the output.
 
-    A row that saw no key becomes zeros; only a wrong lookup makes one.
+    A row without any key, which only a wrong lookup can cause, becomes zeros.
     """
     width = 4 * params.head_dim
     for i in range(tokens * params.group):
@@ -148,7 +154,10 @@ def finish_rows(
 
 @inner
 def store_partial_rows(params: Any, scratch: Scratch, head: int, row: int, token: int) -> None:
-    """Store one KV head's rows of a token, unfinished, for ``attention_launch.reduce``."""
+    """Store the sums and softmax states of a token's rows, for ``attention_launch.reduce``.
+
+    The rows are those of one KV head, from ``row`` on.
+    """
     width = 4 * params.head_dim
     first = token * params.num_q_heads + head * params.group_stride
     for i in range(params.group):
