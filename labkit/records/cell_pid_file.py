@@ -1,9 +1,9 @@
-"""Cell sessions: one process's work on a cell, from its start to its end or its death.
+"""Cell sessions: one process's work on a cell, until the process ends or is killed.
 
-``sitting.json`` in a cell's folder names the process that works on the cell, or the last one that
-did and how it ended. The process holds a lock on the file and writes it in place
-(:mod:`labkit.experiment.file_locks`). If it is killed, or its node is lost, the file stays
-without an end.
+``sitting.json`` in a cell's folder names the process that works on the cell, or the last process
+that did and how it ended. The process holds a lock on the file and writes it in place
+(:mod:`labkit.experiment.file_locks`). If the process is killed or its node is lost, the file keeps
+no end time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SESSION_DONE = "done"
 
 @dataclass(frozen=True, slots=True)
 class CellSession:
-    """One process's work on a cell; the attributes are the file's keys.
+    """One process's work on a cell. The attributes are the keys of ``sitting.json``.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class CellSession:
     job
         The cluster's name for the job; None outside a cluster.
     how
-        How the session ended: :data:`SESSION_DONE`, or what stopped it; None while it lasts.
+        :data:`SESSION_DONE`, or the reason that the session was stopped. None while it lasts.
     """
 
     host: str
@@ -44,7 +44,7 @@ class CellSession:
     how: str | None = None
 
     def end(self, when: str, how: str) -> CellSession:
-        """Return the session with its end."""
+        """Return a copy of the session with the time and the reason of its end."""
         return dataclasses.replace(self, ended=when, how=how)
 
     @property
@@ -54,7 +54,7 @@ class CellSession:
         return process if self.job is None else f"{self.job} ({process})"
 
     def describe(self, locked: bool) -> str:
-        """Return a sentence about the session; ``locked``: whether the cell's lock is held."""
+        """Return a sentence about the session. ``locked``: whether a process holds the lock."""
         if locked:
             return f"{self.worker} works on it since {self.started}"
         if self.how is None:
@@ -74,7 +74,7 @@ def session_path(cell_dir: Path) -> Path:
 
 
 def describe_last_session(cell_dir: Path) -> str:
-    """Return a sentence about the process that works on a cell, or the last one that did."""
+    """Return a sentence about the process that works on a cell or was the last to do so."""
     session, locked = read_session(cell_dir), is_locked(cell_dir)
     if session is None:
         return "another process works on it" if locked else "nobody has worked on it"
@@ -82,7 +82,10 @@ def describe_last_session(cell_dir: Path) -> str:
 
 
 def is_locked(cell_dir: Path) -> bool:
-    """Return whether a process holds a cell's lock, as far as the file system's locks reach."""
+    """Return whether a process holds a cell's lock.
+
+    A process on another host is seen only if the file system shares locks between hosts.
+    """
     try:
         with open(session_path(cell_dir), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

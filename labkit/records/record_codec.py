@@ -1,8 +1,8 @@
-"""Codec of records: the schema as strict JSON, checked when read, written by rename.
+"""Codec of records: strict JSON that is checked when it is read and written by rename.
 
 Every file of a study is one JSON object with a ``schema_version``. NaN and infinity are refused
-in both directions. A truncated file, one of another program or of another schema version raises
-an error that names the file. Unknown keys are kept.
+on reading and writing. A file that is truncated, comes from another program or has another schema
+version raises an error that names the file. Unknown keys are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises
     ------
     RecordError
-        The file is missing, unreadable, truncated, of another program or schema version.
+        The file is missing, unreadable or truncated, or has no or another schema version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -56,9 +56,9 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
     Raises
     ------
     ValueError
-        A value is NaN, infinite or not JSON; nothing is written.
+        A value is NaN, infinite or not JSON. Nothing is written.
     OSError
-        The disk is full or the folder cannot be written; ``path`` is unchanged.
+        The disk is full or the folder cannot be written. ``path`` is unchanged.
     """
     text = json.dumps(data, allow_nan=False, indent=indent) + "\n"
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:

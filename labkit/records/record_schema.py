@@ -31,7 +31,7 @@ RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+
 
 
 class RecordError(ValueError):
-    """A file of a study that is not valid; the message is one line and names the file."""
+    """A file of a study is not valid. The message is a single line that names the file."""
 
     outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
 
@@ -63,7 +63,7 @@ def parse_run_name(name: str) -> tuple[int, int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric of one case, with its value in each repeat of the run; all are finite."""
+    """One metric of one case, with its value in each repeat of the run. All values are finite."""
 
     name: str
     unit: str
@@ -101,13 +101,14 @@ class Record:
     Parameters
     ----------
     detail
-        One line about a failure; None if the outcome is ``ok``.
+        One line on the failure. None if the outcome is ``ok``.
     seconds
         Wall seconds per stage (:mod:`labkit.experiment.run_stages`).
     probe
-        The times (us) of kernels that are the same for every arm, ``before`` and ``after``.
+        Times (us) of the machine probe, which runs ``before`` and ``after`` the measurement and is
+        the same for every arm.
     extra
-        Keys of later versions of labkit.
+        Unknown keys of the file, such as those of later versions of labkit.
     """
 
     arm: str
@@ -150,7 +151,7 @@ class Record:
 
     @property
     def start_up_s(self) -> float | None:
-        """Wall seconds that the run took beyond its measurement, or None if not known."""
+        """Wall seconds of the run's process beyond its measurement, or None if not known."""
         process, measure = self.seconds.get("process"), self.seconds.get("measure")
         return None if process is None or measure is None else process - measure
 
@@ -169,14 +170,14 @@ class Arm:
     Parameters
     ----------
     config
-        ``engine``, ``model``, ``workload`` and ``seed`` as JSON values; only the last two if the
-        workload has no engine.
+        ``engine``, ``model``, ``workload`` and ``seed`` as JSON values. Without an engine, only
+        ``workload`` and ``seed``.
     identity
         The claim about the outputs: bitwise, tokens, noise_floor or none.
     engaged
-        Counters claimed to end above 0, besides :attr:`engine_counter`.
+        Counters that the arm claims to be above 0 after a run, besides :attr:`engine_counter`.
     all_served
-        Whether it is claimed that no request is refused or fails.
+        Whether the arm claims that no request is refused or fails.
     """
 
     name: str
@@ -195,7 +196,10 @@ class Arm:
 
     @property
     def engine_counter(self) -> str | None:
-        """The counter that every arm claims, such as ``engine.paged``; None without an engine."""
+        """The counter of the arm's engine, such as ``engine.paged``, or None without an engine.
+
+        Every arm claims that this counter is above 0.
+        """
         engine = self.config.get("engine")
         if not isinstance(engine, Mapping) or "name" not in engine:
             return None
@@ -219,8 +223,8 @@ class Arm:
         }
 
 
-# Fields of a record's environment that are equal on the same kind of machine; the host's name is
-# not one of them.
+# Fields of a record's environment that are equal on machines of the same kind. The host's name is
+# not among them.
 MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
 MEMORY_STEP_BYTES = 1 << 28  # memory is compared in steps of 256 MiB: kernels reserve a little
 

@@ -23,8 +23,8 @@ def read_record(path: Path) -> Record:
     Raises
     ------
     RecordError
-        The file is missing, truncated, of another program or schema version, or its name is
-        not that of its run.
+        The file is missing, truncated or not a record of this schema version, or its name is not
+        the name of its run.
     """
     data = read_json(path)
     try:
@@ -54,7 +54,7 @@ def read_runs(cell_dir: Path) -> list[Record]:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: records have no cycles, and it would take a fifth of the time."""
+    """Disable garbage collection, which would take a fifth of the time. Records have no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,12 +93,12 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
 
 
 def output_values_path(cell_dir: Path, digest: str) -> Path:
-    """Return the path of an output's values; the file exists only if outputs differ."""
+    """Return the path of the output with this digest. The file exists only if outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a run's record by rename; an existing record is never overwritten.
+    """Write a run's record by rename. An existing record is never overwritten.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""The report of a study: tables and charts declared once, and a thin renderer for each form."""
+"""The report of a study: tables and charts declared once, and a thin renderer for each format."""

@@ -1,7 +1,8 @@
 """The colour and mark of each arm, on the HTML page and in matplotlib figures.
 
-Colour-blind readers can tell the colours apart (M. Okabe and K. Ito, 2008); marks differ too.
-The same records give byte for byte the same pictures: no dates, fixed ids, fixed sizes.
+Colour-blind readers can tell the colours apart (M. Okabe and K. Ito, 2008), and the marks differ
+too. The same records give the same pictures byte for byte, because pictures hold no dates and have
+fixed ids and sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RC_PARAMS: Mapping[str, Any] = {
 
 
 def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
-    """Return every arm's matplotlib colour and mark; the control is grey."""
+    """Return the matplotlib colour and mark of every arm. The control is grey."""
     real, control = real_arms(cell), control_name(cell)
     styles = {
         name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
@@ -45,9 +46,9 @@ def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
 
 
 def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
-    """Return every arm's style class and mark on the page; the control has grey crosses.
+    """Return the style class and mark of every arm on the HTML page. The control has grey crosses.
 
-    There are six colours; the lines of further arms are dashed.
+    There are six colours. The lines of arms beyond the sixth are dashed.
     """
     real, control = real_arms(cell), control_name(cell)
     styles = {

@@ -1,4 +1,4 @@
-"""The report of one cell, independent of its format: headline, results, caveats, machine, noise."""
+"""The content of one cell's report, independent of its format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from labkit.analysis.verdict_sentences import control_sentence, title
 from labkit.records import Record
 
 Json = Mapping[str, Any]
-MAX_SHOWN_DISTURBANCES = 2  # of one block
+MAX_SHOWN_DISTURBANCES = 2  # per block
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,17 @@ class CellReport:
 
     @cached_property
     def secondary_results(self) -> Table[ResultLine]:
-        """The results of all other rows; without lines if there are none."""
+        """The results of the rows that are not primary. The table may have no lines."""
         results = results_table(self.cell, self.records, primary=False, anchor=self.anchor)
         return replace(results, notes=())
 
     @cached_property
     def notes(self) -> list[str]:
-        """The lines below the results: notes, the A/A control, agreement of isolations."""
+        """The lines below the results.
+
+        They are the table's notes, the A/A control's result, and whether the results in one
+        process and in separate processes agree.
+        """
         sentences = control_sentence(self.cell), isolation_sentence(self.analysis)
         return [*self.results.notes, *filter(None, sentences)]
 
@@ -95,7 +99,7 @@ class CellReport:
 
     @property
     def gates(self) -> str:
-        """All gates on one line."""
+        """The status of every gate, on one line."""
         return gates_text({name: gate["status"] for name, gate in self.cell["gates"].items()})
 
     @cached_property
@@ -105,7 +109,7 @@ class CellReport:
 
     @cached_property
     def legend(self) -> ArmLegend:
-        """Every arm's mark."""
+        """The legend of the HTML page: every arm's mark."""
         styles = arm_classes(self.cell).items()
         return ArmLegend(
             tuple((arm, svg_elements.mark_svg(mark, style)) for arm, (style, mark) in styles)
@@ -113,22 +117,22 @@ class CellReport:
 
     @cached_property
     def sensitivity(self) -> list[SensitivityResult]:
-        """The sensitivity analyses."""
+        """The sensitivity analyses that apply to the primary rows."""
         return sensitivity_results(self.analysis)
 
     @cached_property
     def clips(self) -> video_tables.ClipRecords | None:
-        """The records' facts about video clips; None if there are none."""
+        """The frames that arms picked from video clips, or None if the records have no clips."""
         return video_tables.clip_records(self.cell, self.records)
 
     @cached_property
     def noise(self) -> list[str]:
-        """What the probe and the observer say about the machine's noise."""
+        """Sentences on the machine's noise; see :func:`noise_lines`."""
         return noise_lines(self.analysis)
 
 
 def environment_line(environment: Json) -> str:
-    """Return one line that names the machine and the versions of the libraries."""
+    """Return a line with the machine's CPU, memory, OS and accelerator and the library versions."""
     memory = environment.get("memory_bytes")
     parts = [
         environment.get("cpu_model"),
@@ -142,7 +146,10 @@ def environment_line(environment: Json) -> str:
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:
-    """Return what a run and its observer cost beyond the measurement, if that was recorded."""
+    """Return lines on the time of a run beyond its measurement and on the observer's CPU time.
+
+    A line is left out if the records lack its numbers.
+    """
     records = list(records)
     start_ups = [s for record in records if record.ok and (s := record.start_up_s) is not None]
     if not start_ups:
@@ -159,7 +166,7 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
 
 
 def noise_lines(analysis: CellAnalysis) -> list[str]:
-    """Return how far the metric correlates with the probe, and which blocks were disturbed."""
+    """Return lines on the metric's correlation with the machine probe and on disturbed blocks."""
     lines = []
     correlations = [value for _, value in probe_correlations(analysis)]
     if correlations:

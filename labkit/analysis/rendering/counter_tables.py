@@ -1,4 +1,4 @@
-"""Tables of work behind the times: counters of dispatches and engines, launches, the roofline."""
+"""Tables that explain the times: counters of kernels and engines, queued launches, roofline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEADING_COUNTERS = (
 VARIES = "varies"
 # Times, and counters from which other counters are derived.
 HIDDEN_COUNTERS = ("step_ms", "device_ms", "host_ms", "attention.map_us", "peak_kv_bytes")
-# Notes of launches in a queue besides the metrics: heading by note.
+# Column headings of the notes that records hold on queued launches, by the note's name.
 LAUNCH_NOTES = {
     "empty_us": "empty, in a chain (µs)",
     "empty_single_us": "empty, by itself (µs)",
@@ -55,11 +55,11 @@ PER_STEP_TIMES = {
 
 
 def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
-    """Return the counters of one dispatch by case and arm; None if none is noted.
+    """Return the counters of one dispatch by case and arm, or None if no record has any.
 
-    Omitted are counters that are 0 everywhere, and flags (never above 1) for the path that ran,
-    which the gate *engaged* checks. A counter that differs between runs of an arm is shown as
-    ``varies``: it is not deterministic.
+    Counters that are 0 everywhere are omitted, and so are flags for the path that ran (never above
+    1), because the gate *engaged* checks them. A counter that differs between runs of an arm is
+    not deterministic and is shown as ``varies``.
     """
     counters: dict[CaseAndArm, dict[str, set[float]]] = {}
     for record in records:
@@ -120,7 +120,10 @@ def _values_text(values: set[float] | None) -> str:
 
 
 def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
-    """Return the median time of a launch in a chain, by itself, and empty; None without a queue."""
+    """Return the median times of launches in a chain, of single launches and of empty launches.
+
+    None if no arm ran on a device with a launch queue.
+    """
     samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
@@ -154,7 +157,7 @@ def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndAr
 
 @section("Queued launches")
 def launch_queue_section(report: CellReport) -> Parts:
-    """Show the times of launches in a chain and by themselves."""
+    """Show the times of launches in a chain and outside a chain."""
     return table_parts(launch_queue_table(report.cell, report.records))
 
 
@@ -177,9 +180,9 @@ def _as_list(value: Any) -> Sequence[float]:
 
 
 def engine_counters_table(cell: Json) -> Table[str] | None:
-    """Return the counters that differ between arms, one line each, medians over runs.
+    """Return the counters that differ between arms, one per line, as medians over the runs.
 
-    None for a kernel workload, which has no steps, and for a cell with one arm.
+    None for a kernel workload, which has no engine steps, and for a cell with one arm.
     """
     arms = real_arms(cell)
     counters = {arm["name"]: arm["counters"] for arm in cell["arms"] if arm["name"] in arms}
@@ -225,14 +228,17 @@ def _counter_text(counters: Mapping[str, float]) -> Callable[[str], str]:
 
 
 def count_or_measure_text(value: float) -> str:
-    """Return a count with separators, and any other number with three digits or more."""
+    """Format an integer with thousands separators and any other number with 3 or more digits."""
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
-    """Return work, speed and share of the binding limit; ``points`` has at least one element."""
+    """Return the work, the attained rates and the share of the binding limit of every point.
+
+    ``points`` must not be empty.
+    """
     limits = points[0].limits
     columns = [
         Column[RooflinePoint]("batch", lambda p: p.case, numeric=False),
@@ -258,7 +264,7 @@ def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
 
 @section("Roofline")
 def roofline_section(report: CellReport) -> Parts:
-    """Show attained rates beside the machine's limits."""
+    """Show attained bandwidth and FLOP rates beside the machine's limits."""
     cell, points = report.cell, roofline_points(report.cell, report.records)
     if not points:
         return []

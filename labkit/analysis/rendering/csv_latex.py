@@ -15,18 +15,21 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CsvLine:
-    """One comparison of a row; or a row without comparisons."""
+    """One comparison of a row, or a row without comparisons (``comparison`` is None)."""
 
     cell: Json
     row: Json
     comparison: Json | None
 
     def compared(self, key: str) -> Any:
-        """Return a field of the comparison; None without one."""
+        """Return field ``key`` of the comparison, or None if the line has no comparison."""
         return None if self.comparison is None else self.comparison[key]
 
     def summary(self, role: str, key: str) -> Any:
-        """Return a statistic of the comparison's ``arm`` or ``baseline``; None without one."""
+        """Return statistic ``key`` of the comparison's arm or baseline (``role``).
+
+        None if the line has no comparison.
+        """
         if self.comparison is None:
             return None
         return self.row["arms"][self.comparison[role]][key]
@@ -56,7 +59,10 @@ COLUMNS: tuple[Column[CsvLine], ...] = (
 
 
 def csv_text(cells: Sequence[Json]) -> str:
-    """Return one line per comparison and per skipped row; unknown values are empty."""
+    """Return one CSV line per comparison and per row without comparisons.
+
+    Unknown values are empty.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(column.heading for column in COLUMNS)

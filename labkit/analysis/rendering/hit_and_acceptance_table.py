@@ -18,7 +18,7 @@ Json = Mapping[str, Any]
 
 
 def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
-    """Return every arm's attainable and attained rates; None if no arm has any."""
+    """Return every arm's attainable and attained rates, or None if the records have none."""
     rates = hit_and_acceptance_rates(real_arms(cell), records)
     if not rates:
         return None
@@ -56,7 +56,7 @@ def _share_column(
     share: Callable[[AttainedRates], float | None],
     rates: Sequence[AttainedRates],
 ) -> Column[AttainedRates] | None:
-    """Return a column of percentages; None if no arm has a value."""
+    """Return a column of percentages, or None if no arm has a value for it."""
     if all(share(arm) is None for arm in rates):
         return None
     return Column(heading, share, lambda value: "" if value is None else f"{value:.1%}")

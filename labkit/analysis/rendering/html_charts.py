@@ -27,9 +27,9 @@ CDF_POINTS = 101
 
 
 def effects_chart(cell: Json) -> str | None:
-    """Return a forest plot: every primary effect with its interval, and the margin shaded.
+    """Return a forest plot of the primary effects with their intervals and the shaded margin.
 
-    None without effects.
+    None if no effect is known.
     """
     lines = [
         (row_name(row), c)
@@ -68,7 +68,10 @@ def effects_chart(cell: Json) -> str | None:
 def runs_chart(
     cell: Json, row: Json, positions: Mapping[str, int], record_folder: str
 ) -> str | None:
-    """Return a chart of every run of a row in run order; dots link to the records."""
+    """Return a chart of a row's value in every run, in run order, or None if no run has a value.
+
+    Dots link to the records below ``record_folder``.
+    """
     values = [run["value"] for arm in row["arms"].values() for run in arm["runs"]]
     if not values:
         return None
@@ -108,7 +111,10 @@ def _shade_blocks(chart: SvgChart, cell: Json) -> None:
 
 
 def drift_chart(analysis: CellAnalysis) -> str | None:
-    """Return a chart of every run's deviation from its arm's median, and of the probe."""
+    """Return a chart of every run's deviation from its arm's median, averaged over primary rows.
+
+    The machine probe's deviation from its median is drawn with it. None with fewer than two runs.
+    """
     cell = analysis.json
     positions = run_positions(cell)
     deviations: dict[int, list[float]] = {}
@@ -155,7 +161,7 @@ def _probe_line(analysis: CellAnalysis, positions: Mapping[str, int]) -> list[tu
 
 
 def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, str]]:
-    """Yield name and ``<svg>`` of each latency's cumulative distribution over all requests."""
+    """Yield each latency's name and the ``<svg>`` of its CDF over all requests, a line per arm."""
     pools = _pooled_latencies(analysis)
     styles = arm_classes(analysis.json)
     for key, name in LATENCIES:
@@ -177,7 +183,7 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, str]]:
 
 
 def _pooled_latencies(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
-    """Return the latencies (ms) of all requests of all runs, by arm and key."""
+    """Return the latencies (ms) of all requests of all runs, by arm and key of ``LATENCIES``."""
     pools: dict[tuple[str, str], list[float]] = {}
     for record in analysis.data.records:
         if record.outcome not in MEASURED_OUTCOMES:

@@ -1,4 +1,4 @@
-"""``report.html``: the whole study as one self-contained page that fetches nothing."""
+"""``report.html``: the whole study as one self-contained page that loads no other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: Path) -> str:
-    """Return the report of a study; links to records are relative to ``study_dir``."""
+    """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
     return _template().render(
         study=study,
         count=count_text,
@@ -39,7 +39,7 @@ def _record_folder(analysis: CellAnalysis, study_dir: Path) -> str:
 
 @cache
 def _template() -> Template:
-    """Return the compiled template; compiling takes as long as rendering."""
+    """Return the compiled template. It is cached, because compiling takes as long as rendering."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""Tables of arms that are HTTP servers: their streams, and the client's own cost."""
+"""Tables of arms that are HTTP servers: their response streams and the client's own cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLIENT_NOTE = (
 
 
 def streams_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
-    """Return the counts of every server's streams; None if no arm is a server."""
+    """Return the counters of every server's response streams, or None if no arm is a server."""
     arms = server_arms(records, real_arms(cell))
     if not arms:
         return None
@@ -74,7 +74,7 @@ CLIENT_TIMES = {
 
 
 def client_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
-    """Return the client's own cost beside every server; None if no arm is a server."""
+    """Return the client's own cost with every server, or None if no arm is a server."""
     arms = server_arms(records, real_arms(cell))
     if not arms:
         return None

@@ -1,4 +1,4 @@
-"""KV memory at its peak, per arm: how much was reserved and how much of that held tokens."""
+"""Peak KV memory of each arm: the reserved memory and the part of it that held tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPTION = "Peak KV memory: what held tokens (full) and what was reserved beyond 
 
 @dataclass(frozen=True)
 class KVUtilization:
-    """An arm's peak reserved KV memory and the peak part that held tokens (MiB).
+    """An arm's peak reserved KV memory and the peak memory that held tokens (MiB).
 
     Both are medians over the arm's runs.
     """
@@ -44,7 +44,7 @@ class KVUtilization:
 
 
 def kv_utilizations(cell: Json) -> list[KVUtilization]:
-    """Return the KV utilization of every arm that counts it; empty if all arms are equal."""
+    """Return the KV utilization of every arm with these counters; empty if all arms are equal."""
     counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
     utilizations = [
         KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
@@ -95,7 +95,7 @@ def kv_utilization_figure(utilizations: Sequence[KVUtilization]) -> Figure:
 
 
 def kv_utilization_stem(cell: Json) -> str:
-    """Return the name of the picture's files without their extension."""
+    """Return the name of the picture's files without the extension."""
     return f"{slug(cell['cell'])}--kv-held"
 
 

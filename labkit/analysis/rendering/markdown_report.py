@@ -33,7 +33,7 @@ def _escaped(text: str) -> str:
 
 
 def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> str:
-    """Return the whole report; links to pictures are relative to the study."""
+    """Return the Markdown report of a study. Links to pictures are relative to its folder."""
     lines = [f"# {study['study']}", ""]
     for overview in machine_overviews(study, analyses):
         lines += _overview_lines(overview)
@@ -73,7 +73,7 @@ def _cell_lines(report: CellReport) -> Iterator[str]:
 
 
 def _part_lines(part: Part) -> Sequence[str]:
-    """Return a part of a section; empty for parts that only the HTML page shows."""
+    """Return the lines of a section's part; empty for a part that only the HTML page shows."""
     match part:
         case Prose() | PictureCaption():
             return [*part.lines, ""]

@@ -41,9 +41,9 @@ def case_names(cell: Json) -> list[str]:
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Write one picture per case, and those of roofline, KV memory, frames and timelines.
+    """Write a picture of each case, the roofline, the KV memory, picked frames and timelines.
 
-    Pictures for which the records lack the data are left out.
+    A picture is left out if the records lack its data.
     """
     positions, points = run_positions(cell), roofline_points(cell, records)
     with figure_style():
@@ -63,7 +63,7 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
 
 
 def case_stem(cell: Json, case: str) -> str:
-    """Return the name of a case's picture without extension."""
+    """Return the name of a case's picture without the extension."""
     return f"{slug(cell['cell'])}--{slug(case)}"
 
 
@@ -113,11 +113,11 @@ def draw_runs(panel: Axes, cell: Json, row: Json, positions: Mapping[str, int]) 
 
 
 def run_positions(cell: Json) -> dict[str, int]:
-    """Return every run's position in the cell, from 1, by its file."""
+    """Return the position of every run in the cell's order (from 1), by the record's file."""
     arms = (values for row in cell["rows"] for values in row["arms"].values())
     files = {run["file"] for values in arms for run in values["runs"]}  # rows share their runs
     by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
     sizes = [len(arms) for arms in cell["design"]["order"]]
     starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({name[0] for name in by_name}))}
-    # A block's failed runs keep their positions: they count from the block's start.
+    # Failed runs keep their positions in the order, which count from the start of the block.
     return {file: starts[b] + p + 1 for (b, p, _), file in by_name.items()}

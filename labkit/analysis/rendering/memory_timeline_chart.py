@@ -1,7 +1,7 @@
-"""Memory over time and the phases of requests, of one run per arm.
+"""Memory over time and the phases of requests, for one run per arm.
 
-Shown is the first good run with a timeline of every arm except the control. Times are seconds
-from the first submission.
+For every arm except the control, the first successful run with a timeline is shown. Times are
+seconds from the first submission.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ MAX_SHOWN_REQUESTS = 200  # in the order of submission
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """When a request was submitted and admitted, had its first token, and finished (seconds).
+    """The times (seconds) at which a request was submitted, admitted, answered first and finished.
 
-    ``admitted_s`` is None if the engine does not report it; waiting then counts as prefill.
+    ``admitted_s`` is None if the engine does not report admissions. Waiting then counts as prefill.
     """
 
     request: str
@@ -102,7 +102,7 @@ class RunTimeline:
         return PHASES if self.waiting_known else PHASES[1:]
 
     def caption(self) -> str:
-        """Return which run is shown and what it lacks."""
+        """Return a caption with the arm, the run and notes on what is missing."""
         text = f"{self.arm}, run {self.run}: memory, and below it each request's phases"
         if not self.waiting_known:
             text += " (prefill includes waiting: this engine does not report admissions)"
@@ -112,7 +112,7 @@ class RunTimeline:
 
 
 def run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTimeline]:
-    """Return the first timeline of each arm in ``arms`` that has one."""
+    """Return the first timeline of each arm in ``arms``; arms without a timeline are left out."""
     by_arm: dict[str, RunTimeline] = {}
     for record in records:
         if record.ok and record.arm in arms and record.arm not in by_arm:
@@ -154,7 +154,7 @@ def series_class(name: str) -> str:
 
 
 def timeline_charts(timeline: RunTimeline) -> tuple[str, str]:
-    """Return two ``<svg>`` charts with one time axis: memory, and the phases of requests."""
+    """Return two ``<svg>`` charts with the same time axis: memory, and the phases of requests."""
     x = (0.0, timeline.end_s)
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     memory = SvgChart("memory over time", x, (0.0, 1.05 * top), "", "memory (MiB)", height=230)
@@ -209,7 +209,7 @@ def timeline_figure(timeline: RunTimeline) -> Figure:
 
 
 def timeline_stem(cell: Mapping[str, Any], arm: str) -> str:
-    """Return the name of an arm's timeline picture without extension."""
+    """Return the name of an arm's timeline picture without the extension."""
     return f"{slug(cell['cell'])}--memory--{slug(arm)}"
 
 

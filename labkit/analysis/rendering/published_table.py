@@ -1,4 +1,4 @@
-"""Published numbers of a cell, with our own numbers of the same rows below them."""
+"""Tables of published numbers for a cell, each followed by our own numbers of the same row."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report import CellReport
 
 Json = Mapping[str, Any]
-AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # published metrics of outputs
+AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # of outputs, in publications
 
 
 def published_source(cell: Json) -> str | None:
-    """Return the machine and source of the published numbers in one line; None without any."""
+    """Return a line with the machine and the source of the published numbers, or None."""
     published = cell["published"]
     if not isinstance(published, Mapping):
         return None
@@ -43,14 +43,14 @@ class PublishedLine:
     published_row
         The published row.
     own_row
-        Our row of that case and metric; None if the line shows the published numbers.
+        Our row of the same case and metric. None if the line shows the published numbers.
     """
 
     published_row: Json
     own_row: Json | None = None
 
     def number(self, arm: str) -> str:
-        """Return an arm's number as text; empty without one."""
+        """Return an arm's number as text, or an empty string if the arm has none."""
         if self.own_row is None:
             numbers = self.published_row.get("arms") or {}
             return f"{numbers[arm]:,}" if arm in numbers else ""
@@ -58,7 +58,7 @@ class PublishedLine:
         return "" if own_median is None else value_text(own_median, self.own_row["unit"])
 
     def delta(self, arm: str) -> str:
-        """Return an arm's difference from the baseline as text; empty without one."""
+        """Return an arm's difference from the baseline as text, or an empty string if unknown."""
         if self.own_row is None:
             deltas = self.published_row.get("delta_pct") or {}
             return percent_text(deltas[arm]) if arm in deltas else ""
@@ -67,10 +67,10 @@ class PublishedLine:
 
 
 def published_table(cell: Json, extra_rows: Sequence[Json] = ()) -> Table[PublishedLine] | None:
-    """Return the published numbers of this cell's cases, each with ours of the same row below it.
+    """Return the published numbers of this cell's cases, each line followed by our numbers.
 
-    ``extra_rows`` are rows of ours besides the cell's own, in the same form. None if no number of
-    an arm was published.
+    ``extra_rows``: own rows in addition to the cell's, in the same form. None if no number of any
+    arm was published.
     """
     published, cases = cell["published"], {row["case"] for row in cell["rows"]}
     all_rows = published.get("rows") or [] if isinstance(published, Mapping) else []
@@ -116,7 +116,7 @@ def _for_arm(
 
 
 def published_tables(cell: Json) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
-    """Yield title and content of each table that was published as a whole, word for word."""
+    """Yield the title and content of each published table that is reproduced word for word."""
     published = cell["published"]
     tables = published.get("tables") or [] if isinstance(published, Mapping) else []
     for table in tables:
@@ -133,7 +133,10 @@ def _cell_at(index: int) -> Callable[[Sequence[Any]], str]:
 
 
 def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Json]:
-    """Return how far outputs agree as rows of a cell, one for each of ``AGREEMENT_METRICS``."""
+    """Return the agreement of outputs in the form of a cell's rows, one per metric.
+
+    The metrics are ``AGREEMENT_METRICS``.
+    """
     prefixes = {a.arm: {"median": a.prefix} for a in agreements}
     differing = {a.arm: {"median": float(a.total - a.agree)} for a in agreements}
     units = ("share", "requests")
@@ -144,7 +147,7 @@ def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Json]:
 
 
 def counter_rows(cell: Json) -> Iterator[Json]:
-    """Yield the engines' counters as rows of a cell: the counter's name is the metric."""
+    """Yield the engines' counters in the form of a cell's rows, with their names as metrics."""
     counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
     for name in dict.fromkeys(name for by_name in counters.values() for name in by_name):
         counter = counter_registry.find_counter(name)
@@ -158,7 +161,7 @@ def counter_rows(cell: Json) -> Iterator[Json]:
 
 
 def host_time_rows(records: Sequence[Record]) -> Iterator[Json]:
-    """Yield the host's time for a step's maps and whole plan as rows of a cell (us)."""
+    """Yield the host's time (us) for a step's maps and for its whole plan, as a cell's rows."""
     for (case, name), arms in host_times(records).items():
         yield _row(case, name, "us", {arm: {"median": median(t)} for arm, t in arms.items()})
 

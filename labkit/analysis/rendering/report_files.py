@@ -1,4 +1,4 @@
-"""Writes a study's report files, and renders a study in any format."""
+"""Write a study's report files, and render a study in any format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     if is_locked(path.parent):  # the process that works on the cell also writes the file
         return content
     old_design = read_cell(path.parent)["design"] if path.is_file() else {}
-    if "looks_taken" in old_design:  # the runner may have noted it after this analysis
+    # The runner may have added this key after the analysis read the file: keep it.
+    if "looks_taken" in old_design:
         content["design"] = {**content["design"], "looks_taken": old_design["looks_taken"]}
     write_json(path, content)
     return content
@@ -49,12 +50,12 @@ def write_study(
     plots
         Whether to draw the pictures (about 0.5 s each).
     analysis_cache
-        Reused for the cells that it has analysed already.
+        Cached analyses, which are reused.
 
     Raises
     ------
     RecordError
-        A file of a cell is not valid; nothing is written then.
+        A file of a cell is not valid. Nothing has been written.
     """
     folder = Path(study_dir)
     analyses = (analysis_cache or AnalysisCache()).study(folder)

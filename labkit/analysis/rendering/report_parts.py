@@ -99,7 +99,7 @@ class TimelinePart:
 
 @dataclass(frozen=True)
 class RunList:
-    """For every row of a cell, its verdicts as sentences and links to its runs; HTML only."""
+    """The verdicts of every row of a cell as sentences, with links to its runs; HTML only."""
 
     rows: Sequence[Json]
     sentences: Sequence[Sequence[str]]
@@ -122,14 +122,20 @@ Parts = Sequence[Part]
 
 @dataclass(frozen=True)
 class Section:
-    """A title and a function that returns the section's parts (empty: nothing to show)."""
+    """A title and a function that returns the section's parts.
+
+    A section without parts is left out of the report.
+    """
 
     title: str
     parts: Callable[[CellReport], Parts]
 
 
 def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Section]:
-    """Return a decorator that turns a function from a report to parts into a :class:`Section`."""
+    """Return a decorator that turns a function of a report into a :class:`Section`.
+
+    The function returns the section's parts.
+    """
 
     def declare(parts: Callable[[CellReport], Iterable[Part]]) -> Section:
         return Section(title, lambda report: list(parts(report)))
@@ -138,5 +144,5 @@ def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Se
 
 
 def table_parts(*tables: Table[Any] | None) -> Parts:
-    """Return the tables that have lines as parts."""
+    """Return the tables as parts. Tables that are None or have no lines are left out."""
     return [TablePart(table) for table in tables if table is not None and table.lines]

@@ -1,7 +1,7 @@
 """The sections of a cell's report, in the order of the Markdown and of the HTML report.
 
-Sections are declared beside the tables and charts that they show. Those that combine several of
-them, or none, are declared here.
+Most sections are declared in the module of the table or chart that they show. The sections that
+combine several tables or charts, or show none, are declared here.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _noise(report: CellReport) -> Parts:
 
 @section(NOISE_TITLE)
 def _noise_alone(report: CellReport) -> Parts:
-    """Show the noise if there are no sensitivity analyses to show it with."""
+    """Show the noise if there is no sensitivity section, which would include the noise."""
     return [] if report.sensitivity else _noise.parts(report)
 
 

@@ -1,4 +1,4 @@
-"""Tables of request outcomes and arrival rates, and of throughput against latency under load."""
+"""Tables of request outcomes and arrival rates; table and chart of latency against throughput."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
 
 
 def request_notes(records: Sequence[Record]) -> dict[str, list[Json]]:
-    """Return the request notes (``traffic``) of each arm's runs."""
+    """Return the notes on requests (``traffic`` in the records) of all runs, by arm."""
     notes: dict[str, list[Json]] = {}
     for record in records:
         for case in record.cases:
@@ -48,7 +48,7 @@ def request_notes(records: Sequence[Record]) -> dict[str, list[Json]]:
 
 
 def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
-    """Return the outcomes of every arm's requests; None if no run notes them."""
+    """Return the outcomes of every arm's requests, or None if no record notes them."""
     notes = request_notes(records)
     arms = [arm for arm in real_arms(cell) if arm in notes]
     if not arms:
@@ -89,7 +89,7 @@ def _median_column(
     read: Callable[[Json], float | None],
     formatter: Callable[[Any], str] = value_text,
 ) -> Column[str]:
-    """Return a column of medians over runs; empty if no run has the number."""
+    """Return a column of medians over runs. A cell is empty if no run of the arm has the number."""
 
     def value(arm: str) -> float | None:
         values = [v for note in notes[arm] if (v := read(note)) is not None]
@@ -103,7 +103,7 @@ def _sender_share(note: Json) -> float | None:
 
 
 def _nested(*path: str) -> Callable[[Json], float | None]:
-    """Return a function that reads a number at a path of keys; None if it is missing."""
+    """Return a function that reads the number at a path of keys, or None if a key is missing."""
 
     def read(note: Json) -> float | None:
         value: Any = note
@@ -125,7 +125,10 @@ SENDER_TIMES: Mapping[str, Callable[[Json], float | None]] = {
 
 
 def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | None:
-    """Return every arm under every load, with the knees marked; None without curves."""
+    """Return throughput and latency of every arm under every load, with the knees marked.
+
+    None if ``curves`` is empty.
+    """
     if not curves:
         return None
     lines = [(curve, load) for curve in curves for load in curve.loads]
@@ -172,7 +175,7 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
 
 
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> str:
-    """Return an ``<svg>`` of latency over throughput, a line per arm, with the knees marked."""
+    """Return an ``<svg>`` of latency over throughput: a line per arm, with the knees marked."""
     points = [point for curve in curves for point in _points(curve)]
     chart = SvgChart(
         title="throughput against latency",

@@ -1,9 +1,9 @@
 """The table of results: one line per row and arm, with the baseline's value and the difference.
 
 The layout follows the article's ``batch | kernel | baseline | arm | delta``, extended by the
-interval, the p-value, the verdict and the published difference. An arm's own median is not in it:
-the difference is estimated within blocks, so the quotient of two medians can contradict it. The
-medians are in :func:`labkit.analysis.rendering.supplementary_tables.medians_table`.
+interval, the p-value, the verdict and the published difference. The table leaves out the arms' own
+medians: the difference is estimated within blocks, so the quotient of two medians can contradict
+it. The medians are in :func:`labkit.analysis.rendering.supplementary_tables.medians_table`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from labkit.records import Record, parse_run_name
 
 Json = Mapping[str, Any]
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
-MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # of terminals that show every column
+MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
 CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
@@ -61,7 +61,7 @@ class ResultLine:
 
     @property
     def skipped(self) -> str | None:
-        """The reason why the row was not measured, or None."""
+        """The reason that the row was not measured, or None if it was."""
         reason: str | None = self.row["skipped"]
         return reason
 
@@ -72,7 +72,7 @@ class ResultLine:
 
     @property
     def phone_text(self) -> str:
-        """The verdict as shown beside the row's name on a phone, where there are few columns."""
+        """The verdict for narrow screens such as phones, shown beside the row's name."""
         if self.verdict is not None:
             text = verdict_text(self.verdict)
         else:
@@ -80,14 +80,14 @@ class ResultLine:
         return f"{self.arm}: {text}" if text and self.several_arms else text
 
     def compared(self, formatter: Callable[..., str], *keys: str) -> str:
-        """Return fields of the comparison as text; empty without a comparison."""
+        """Format the comparison's fields ``keys``; an empty string if there is no comparison."""
         if self.comparison is None or self.skipped is not None:
             return ""
         return formatter(*(self.comparison[key] for key in keys))
 
 
 def kernel_names(records: Sequence[Record]) -> dict[str, str]:
-    """Return the name of the kernel that ran each case, for the cases whose records note it."""
+    """Return the kernel of each case by the case's name, if the records note kernels."""
     names: dict[str, str] = {}
     for record in records:
         for case in record.cases:
@@ -98,12 +98,15 @@ def kernel_names(records: Sequence[Record]) -> dict[str, str]:
 
 
 def verdict_text(verdict: str) -> str:
-    """Return a verdict as readers see it: ``estimate-only`` for ``estimate_only``."""
+    """Return a verdict as it is printed: ``estimate-only`` for ``estimate_only``."""
     return verdict.replace("_", "-")
 
 
 def compared_arms(cell: Json) -> list[str]:
-    """Return the arms that have lines: all but baseline and control, or the control if alone."""
+    """Return the arms that are compared with the baseline: all arms but the control.
+
+    If the cell has no other arm, the control is returned.
+    """
     control = control_name(cell)
     arms = [a["name"] for a in cell["arms"] if a["role"] == "arm"]
     return arms or ([control] if control is not None else [])
@@ -172,7 +175,7 @@ def _kernel_column(kernels: Mapping[str, str], several_arms: bool) -> Column[Res
 def _baseline_only_column(
     cell: Json, unit: str, link: Callable[[ResultLine], str]
 ) -> Column[ResultLine]:
-    """Return the baseline's column for a cell that compares nothing with it."""
+    """Return the baseline's column for a cell without an arm to compare."""
     baseline = cell["arms"][0]["name"]
 
     def value(line: ResultLine) -> str:
@@ -243,7 +246,7 @@ def failure_outcomes(cell: Json) -> dict[str, str]:
 def _published_rows(
     cell: Json, rows: Sequence[Json], arms: Sequence[str]
 ) -> dict[tuple[str, str], Json]:
-    """Return the published rows by case and metric, if they are about these rows and arms."""
+    """Return the published rows for these rows and arms, by case and metric."""
     published = cell["published"]
     if not isinstance(published, Mapping):
         return {}
@@ -296,7 +299,7 @@ def _notes(cell: Json, has_published: bool) -> list[str]:
 
 
 def _cache_notes(records: Sequence[Record]) -> list[str]:
-    """Return what the caches held when a launch was timed, if records note it."""
+    """Return a note on the state of the caches when launches were timed, if records have it."""
     states = {case.notes.get("state") for record in records for case in record.cases}
     texts = [text for state, text in CACHE_STATES.items() if state in states]
     return [f"Timed on {'; '.join(texts)}."] if texts else []

@@ -53,7 +53,7 @@ class RooflineLimits:
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One case and arm: its work and median time, and the rates that follow."""
+    """One case of one arm: its work and median time, and the attained rates."""
 
     case: str
     arm: str
@@ -79,7 +79,7 @@ class RooflinePoint:
 
     @property
     def bound(self) -> str | None:
-        """The limit that binds, ``memory`` or ``compute``; None without limits."""
+        """The binding limit, ``memory`` or ``compute``, or None if no limits were measured."""
         if self.limits is None:
             return None
         memory_s, compute_s = self._min_times_s(self.limits)
@@ -87,7 +87,10 @@ class RooflinePoint:
 
     @property
     def share(self) -> float | None:
-        """The least possible time over the time taken; above 1 only if a cache helped."""
+        """The minimum possible time divided by the measured time.
+
+        Above 1 only if a cache held part of the data.
+        """
         return None if self.limits is None else max(self._min_times_s(self.limits)) / self.seconds
 
     def _min_times_s(self, limits: RooflineLimits) -> tuple[float, float]:
@@ -98,7 +101,7 @@ class RooflinePoint:
 
 
 def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
-    """Return the best limits that any run noted; None if none did."""
+    """Return the highest limits in any record, or None if no record has limits."""
     notes = [r.notes["limits"] for r in records if r.ok and r.notes.get("limits")]
     if not notes:
         return None
@@ -111,7 +114,7 @@ def best_limits(records: Iterable[Record]) -> RooflineLimits | None:
 
 
 def roofline_points(cell: Json, records: Sequence[Record]) -> list[RooflinePoint]:
-    """Return a point per case and arm (except the control) whose work the records note."""
+    """Return a point for each case of each arm (except the control) whose records note the work."""
     limits = best_limits(records)
     work: dict[str, tuple[int, int]] = {}
     for record in records:
@@ -145,7 +148,7 @@ def _exponent_range(values: Sequence[float]) -> ExponentRange:
 
 
 def _roof(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float, float]]:
-    """Return the roof's vertices (intensity, GFLOP/s); empty without limits."""
+    """Return the vertices (intensity, GFLOP/s) of the roof; empty if no limits were measured."""
     limits = points[0].limits
     if limits is None:
         return []
@@ -155,12 +158,15 @@ def _roof(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float
 
 
 def case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
-    """Return every case's number, from 1; a mark has room for a number but not for a name."""
+    """Number the cases from 1. Marks are labelled with numbers because names would not fit."""
     return {case: n for n, case in enumerate(dict.fromkeys(p.case for p in points), 1)}
 
 
 def cases_line(points: Sequence[RooflinePoint]) -> str:
-    """Return the names of the numbered cases, and why marks of a case lie side by side."""
+    """Return the legend line with each case's number and name.
+
+    If there are several arms, it notes why their marks are drawn side by side.
+    """
     text = "; ".join(f"{n} {case}" for case, n in case_numbers(points).items())
     arms = len({p.arm for p in points})
     side_by_side = "; arms of a case have the same intensity and are drawn side by side"
@@ -168,7 +174,7 @@ def cases_line(points: Sequence[RooflinePoint]) -> str:
 
 
 def _mark_positions(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float, float]]:
-    """Return every point's position (exponents of ten): a case's arms lie side by side."""
+    """Return the position of every point in exponents of ten, with a case's arms side by side."""
     arms = list(dict.fromkeys(p.arm for p in points))
     step = MARK_SPACING * (x[1] - x[0])
     middle = (len(arms) - 1) / 2
@@ -179,9 +185,9 @@ def _mark_positions(points: Sequence[RooflinePoint], x: ExponentRange) -> list[t
 
 @dataclass(frozen=True)
 class CaseLabel:
-    """A case's number beside its marks; ``x`` and ``y`` are shares of the panel.
+    """A case's number beside the case's marks. ``x`` and ``y`` are shares of the panel.
 
-    ``right``: whether it lies to the right of the marks.
+    ``right``: whether the number is to the right of the marks.
     """
 
     text: str
@@ -198,7 +204,7 @@ class CaseLabel:
 def case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
 ) -> list[CaseLabel]:
-    """Return a label per case, placed right or left of its marks, or lower if both are taken."""
+    """Return a label per case: right or left of its marks, or lower if neither place is free."""
     marks: dict[str, list[tuple[float, float]]] = {}
     for p, (a, b) in zip(points, _mark_positions(points, x), strict=True):
         position = (a - x[0]) / (x[1] - x[0]), (b - y[0]) / (y[1] - y[0])
@@ -230,7 +236,7 @@ def _is_free(label: CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
 
 
 def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> str:
-    """Return an ``<svg>`` of the roofline; ``points`` has at least one element."""
+    """Return the roofline chart as an ``<svg>``. ``points`` must not be empty."""
     x, y = _axis_ranges(points)
     chart = SvgChart("roofline", x, y, X_LABEL, Y_LABEL, height=340, log_scale=True)
     chart.axes()
@@ -285,5 +291,5 @@ def roofline_figure(cell: Json, points: Sequence[RooflinePoint]) -> Figure:
 
 
 def roofline_stem(cell: Json) -> str:
-    """Return the name of the roofline's picture without extension."""
+    """Return the name of the roofline's picture without the extension."""
     return f"{slug(cell['cell'])}--roofline"

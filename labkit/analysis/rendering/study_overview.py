@@ -25,13 +25,13 @@ class MachineOverview:
     Parameters
     ----------
     machine
-        The machine's name; None if the study has only one.
+        The machine's name. None if the study has only one machine.
     cells
-        The table of its cells; None if the study has only one.
+        The table of the machine's cells. None if the study has only one cell.
     curves
-        Load curves over its cells.
+        Load curves over the machine's cells.
     stem
-        Name of the curves' picture without extension.
+        Name of the curves' picture without the extension.
     """
 
     machine: str | None
@@ -41,12 +41,12 @@ class MachineOverview:
 
     @property
     def loads(self) -> Table[Any] | None:
-        """The curves as a table; None without any."""
+        """The load curves as a table, or None if there are no curves."""
         return latency_throughput_table(self.curves)
 
     @property
     def chart(self) -> str:
-        """The curves as an ``<svg>``; empty without any."""
+        """The load curves as an ``<svg>``, or an empty string if there are no curves."""
         return latency_throughput_chart(self.curves) if self.curves else ""
 
 

@@ -33,7 +33,10 @@ MEDIANS_TITLE = "Medians and quartiles"
 
 
 def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """Return host times (us) by case and name of :data:`HOST_TIMES`, then by arm: one per run."""
+    """Return the host times (us) of all runs: ``{(case, name): {arm: [time, ...]}}``.
+
+    The names are those of :data:`HOST_TIMES`.
+    """
     times: dict[tuple[str, str], dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
@@ -45,9 +48,10 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
 
 
 def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
-    """Return the host's time per step to build the maps, median per arm (us); None if not noted.
+    """Return the host's time per step to build the maps (us), as each arm's median over runs.
 
-    Each arm has a second column if records also note the time of the whole plan.
+    If records also note the time of the whole plan, each arm has a second column. None if records
+    note neither.
     """
     times = host_times(records)
     if not times:
@@ -85,16 +89,16 @@ def host_times_section(report: CellReport) -> Parts:
 
 
 def output_noun(cell: Json) -> str:
-    """Return what outputs are counted in: requests, picks (of frames) or token rows."""
+    """Return the noun for the outputs that are counted: requests, picks (of frames), token rows."""
     if any(row["metric"] == "decode_ms" for row in cell["rows"]):
         return "picks"
     return "requests" if all(row["case"] == "all" for row in cell["rows"]) else "token rows"
 
 
 def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement] | None:
-    """Return how many of every arm's outputs agree with the reference run's.
+    """Return the number of every arm's outputs that agree with the reference run's.
 
-    ``noun`` is the plural of what is counted. None if nothing was compared.
+    ``noun``: plural noun for the outputs (:func:`output_noun`). None if nothing was compared.
     """
     agreements = [agreement for agreement in report.agreement if agreement.total]
     if not agreements:
@@ -115,7 +119,7 @@ def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]
 
 @section("Outputs")
 def outputs_section(report: CellReport) -> Parts:
-    """Show how many outputs agree with the reference run's."""
+    """Show the number of outputs that agree with the reference run's."""
     return table_parts(agreement_table(report.analysis.identity, output_noun(report.cell)))
 
 
@@ -130,7 +134,7 @@ class ArmInRow:
 
 
 def medians_table(cell: Json) -> Table[ArmInRow]:
-    """Return every arm's own median and quartiles in every row, the primary rows first."""
+    """Return every arm's own median and quartiles in every row. Primary rows come first."""
     lines = [
         ArmInRow(row, arm, summary, comparisons.get(arm, {}))
         for row in sorted(cell["rows"], key=lambda row: not row["primary"])
@@ -175,7 +179,7 @@ def medians_section(report: CellReport) -> Parts:
 
 
 def sensitivity_table(cell: Json, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
-    """Return the sensitivity analyses of rows and arms."""
+    """Return one line per sensitivity analysis of a row and arm."""
     columns: tuple[Column[SensitivityResult], ...] = (
         Column("row", lambda result: row_name(cell["rows"][result.row]), numeric=False),
         Column("arm", lambda result: result.arm, numeric=False),

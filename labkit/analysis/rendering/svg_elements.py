@@ -1,6 +1,6 @@
 """SVG charts written as text: axes, dots, lines and bars, coloured by the page's style sheet.
 
-This keeps a report one small file that follows the reader's light or dark mode.
+A report with such charts is one small file and follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
 
 
 def power_of_ten_ticks(low: float, high: float) -> list[float]:
-    """Return base-10 logarithms of ticks between the exponents ``low`` and ``high``.
+    """Return the base-10 logarithms of the ticks between the exponents ``low`` and ``high``.
 
-    Up to two decades have ticks at 1, 2 and 5, longer ranges at powers of ten only.
+    A range of up to two decades has ticks at 1, 2 and 5 times a power of ten. A longer range has
+    ticks at powers of ten only.
     """
     multiples = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(math.floor(low), math.ceil(high) + 1)
@@ -36,7 +37,7 @@ def power_of_ten_ticks(low: float, high: float) -> list[float]:
 
 
 def power_of_ten_text(exponent: float) -> str:
-    """Return ten to a power as a tick's label: ``0.5`` for -0.301."""
+    """Return the tick label of ``10**exponent``: ``0.5`` for -0.301."""
     return tick_text(10.0**exponent)
 
 
@@ -65,7 +66,7 @@ class SvgChart:
     left, bottom
         Space for the labels of the y and x axes.
     log_scale
-        Whether data units are exponents of ten; the axes then show the powers.
+        Whether data units are exponents of ten. The axes then show the powers of ten.
     """
 
     title: str
@@ -194,7 +195,7 @@ def mark_svg(mark: str, style: str) -> str:
 
 
 def padded_range(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
-    """Return the range of values, widened on both sides by ``share`` of its size."""
+    """Return the range of the values, widened on both sides by ``share`` of the range."""
     low, high = min(values), max(values)
     padding = (high - low) * share or abs(high) * share or 1.0
     return low - padding, high + padding

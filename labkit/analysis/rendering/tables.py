@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def text_or_empty(value: Any) -> str:
-    """Return a value as text; empty for None."""
+    """Return a value as text; None becomes an empty string."""
     return "" if value is None else str(value)
 
 
@@ -35,13 +35,14 @@ class Column(Generic[T]):
     numeric
         Whether values are numbers: right-aligned, and sorted by size on the HTML page.
     short_heading
-        A heading for narrow terminals. None: ``heading``, broken at underscores and hyphens.
+        A heading for narrow terminals. With None, ``heading`` is broken after underscores and
+        hyphens.
     min_width
         Terminals narrower than this (in characters) leave the column out.
     once_per_row
         Whether all lines of one row of ``cell.json`` have the same value.
     is_verdict
-        Whether values are verdicts: coloured, and shortened to the verdict's name in terminals.
+        Whether values are verdicts, which terminals show in colour and without their reasons.
     link
         A function from a line to the target of the cell's link on the HTML page.
     """

@@ -33,7 +33,7 @@ VERDICT_STYLES = {
     "invalid": "bold white on red",
     "not_comparable": "dim",
 }
-PIPED_WIDTH = 100  # of lines in a log or pipe, which has no width of its own
+PIPED_WIDTH = 100  # characters per line if the output is not a terminal
 
 
 def print_cell(
@@ -46,9 +46,9 @@ def print_cell(
     cell_dir
         The cell's folder.
     console
-        Where to print; None: standard output.
+        Console to print to. None: standard output.
     analysis_cache
-        Reused if it has analysed the cell already.
+        Cached analyses. The cell's analysis is reused if it is there.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def _rich_table(table: Table[ResultLine], width: int) -> Any:
 
 
 def _short_heading(column: Column[ResultLine]) -> str:
-    """Return a heading with line breaks, about as wide as the column's numbers."""
+    """Return a heading broken into lines about as wide as the column's numbers."""
     if column.short_heading is not None:
         return column.short_heading
     name, parenthesis, unit = column.heading.partition(" (")
@@ -124,7 +124,7 @@ def _short_heading(column: Column[ResultLine]) -> str:
 
 
 def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
-    """Return a cell without its unit, which the heading has, or a verdict without its reason."""
+    """Return a cell's text without its unit (the heading has the unit) or its verdict's reason."""
     text = column.text(line)
     if column.is_verdict:
         return text.partition(":")[0]
@@ -179,7 +179,7 @@ def _row_name(change: RowChange) -> str:
 
 
 def _compared(key: str) -> Callable[[RowChange], Any]:
-    """Return a function that reads a field of the comparison; None without one."""
+    """Return a function that reads field ``key`` of a comparison, or None if there is none."""
     return lambda change: None if change.comparison is None else getattr(change.comparison, key)
 
 

@@ -49,7 +49,7 @@ EVENTS_NOTE = (
 
 @dataclass(frozen=True)
 class ArmPicks:
-    """An arm's picked frames of a clip, the record's notes, and the planted events they show."""
+    """An arm's picked frames of a clip, the record's notes and the events the frames show."""
 
     picks: Sequence[int]
     notes: Json
@@ -63,12 +63,15 @@ class ClipRecords:
     clips: Mapping[str, Mapping[str, ArmPicks]]
 
     def facts(self, clip: str) -> Json:
-        """Return the clip's own facts, which all arms note: frames, keyframes, seconds."""
+        """Return the facts of a clip that are equal for all arms: frames, keyframes, seconds."""
         return next(iter(self.clips[clip].values())).notes
 
 
 def clip_records(cell: Json, records: Sequence[Record]) -> ClipRecords | None:
-    """Return the picks of the first good run of every arm except the control; None without any."""
+    """Return the picks of every arm except the control, from the arm's first successful run.
+
+    None if no record has picks.
+    """
     by_clip: dict[str, dict[str, ArmPicks]] = {}
     arms = real_arms(cell)
     for record in records:
@@ -132,7 +135,10 @@ def _throughput_notes(cell: Json) -> Iterator[str]:
 
 
 def clip_work_table(cell: Json, clips: ClipRecords | None) -> Table[ClipAndArm] | None:
-    """Return what a request of every arm read and decoded, and the distances of its picks."""
+    """Return the demuxer's and decoder's counts per request, by clip and arm.
+
+    The table also has the distances from the requested frames to the picked frames.
+    """
     if clips is None:
         return None
     columns = [
@@ -205,7 +211,7 @@ def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str
 
 
 def answers_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
-    """Return how many questions a model answered correctly from every arm's frames."""
+    """Return the number of questions that a model answered correctly from every arm's frames."""
     answers: dict[str, Json] = {}
     for record in records:
         if record.ok and "answers" in record.notes:
@@ -233,7 +239,7 @@ def answers_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
 
 
 def drawn_clips(clips: ClipRecords | None) -> list[str]:
-    """Return the clips in the picture: the first few whose keyframes are known."""
+    """Return the clips to draw: the first few clips whose keyframes are known."""
     if clips is None:
         return []
     known = [clip for clip in clips.clips if clips.facts(clip)["keyframe_places"] is not None]
@@ -241,13 +247,13 @@ def drawn_clips(clips: ClipRecords | None) -> list[str]:
 
 
 def _frame_time_s(facts: Json, frame: int) -> float:
-    """Return when a frame is shown (seconds), for a constant frame rate."""
+    """Return the presentation time of a frame (seconds), assuming a constant frame rate."""
     seconds, last = float(facts["seconds"]), max(1, int(facts["frames"]) - 1)
     return seconds * frame / last
 
 
 def keyframe_indices(facts: Json) -> Iterator[int]:
-    """Yield a clip's keyframes, which records note as runs: [first, step, count]."""
+    """Yield the indices of a clip's keyframes. Records store them as runs: [first, step, count]."""
     for first, step, count in facts["keyframe_places"]:
         yield from (first + step * i for i in range(count))
 
@@ -334,7 +340,7 @@ def decode_times_section(report: CellReport) -> Parts:
 
 @section("Decoding work per request")
 def clip_work_section(report: CellReport) -> Parts:
-    """Show what a request read and decoded."""
+    """Show the work of the demuxer and the decoder per request."""
     return table_parts(clip_work_table(report.cell, report.clips))
 
 
