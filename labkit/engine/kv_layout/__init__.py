@@ -16,15 +16,15 @@ Shapes = tuple[KVShape, ...]
 
 
 def create_factory(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
-    """Return the factory of the layout and the attention that ``options`` name.
+    """Return the factory of KV caches for the layout and the attention of ``options``.
 
-    ``computed`` is the type that the model computes in; keys and values have it too, unless
-    ``engine.kv.dtype`` is narrower.
+    ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
+    unless ``engine.kv.dtype`` is narrower.
 
     Raises
     ------
     ValueError
-        The attention cannot be created; one line with the reason.
+        The attention cannot be created. The message gives the reason.
     """
     from labkit.config import Admission, KVLayout
     from labkit.engine import attention, compute_dtype
@@ -60,7 +60,7 @@ def create_factory(options: config.Engine, computed: str = "float32") -> KVCache
 
 
 def _reuse_blocks(options: config.Engine) -> int:
-    """Return the number of blocks that the length of a reused prefix is a multiple of."""
+    """Return ``n`` such that the length of a reused prefix must be a multiple of ``n`` blocks."""
     chunk = options.scheduler.chunk
     if options.prefix_align.value == "block" or chunk is None:
         return 1

@@ -1,8 +1,9 @@
-"""``engine.kv.layout=contiguous``: one array per request, copied into a larger one to grow.
+"""``engine.kv.layout=contiguous``: one array per request, which grows by copying.
 
-As in mlx_lm's ``KVCache``, memory grows in steps of 256 tokens when a request needs it, and every
-growth copies what was there. With ``engine.kv.set_aside`` a request gets that many tokens of memory
-when it is admitted, used or not. Attention is MLX's, one call per request, over what is computed.
+As in mlx_lm's ``KVCache``, an array grows in steps of 256 tokens when its request needs more
+memory, and every growth copies its contents. ``engine.kv.set_aside`` is the number of tokens for
+which a request gets memory when it is admitted, whether it needs the memory or not. MLX's attention
+is called once per request, over the computed tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, set_aside: int = 0) -> KVCache:
     """Create a cache that may promise ``capacity`` tokens to all requests together.
 
-    ``set_aside``: tokens of memory that every request gets when it is admitted.
+    ``set_aside``: the number of tokens for which every request gets memory when it is admitted.
     """
     manager = ContiguousKVCacheManager(shapes, capacity, dtype, set_aside)
     return KVCache(manager, ContiguousMemory(manager))
 
 
 class ContiguousKVCacheManager(DenseKVCacheManager):
-    """Promises memory to requests, in whole steps of 256 tokens; a request has one array."""
+    """Promises memory to requests, in steps of 256 tokens. Each request has its own array."""
 
     def __init__(
         self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, set_aside: int
@@ -67,7 +68,7 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         return round_up_to_step(max(num_tokens, self._set_aside))
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Return whether as much was promised; a promise never grows."""
+        """Return whether memory for ``num_tokens`` was promised. A promise never grows."""
         return num_tokens <= self._promised[request_id]
 
     def num_slots(self, table: BlockTable) -> int:
@@ -79,25 +80,25 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         self.rows.pop(int(table.block_ids[0])).free()
 
     def counters(self) -> dict[str, float]:
-        """Return also the tokens of memory that were set aside."""
+        """Return the counters, with ``kv.set_aside``: the tokens whose memory was set aside."""
         return {**super().counters(), "kv.set_aside": self._total_set_aside}
 
     def reset_counters(self) -> None:
-        """Set the counters to 0; see ``KVCacheManager``."""
+        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self._total_set_aside = 0
 
     def check(self, running: set[str]) -> None:
-        """Check also the bytes allocated; see ``KVCacheManager.check``."""
+        """Check requests and allocated bytes; see ``KVCacheManager.check``."""
         super().check(running)
         if self.reserved_bytes != sum(row.nbytes for row in self.rows.values()):
             raise AssertionError("the count of allocated bytes disagrees with the arrays")
 
 
 class Segment(NamedTuple):
-    """A request's part of a step: query tokens ``start`` to ``stop``, after ``context`` tokens.
+    """A request's part of a step: the packed query tokens ``[start, stop)``.
 
-    ``context`` is the number of cached tokens, the new ones included.
+    ``context`` is the number of the request's tokens in the array, including the new tokens.
     """
 
     row: DenseKV
@@ -114,7 +115,7 @@ class ContiguousMemory:
         self._manager = manager
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Grow the arrays that the step's tokens would overflow; the batch stays as it is."""
+        """Grow the arrays that are too small for the step. The batch is returned unchanged."""
         segments = []
         starts = batch.cu_seqlens_q.tolist()
         for s, context in enumerate(batch.seq_lens.tolist()):
@@ -137,14 +138,14 @@ class ContiguousStep:
         self._segments = segments
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store the new keys and values behind the cached ones."""
+        """Store each request's new keys and values after its cached tokens."""
         for row, start, stop, context in self._segments:
             where = (0, slice(None), slice(context - (stop - start), context))
             for array, new in zip(row.layer(layer), (k, v), strict=True):
                 sdpa.store(array, where, new[start:stop].transpose(1, 0, 2))
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that were written."""
+        """Return the arrays that the step wrote."""
         return [array for segment in self._segments for array in segment.row.arrays()]
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:

@@ -1,4 +1,4 @@
-"""Dense KV arrays, of the layouts without blocks: padded and contiguous.
+"""Dense KV arrays, used by the layouts without blocks (padded and contiguous).
 
 A dense array has rows of equal capacity: per layer one array of keys and one of values,
 [rows, num_kv_heads, capacity, head_dim].
@@ -24,7 +24,10 @@ from labkit.engine.kv_layout.kv_shape import KVShape
 
 @dataclass(slots=True)
 class AllocationStats:
-    """Bytes of KV memory allocated now, at most, and copied; ``moves`` counts the copies."""
+    """Bytes of KV memory: allocated now, the peak of that, and bytes copied.
+
+    ``moves`` is the number of reallocations that copied tokens.
+    """
 
     allocated: int = 0
     peak: int = 0
@@ -32,14 +35,14 @@ class AllocationStats:
     moves: int = 0
 
     def allocate(self, nbytes: int) -> None:
-        """Count ``nbytes`` as allocated; a negative number as freed."""
+        """Add ``nbytes`` to the allocated bytes. A negative number means freed bytes."""
         self.allocated += nbytes
         self.peak = max(self.peak, self.allocated)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMove:
-    """A copy of ``length`` tokens from a row of the old array to a row of the new one."""
+    """A copy of ``length`` tokens from a row of the old array to a row of the new array."""
 
     old_row: int
     old_start: int
@@ -51,8 +54,8 @@ class TokenMove:
 class DenseKV:
     """Keys and values of ``rows`` x ``capacity`` tokens in every layer.
 
-    Unwritten tokens are zeros: a NaN would spoil the softmax even where it is masked. ``dtype``
-    is float32, float16 or bfloat16.
+    Unwritten tokens are zeros, because a NaN would spoil the softmax even at a masked position.
+    ``dtype`` is float32, float16 or bfloat16.
     """
 
     def __init__(self, shapes: tuple[KVShape, ...], stats: AllocationStats, dtype: str) -> None:
@@ -78,7 +81,7 @@ class DenseKV:
         return [array for layer in self._layers for array in layer]
 
     def reallocate(self, rows: int, capacity: int, moves: Iterable[TokenMove]) -> None:
-        """Allocate new arrays, copy ``moves`` into them and free the old ones, layer by layer."""
+        """Allocate new arrays, copy ``moves`` into them and free the old arrays, layer by layer."""
         moves = tuple(moves)
         old_tokens, old_layers = self.rows * self.capacity, self._layers
         self._layers = []
@@ -118,15 +121,15 @@ def _copy(
 
 
 def _numpy_view(array: mx.array) -> NDArray[Any]:
-    """Return a writable view; bfloat16, which NumPy lacks, is viewed as uint16."""
+    """Return a writable NumPy view. bfloat16, which NumPy lacks, is viewed as uint16."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 class DenseKVCacheManager(KVCacheManager):
-    """Base class of the layouts whose requests have one row each, identified by a number.
+    """Base class for layouts in which each request has one row, identified by a row id.
 
-    ``capacity`` is the number of tokens that may be promised to all requests together;
-    ``row_name`` names a request's memory in messages.
+    ``capacity`` is the number of tokens that may be promised to all requests together. ``row_name``
+    is the term for a request's memory in messages.
     """
 
     def __init__(
@@ -145,28 +148,28 @@ class DenseKVCacheManager(KVCacheManager):
 
     @property
     def capacity_tokens(self) -> int:
-        """The most tokens that a single request can have in the KV cache."""
+        """The largest number of tokens that a single request can have in the KV cache."""
         return self._capacity // round_up_to_step(1) * round_up_to_step(1)
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return why ``num_tokens`` tokens can never fit, or None; see ``KVCacheManager``."""
+        """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
         needed = self._memory_tokens(num_tokens)
         if needed <= self._capacity:
             return None
         return f"need {self._row_name} of {needed} tokens, there is room for {self._capacity}"
 
     def _memory_tokens(self, num_tokens: int) -> int:
-        """Return the tokens of memory that are allocated for ``num_tokens`` tokens."""
+        """Return ``num_tokens`` rounded up to the size of an allocation, in tokens."""
         return round_up_to_step(num_tokens)
 
     def _add_row_id(self, request_id: str) -> int:
-        """Return a new row id, which is the request's block table for its life."""
+        """Return a new row id, and store it as the request's block table."""
         row_id, self._next_row_id = self._next_row_id, self._next_row_id + 1
         self._tables[request_id] = BlockTable(np.array([row_id], np.int32))
         return row_id
 
     def counters(self) -> dict[str, float]:
-        """Return bytes reserved, used and copied since the last reset."""
+        """Return the counters of bytes reserved, used and copied since the last reset."""
         return {
             "peak_kv_bytes": self.stats.peak,
             "kv.bytes_copied": self.stats.copied,
@@ -175,6 +178,6 @@ class DenseKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peaks to what is reserved now."""
+        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self.stats.peak, self.stats.copied, self.stats.moves = self.stats.allocated, 0, 0

@@ -1,8 +1,8 @@
-"""The interface of a KV layout: bookkeeping of KV memory, and the arrays that a step uses.
+"""The interface of a KV layout: bookkeeping of KV memory, and the arrays of keys and values.
 
-A layout has two parts. The ``KVCacheManager`` is bookkeeping on the host, for the scheduler and the
-input builder: which request holds which memory. ``KVMemory`` has the arrays, for the model runner:
-it prepares the attention of each step.
+A layout has two parts. The ``KVCacheManager`` records which request has which memory, for the
+scheduler and the input builder. ``KVMemory`` has the arrays and prepares the attention of each
+step, for the model runner.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class BlockTable:
     """A request's blocks in the order of its tokens: int32 [num_blocks].
 
-    In a layout without blocks it has one id, that of the request's row. Tables are immutable:
-    the same object always holds the same blocks.
+    In a layout without blocks the table has a single id, that of the request's row. Tables are
+    immutable: the same object always has the same blocks.
     """
 
     block_ids: NDArray[np.int32]
@@ -43,8 +43,8 @@ class BlockTable:
 class ComputedTokenCount:
     """The number of computed tokens in the KV cache, and its peak.
 
-    A token that several requests share counts for each of them; the sum is capped by the tokens
-    that there is memory for.
+    A token that several requests share is counted for each of them, but the peak never exceeds the
+    number of tokens for which memory is reserved.
     """
 
     def __init__(self) -> None:
@@ -53,26 +53,29 @@ class ComputedTokenCount:
         self.peak: float = 0
 
     def update(self, request_id: str, tokens: int, reserved: float = math.inf) -> None:
-        """Set a request's computed tokens; ``reserved`` tokens have memory over all requests."""
+        """Set a request's computed tokens and update the peak.
+
+        ``reserved`` is the number of tokens for which all requests together have memory.
+        """
         self._total += tokens - self._tokens.get(request_id, 0)
         self._tokens[request_id] = tokens
         self.peak = max(self.peak, min(self._total, reserved))
 
     def remove(self, request_id: str) -> int:
-        """Remove a request; return its computed tokens."""
+        """Remove a request; return the number of its computed tokens."""
         tokens = self._tokens.pop(request_id, 0)
         self._total -= tokens
         return tokens
 
     def reset(self, reserved: float = math.inf) -> None:
-        """Set the peak to the present number; ``reserved`` tokens have memory."""
+        """Set the peak to the present number, capped by the ``reserved`` tokens with memory."""
         self.peak = min(self._total, reserved)
 
 
 class KVCacheManager:
-    """Reserves KV memory for requests; base class, without sharing between requests.
+    """Reserves KV memory for requests. This base class shares no memory between requests.
 
-    ``token_bytes`` is the size of one token's keys and values over all layers.
+    ``token_bytes`` is the size in bytes of one token's keys and values over all layers.
     """
 
     def __init__(self, token_bytes: int) -> None:
@@ -88,24 +91,24 @@ class KVCacheManager:
 
     @property
     def capacity_tokens(self) -> int:
-        """The most tokens that a single request can have in the KV cache."""
+        """The largest number of tokens that a single request can have in the KV cache."""
         raise NotImplementedError
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return why ``num_tokens`` tokens can never fit, or None if they fit an empty cache."""
+        """Return the reason that ``num_tokens`` tokens can never fit, or None if they can."""
         raise NotImplementedError
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Reserve memory for a new request's first ``num_tokens`` tokens.
 
-        ``spare`` is the share of the whole memory that must stay free.
+        ``spare`` is the fraction of the whole memory that must stay free.
 
         Returns
         -------
         int or None
-            How many of its tokens are cached already. The last known token is never among them,
-            because computing it samples the next one. None, and nothing is reserved, if too
-            little memory is free.
+            The number of the request's tokens that are cached already. The last known token never
+            counts as cached, because it must be computed to sample the next token. None: too
+            little memory is free, and nothing was reserved.
 
         Raises
         ------
@@ -117,16 +120,16 @@ class KVCacheManager:
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Extend a running request's memory to its first ``num_tokens`` tokens.
 
-        Return False, and change nothing, if too little memory is free. Returns True if as much
-        was reserved.
+        Return False and change nothing if too little memory is free. Return True also if the
+        request has enough memory already.
         """
         raise NotImplementedError
 
     def cache_blocks(self, state: RequestState) -> None:
         """Make a running request's computed tokens reusable, if the layout shares prefixes.
 
-        Call it after ``num_computed_tokens`` has advanced over final tokens: a draft token that
-        may still be rejected must not be among them.
+        Call this when ``num_computed_tokens`` counts final tokens only, no draft tokens that may
+        still be rejected.
         """
         self._computed.update(state.request_id, state.num_computed_tokens)
 
@@ -135,7 +138,7 @@ class KVCacheManager:
         return self._tables[request_id]
 
     def release(self, request_id: str) -> None:
-        """Release a request's memory; a request without memory is ignored."""
+        """Release a request's memory. Ids of requests without memory are ignored."""
         table = self._tables.pop(request_id, None)
         if table is not None:
             self._released_tokens += self._computed.remove(request_id)
@@ -143,14 +146,14 @@ class KVCacheManager:
             self._free(request_id, table)
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return for how many tokens a request with this table has memory."""
+        """Return the number of tokens for which a request with this table has memory."""
         raise NotImplementedError
 
     def _free(self, request_id: str, table: BlockTable) -> None:
         raise NotImplementedError
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the finished requests whose rows are still computed, in a static batch."""
+        """Return the ids of finished requests whose rows a static batch still computes."""
         return ()
 
     def clear(self) -> None:
@@ -164,9 +167,10 @@ class KVCacheManager:
     def counters(self) -> dict[str, float]:
         """Return the counters since the last reset.
 
-        Every layout has ``peak_kv_bytes``, the peak of reserved bytes; ``kv_used_bytes``, the
-        peak of bytes with computed keys and values; and, summed over the requests that have
-        left, ``kv.slots_held``, tokens with memory, and ``kv.slots_filled``, tokens computed.
+        Every layout has ``peak_kv_bytes``, the peak of reserved bytes, and ``kv_used_bytes``, the
+        peak of bytes with computed keys and values. Two counters are sums over the released
+        requests: ``kv.slots_held``, the tokens with memory, and ``kv.slots_filled``, the tokens
+        computed.
         """
         return {
             "kv_used_bytes": self._computed.peak * self.token_bytes,
@@ -175,7 +179,7 @@ class KVCacheManager:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peaks to what is reserved now."""
+        """Set the counters to 0 and each peak to its present value."""
         self._computed.reset()
         self._released_slots = self._released_tokens = 0
 
@@ -183,8 +187,8 @@ class KVCacheManager:
 class StepAttention(NamedTuple):
     """The attention of one step, shared by all layers.
 
-    The layers call ``attention`` with ``metadata``; ``counters`` are those of the step, among
-    them ``layout.<name>``.
+    The layers call ``attention`` with ``metadata``. ``counters`` has the layout's counters for the
+    step, for example ``layout.<name>``.
     """
 
     attention: Attention
@@ -200,13 +204,13 @@ class KVMemory(Protocol):
         """The attention that writes and reads the arrays."""
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare the attention of a step; arrays may grow or move.
+        """Prepare the attention of a step. This may reallocate arrays.
 
         Returns
         -------
         tuple
-            The batch as the model computes it, and its attention. A padded layout adds inert
-            rows to the batch; ``logit_rows`` name the same tokens in the same order.
+            The batch that the model computes, and its attention. A padded layout adds padding
+            rows to the batch. ``logit_rows`` still refers to the same tokens in the same order.
         """
 
 
@@ -222,8 +226,8 @@ class KVCache:
 class KVCacheFactory:
     """Creates KV caches of one layout: for serving, for the self-test, for profiling.
 
-    ``create`` takes what each layer caches per token, and the memory as a number of blocks of
-    ``kv``; in the paged layout one of them is the null block.
+    ``create`` takes the KV shape of each layer, and the size of the memory as a number of blocks of
+    ``kv.block_size`` tokens. In the paged layout this number includes the null block.
     """
 
     kv: config.KV

@@ -1,16 +1,16 @@
 """``engine.kv.layout=padded``: all running requests in one array, left-padded to the longest.
 
-As in mlx_lm's ``BatchKVCache``, all rows end at one column, so a decode step appends one column
-to every row. When a request joins or leaves, all rows are copied into a new array; so they are when
-the array grows, in steps of 256 tokens. Attention is MLX's, over the whole array with a mask. The
-model computes a padded batch too: chunks shorter than the step's longest get inert rows of token 0,
-whose results are dropped.
+As in mlx_lm's ``BatchKVCache``, all rows end at the same column, so a decode step appends one
+column to every row. All rows are copied into a new array when a request joins or leaves, and when
+the array grows (in steps of 256 tokens). MLX's attention runs over the whole array with a mask. The
+model also computes a padded batch: chunks shorter than the longest chunk of the step are padded
+with token 0, and the results of the padding are dropped.
 
         column   0    1    2    3    4
         row A   a0   a1   a2   a3   a4      pad 0, length 5
         row B    -    -   b0   b1   b2      pad 2, length 3
 
-With static admission nothing leaves before the batch ends: the row of a finished request stays,
+With static admission no row is removed before the batch ends: the row of a finished request stays,
 and every decode step computes it.
 """
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bool) -> KVCache:
     """Create a cache whose largest array has ``capacity`` tokens, rows times columns.
 
-    ``static``: rows of finished requests stay until all requests are finished.
+    ``static``: the rows of finished requests stay until all requests have finished.
     """
     manager = PaddedKVCacheManager(shapes, capacity, dtype, static=static)
     return KVCache(manager, PaddedMemory(manager))
 
 
 class PaddedKVCacheManager(DenseKVCacheManager):
-    """Promises rows to requests, as wide as the longest prompt plus the longest output.
+    """Promises rows to requests. A row is as wide as the longest prompt plus the longest output.
 
-    ``rows`` has the rows of the array and, behind them, those that join with the next step.
-    ``columns`` counts the keys that attention read, ``empty_columns`` those of them without a
-    token of a live request.
+    ``rows`` has the rows of the array, followed by the rows that join in the next step.
+    ``columns`` is the number of keys that attention read. ``empty_columns`` is the number of those
+    keys that are not a token of a live request.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self._row_of: dict[str, PaddedRow] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Promise a row, if an array of all rows would fit; see ``KVCacheManager.reserve``."""
+        """Promise a row if an array with all rows would fit; see ``KVCacheManager.reserve``."""
         request_id = state.request_id
         if request_id in self._row_of:
             raise ValueError(f"request {request_id} has a row already")
@@ -74,11 +74,11 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Return whether as much was promised; a promise never grows."""
+        """Return whether the promised row has room for ``num_tokens``. A promise never grows."""
         return num_tokens <= self._row_of[request_id].prompt + self._row_of[request_id].output
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the number of columns, the same for every row."""
+        """Return the number of columns, which is the same for every row."""
         return self.dense.capacity
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -91,7 +91,7 @@ class PaddedKVCacheManager(DenseKVCacheManager):
             self.dense.free()
 
     def rearrange(self) -> None:
-        """Copy all rows into a new left-padded array, if a row has joined or left."""
+        """Copy all rows into a new left-padded array if a row has joined or left."""
         if len(self.rows) == self.dense.rows and all(r.place is not None for r in self.rows):
             return
         end = max(row.end for row in self.rows)
@@ -104,12 +104,12 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self._reallocate(end - smallest_pad, old)
 
     def widen(self, num_columns: int) -> None:
-        """Copy all rows into a wider array, if this one has fewer than ``num_columns`` columns."""
+        """Copy all rows into a wider array if the array has fewer than ``num_columns`` columns."""
         if num_columns > self.dense.capacity:
             self._reallocate(num_columns, [(row.place, row.pad) for row in self.rows])
 
     def _reallocate(self, num_columns: int, old: list[tuple[int | None, int]]) -> None:
-        """Reallocate the array; ``old`` has each row's former place and pad."""
+        """Reallocate the array. ``old`` has each row's former ``place`` and ``pad``."""
         moves = [
             TokenMove(place, pad, index, row.pad, row.length)
             for index, ((place, pad), row) in enumerate(zip(old, self.rows, strict=True))
@@ -118,11 +118,11 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self.dense.reallocate(len(self.rows), round_up_to_step(num_columns), moves)
 
     def lingering_requests(self) -> list[str]:
-        """Return the finished requests whose rows stay until their static batch ends."""
+        """Return the ids of finished requests whose rows stay until their static batch ends."""
         return [row.request_id for row in self.rows if not row.live]
 
     def check(self, running: set[str]) -> None:
-        """Check also the rows and the bytes allocated; see ``KVCacheManager.check``."""
+        """Check requests, rows and allocated bytes; see ``KVCacheManager.check``."""
         super().check(running)
         live = [row.row_id for row in self.rows if row.live]
         if sorted(live) != sorted(row.row_id for row in self._row_of.values()):
@@ -133,12 +133,12 @@ class PaddedKVCacheManager(DenseKVCacheManager):
             raise AssertionError("the count of allocated bytes disagrees with the array")
 
     def counters(self) -> dict[str, float]:
-        """Return also the share of padding, in percent of the keys that attention read."""
+        """Return the counters, with ``padding.waste_pct``: padding in percent of the keys read."""
         waste = 100 * self.empty_columns / self.columns if self.columns else 0.0
         return {**super().counters(), "padding.waste_pct": waste}
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peaks to what is reserved now."""
+        """Set the counters to 0 and each peak to its present value."""
         super().reset_counters()
         self.columns = self.empty_columns = 0
 
@@ -151,7 +151,7 @@ class PaddedMemory:
         self._manager = manager
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Arrange the rows, and pad the step's chunks to the longest."""
+        """Rearrange the rows if needed, and pad the step's chunks to the longest chunk."""
         manager = self._manager
         manager.rearrange()
         row_of = {row.row_id: row for row in manager.rows}

@@ -23,11 +23,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class PaddedRow:
-    """A request's row: its tokens are in the columns ``pad`` to ``pad + length``.
+    """A request's row in the array, with its tokens in the columns ``[pad, pad + length)``.
 
-    ``prompt`` tokens are known when the request joins, at most ``output`` more follow. ``place``
-    is the row's index in the array, or None if it has not joined yet. ``live`` is false once the
-    request has ended.
+    ``prompt`` is the number of tokens known when the request joins, ``output`` the largest number
+    of tokens that may follow. ``place`` is the row's index in the array, or None if it has not
+    joined yet. ``live`` is false if the request has ended.
     """
 
     request_id: str
@@ -41,7 +41,7 @@ class PaddedRow:
 
     @property
     def end(self) -> int:
-        """The column after its last token, once its prompt is computed."""
+        """The column after the row's last token, or after its prompt while that is computed."""
         return self.pad + max(self.length, self.prompt)
 
 
@@ -51,9 +51,9 @@ def pad_batch(
     finished: Sequence[PaddedRow],
     dense: DenseKV,
 ) -> tuple[Batch, PaddedStep]:
-    """Return a packed batch as a rectangle of tokens, and its attention.
+    """Return a packed batch as a rectangle of tokens, and the step's attention.
 
-    Every row of the result has as many tokens as the longest chunk: padding, then the chunk.
+    Every row of the rectangle has the length of the longest chunk: padding, then the chunk.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ def pad_batch(
     scheduled
         The row of each chunk, in the batch's order.
     finished
-        Rows of ended requests, computed as padding.
+        The rows of finished requests, which are computed as padding.
     dense
-        The array of all rows; the result has its order of rows.
+        The array of all rows. The result has its rows in the same order.
     """
     lengths = np.diff(batch.cu_seqlens_q)
     width = int(lengths.max())
@@ -96,15 +96,16 @@ class PaddedStep:
     Parameters
     ----------
     dense
-        The array.
+        The array of all rows.
     rows
         The rows that are computed, in the array's order.
     width
-        Query tokens per row.
+        The number of query tokens per row, including padding.
     target
-        Of each real token, its index among the ``len(rows) * width`` computed tokens.
+        For each token that is not padding, its index among the ``len(rows) * width`` computed
+        tokens.
     columns
-        Of each real token, its column in the array.
+        For each token that is not padding, its column in the array.
     """
 
     def __init__(
@@ -128,16 +129,16 @@ class PaddedStep:
 
     @property
     def columns(self) -> int:
-        """Keys that attention reads in each layer, padding included."""
+        """The number of keys that attention reads in each layer, including padding."""
         return len(self._rows) * (self._end - self._begin)
 
     @property
     def empty_columns(self) -> int:
-        """Keys among ``columns`` that are no token of a live request."""
+        """The number of keys among ``columns`` that are not a token of a live request."""
         return self.columns - sum(row.length for row in self._rows if row.live)
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store the real tokens' keys and values; padding is not stored."""
+        """Store the keys and values of all tokens except padding."""
         places = self._places[self._target // self._width]
         target: Any = self._target
         where: Any = (places, slice(None), self._columns)
@@ -148,11 +149,11 @@ class PaddedStep:
             sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays that were written."""
+        """Return the arrays that the step wrote."""
         return self._dense.arrays()
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Call MLX's attention once, over the array with a mask."""
+        """Call MLX's attention once for all rows, with a mask."""
         k, v = (self._computed_rows(array) for array in self._dense.layer(layer.index))
         output = mx.fast.scaled_dot_product_attention(
             sdpa.heads_first(q.reshape(len(self._rows), self._width, *q.shape[1:])),
@@ -168,17 +169,17 @@ class PaddedStep:
         return tokens.reshape(len(q), *tokens.shape[2:]), report
 
     def _computed_rows(self, array: mx.array) -> mx.array:
-        """Return the computed rows, first to last column; a copy if they are not adjacent."""
+        """Return the computed rows of an array. They are a copy if they are not adjacent."""
         first, last = int(self._places[0]), int(self._places[-1])
         if last - first + 1 == len(self._places):
             return array[first : last + 1, :, self._begin : self._end]
         return array[mx.array(self._places)][:, :, self._begin : self._end]
 
     def _mask(self, window: int | None) -> mx.array:
-        """Return the mask of a window, bool [rows, 1, width, columns]; true where q sees k.
+        """Return the mask for a window, bool [rows, 1, width, columns]: true if q sees k.
 
-        A padding query sees the first column, whatever that has: a softmax over nothing is NaN,
-        and its result is dropped.
+        A padding query sees the first column, because a softmax over no key is NaN. Its result
+        is dropped.
         """
         if window not in self._masks:
             query_columns = np.full((len(self._rows), self._width), -1)

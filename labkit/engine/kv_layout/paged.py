@@ -1,4 +1,4 @@
-"""``engine.kv.layout=paged``: every request has a table of blocks of one pool."""
+"""``engine.kv.layout=paged``: a pool of blocks, and a block table for every request."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def create(
     prefix_cache_name: str = "none",
     reuse_blocks: int = 1,
 ) -> KVCache:
-    """Create a pool of ``num_blocks`` blocks, the null block included, in ``backend``.
+    """Create a KV cache of ``num_blocks`` blocks, including the null block, in ``backend``.
 
-    ``prefix_cache_name`` is ``engine.prefix_cache``; reused prefixes are multiples of
-    ``reuse_blocks`` blocks.
+    ``prefix_cache_name`` is the value of ``engine.prefix_cache``. The length of a reused prefix is
+    a multiple of ``reuse_blocks`` blocks.
 
     Raises
     ------
     EngineError
-        The backend cannot store what the layers cache; one line with the reason.
+        The backend does not support the shapes or the dtype of the keys and values.
     """
     try:
         backend.allocate(shapes, num_blocks, kv.block_size, dtype)
@@ -66,13 +66,13 @@ class PagedKVCacheManager(KVCacheManager):
     Parameters
     ----------
     pool
-        The blocks.
+        The pool of blocks.
     block_size
         Tokens per block.
     prefix_cache
-        A prefix cache over the same pool; None: no prefix is reused.
+        A prefix cache over the same pool (None: no prefix is reused).
     reuse_blocks
-        Reused prefixes are multiples of this many blocks.
+        The length of a reused prefix is a multiple of this number of blocks.
     block_bytes
         Bytes of one block over all layers.
     """
@@ -91,7 +91,7 @@ class PagedKVCacheManager(KVCacheManager):
         self.block_bytes = block_bytes
         self._prefix_cache = prefix_cache or PrefixCache()
         self._reuse_blocks = reuse_blocks
-        self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache, by request
+        self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache
         self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     @property
@@ -105,20 +105,21 @@ class PagedKVCacheManager(KVCacheManager):
 
     @property
     def capacity_tokens(self) -> int:
-        """The most tokens that a single request can have in the KV cache."""
+        """The largest number of tokens that a single request can have in the KV cache."""
         return self.pool.capacity * self.block_size
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return why ``num_tokens`` tokens can never fit, or None; see ``KVCacheManager``."""
+        """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
         needed = self.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
             return None
         return f"need {needed} KV blocks, the pool has {self.pool.capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Reserve blocks for a request's first ``num_tokens`` tokens; cached blocks are shared.
+        """Reserve blocks for a request's first ``num_tokens`` tokens, sharing cached blocks.
 
-        Cached tokens are whole blocks; see ``KVCacheManager.reserve``.
+        The returned number of cached tokens is a multiple of the block size. See
+        ``KVCacheManager.reserve``.
         """
         request_id = state.request_id
         if request_id in self._tables:
@@ -145,7 +146,7 @@ class PagedKVCacheManager(KVCacheManager):
         return blocks[: len(blocks) - len(blocks) % self._reuse_blocks]
 
     def _allocate(self, count: int) -> list[int]:
-        """Allocate ``count`` blocks; evict cached ones only if too few are free."""
+        """Allocate ``count`` blocks. Cached blocks are evicted only if too few blocks are free."""
         if count > self.pool.num_free:
             self._prefix_cache.evict(count - self.pool.num_free)
         return self.pool.allocate(count)
@@ -184,7 +185,7 @@ class PagedKVCacheManager(KVCacheManager):
             self._tables[request_id] = BlockTable(remapped)
 
     def num_slots(self, table: BlockTable) -> int:
-        """Return the tokens that the table's blocks hold, shared blocks included."""
+        """Return the number of tokens that fit the table's blocks, including shared blocks."""
         return len(table) * self.block_size
 
     def _free(self, request_id: str, table: BlockTable) -> None:
@@ -215,7 +216,7 @@ class PagedKVCacheManager(KVCacheManager):
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peaks to what is reserved now."""
+        """Set the counters to 0 and each peak to its present value."""
         self.pool.reset_counters()
         super().reset_counters()
         self._computed.reset(self.pool.num_used * self.block_size)
@@ -223,7 +224,7 @@ class PagedKVCacheManager(KVCacheManager):
         self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
-        """Check also the pool and the prefix cache; see ``KVCacheManager.check``."""
+        """Check requests, pool and prefix cache; see ``KVCacheManager.check``."""
         super().check(running)
         tables = [table.block_ids.tolist() for table in self._tables.values()]
         self.pool.check(tables, self._prefix_cache.cached_blocks())
@@ -238,9 +239,9 @@ class PagedMemory:
         backend.advances_metadata = True
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Plan the step's attention; the batch stays as it is.
+        """Plan the step's attention. The batch is returned unchanged.
 
-        Counters: the step, and the host time of the resolver's maps in us.
+        The counter ``attention.map_us`` is the host time (us) of building the resolver's maps.
         """
         metadata = self.attention.plan(
             block_tables=batch.block_tables,

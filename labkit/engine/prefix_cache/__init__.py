@@ -1,12 +1,12 @@
-"""Prefix caches: reuse of computed KV blocks between requests; none, hash or radix.
+"""Prefix caches (none, hash, radix), which reuse computed KV blocks between requests.
 
-A prefix is a run of full blocks from a sequence's first token on. The prefix cache maps prefixes to
-blocks. A request *locks* the prefix that it shares, so that it is not evicted, and offers its own
-blocks as they are computed (``cache_blocks``). References belong to requests only (``BlockPool``);
-a cached block without references is evictable. Invariants:
+A prefix is a run of full blocks that starts at a sequence's first token. The prefix cache maps
+prefixes to blocks. A request *locks* the prefix that it shares, to protect it from eviction, and
+offers its own blocks when they are computed (``cache_blocks``). Only requests have references to
+blocks (``BlockPool``). A cached block without references is evictable. Invariants:
 
-- A request that locks a block locks all blocks before it, and unlocks them tail first. So a
-  cached block is always evicted before the blocks that lead to it.
+- A request that locks a block locks all blocks before it too, and unlocks the last block first. So
+  a cached block is always evicted before the earlier blocks of its prefix.
 - A block is locked exactly while a request references it, so an evictable block is not locked.
 - A match compares tokens, never hashes alone.
 """
@@ -25,40 +25,41 @@ NO_REMAP: Remap = {}
 
 
 class PrefixCache:
-    """Decides which blocks of a ``BlockPool`` stay cached; this base class caches none."""
+    """Decides which blocks of a ``BlockPool`` stay cached. This base class caches none."""
 
     name = "none"
-    num_evicted = 0  # blocks evicted for others since the last reset
+    num_evicted = 0  # since the last reset, by ``evict``
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Return the cached blocks of the longest cached prefix, at most ``num_blocks``.
+        """Return the blocks of the longest cached prefix, at most ``num_blocks``.
 
-        The blocks are valid until the cache changes; ``lock`` them to keep them.
+        The result is valid until the cache changes. Call ``lock`` to keep the blocks.
         """
         return []
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Lock the first ``num_blocks`` blocks of ``match``; the request references them."""
+        """Lock the first ``num_blocks`` blocks of ``match``, which the request must reference."""
 
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
     ) -> Remap:
-        """Cache a request's full, computed blocks, those cached before included.
+        """Cache a request's full, computed blocks.
 
         Parameters
         ----------
         request_id
-            A request that has called ``lock``, possibly with no block.
+            A request for which ``lock`` was called, possibly with ``num_blocks=0``.
         token_ids
-            Its tokens; at least ``len(block_ids)`` blocks of them.
+            The request's tokens, enough to fill ``len(block_ids)`` blocks.
         block_ids
-            The blocks of these tokens; the request references all of them.
+            All full, computed blocks from the first on, including those cached before. The request
+            must reference them.
 
         Returns
         -------
         Remap
             Cached blocks with the same contents, which the request must reference and read
-            instead of its own; they are locked for it.
+            instead of its own blocks. They are locked for the request.
         """
         return NO_REMAP
 
@@ -66,12 +67,12 @@ class PrefixCache:
         """Unlock the blocks of a request that has released its memory."""
 
     def evict(self, count: int) -> None:
-        """Evict ``count`` evictable blocks, the least recently used and tails first.
+        """Evict ``count`` blocks: the least recently used first, and the end of a prefix first.
 
         Raises
         ------
         ValueError
-            Fewer blocks are evictable.
+            Fewer than ``count`` blocks are evictable.
         """
         if count > 0:
             raise ValueError(f"evict({count}): no block is evictable")

@@ -1,8 +1,8 @@
 """``engine.prefix_cache=hash``: a hash table of full blocks, keyed by parent block and tokens.
 
-Block tables are append-only, as in vLLM. A request that has computed a block that is cached already
-keeps its own copy, and later requests share the copy that was cached first. If the last request
-with that copy leaves before those with other copies, one of the others takes its place.
+Block tables are append-only, as in vLLM. If a request computes a block that is cached already, the
+request keeps its own copy, and later requests share the copy that was cached first. If all requests
+that use the cached copy have ended, another request's copy replaces it in the table.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ROOT = 0
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A cached block, with the number of requests that use it.
+    """An entry of the hash table: a cached block, and the number of requests that use it.
 
-    ``uid`` identifies the entry and is never reused; ``parent`` is the uid of the block before
-    it. ``copies`` are further blocks with the same contents, each used by one request.
+    ``uid`` identifies the entry and is never reused. ``parent`` is the uid of the previous block's
+    entry. ``copies`` are other blocks with the same contents, each used by one request.
     """
 
     uid: int
@@ -37,10 +37,10 @@ class CachedBlock:
 class HashPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a hash table.
 
-    Every request has a *chain*: the entries of its prefix, and the block that it uses of each.
-    Entries without users are in ``_lru``, in the order in which they were released; chains are
-    released tail first, so an entry comes before its parent there. ``digest`` hashes (parent,
-    tokens); different blocks may have equal digests.
+    Every request has a *chain*: the entries of its prefix, each with the block that the request
+    uses (the cached block or a copy). ``_lru`` has the entries without users in the order of their
+    release. Chains are released from the end, so in ``_lru`` an entry comes before its parent.
+    ``digest`` hashes (parent, tokens). Different blocks may have equal digests.
     """
 
     name = "hash"
@@ -93,7 +93,7 @@ class HashPrefixCache(PrefixCache):
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
     ) -> Remap:
-        """Cache new blocks, and record copies of cached ones; nothing is remapped."""
+        """Cache new blocks, and record copies of cached blocks. Nothing is remapped."""
         chain = self._chains[request_id]
         parent = chain[-1][0].uid if chain else ROOT
         for index in range(len(chain), len(block_ids)):
@@ -121,7 +121,7 @@ class HashPrefixCache(PrefixCache):
             self._promote_copy(entry)
 
     def unlock(self, request_id: str) -> None:
-        """Remove a user from every entry of the request's chain, tail first."""
+        """Remove a user from every entry of the request's chain, starting at its end."""
         for entry, block in reversed(self._chains.pop(request_id)):
             if block != entry.block:
                 entry.copies.remove(block)
@@ -133,7 +133,7 @@ class HashPrefixCache(PrefixCache):
                 self._lru[entry] = None
 
     def _promote_copy(self, entry: CachedBlock) -> None:
-        """Replace an entry's unused block by its first copy, and evict the block."""
+        """Evict an entry's unused block, and cache its first copy instead."""
         self._pool.evict([entry.block])
         entry.block, entry.users = entry.copies.pop(0), 1
         self._pool.cache([entry.block])
@@ -172,7 +172,7 @@ class HashPrefixCache(PrefixCache):
             level = [child for entry in level for child in children.get(entry.uid, [])]
 
     def check(self) -> None:
-        """Compare users with chains, the LRU queue with users, and its order with parents."""
+        """Check users against chains, and the LRU queue against users and parents."""
         entries = self._entries()
         used = Counter((e.uid, b) for chain in self._chains.values() for e, b in chain)
         expected = Counter((e.uid, b) for e in entries for b in [e.block] * e.users + e.copies)

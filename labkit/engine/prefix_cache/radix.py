@@ -1,8 +1,9 @@
 """``engine.prefix_cache=radix``: a radix tree whose nodes are spans of full blocks.
 
-After SGLang's radix cache: a node is split where two sequences diverge, is locked while a request
-uses it or a node below it, and leaves are evicted from their ends. If a request has computed blocks
-that are in the tree already, its own are freed and its block table is remapped to the tree's.
+The design is that of SGLang's radix cache. A node is split where two sequences diverge. It is
+locked while a request uses it or a node below it. Leaves are evicted from their ends. If a request
+computes blocks that the tree has already, the request's own blocks are freed, and its block table
+is remapped to the tree's blocks.
 docs/structures.md shows a tree step by step.
 """
 
@@ -18,10 +19,10 @@ Tokens = tuple[int, ...]
 
 
 class RadixNode:
-    """A span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``; the root's span is empty.
+    """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
-    ``children`` are keyed by the tokens of their first block. ``locks`` counts the requests whose
-    prefix ends in the node or below it.
+    The root's span is empty. The keys of ``children`` are the tokens of their first block.
+    ``locks`` is the number of requests whose prefix ends in this node or below it.
     """
 
     __slots__ = ("blocks", "children", "locks", "parent", "tokens")
@@ -34,7 +35,7 @@ class RadixNode:
         self.locks = 0
 
     def common_blocks(self, tokens: Sequence[Tokens]) -> int:
-        """Return how many blocks the span and ``tokens`` have in common, from their beginning."""
+        """Return the length in blocks of the common prefix of the node's span and ``tokens``."""
         pairs = zip(self.tokens, tokens, strict=False)
         return next(
             (i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens))
@@ -44,9 +45,9 @@ class RadixNode:
 class RadixPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a radix tree.
 
-    Every request's prefix ends with the last block of a node, its *end*. Nodes without locks are
-    in ``_lru``, in the order in which they were unlocked; paths are unlocked from the end to the
-    root, so a node comes before its parent there.
+    Every request's prefix ends with the last block of a node, the request's *end*. ``_lru`` has the
+    nodes without locks in the order in which they were unlocked. Paths are unlocked from the end to
+    the root, so in ``_lru`` a node comes before its parent.
     """
 
     name = "radix"
@@ -66,7 +67,7 @@ class RadixPrefixCache(PrefixCache):
     def _matching_nodes(
         self, node: RadixNode, tokens: Sequence[Tokens]
     ) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes below ``node`` that ``tokens`` match, each with its common blocks."""
+        """Yield the nodes below ``node`` that match ``tokens``, with the number of equal blocks."""
         position = 0
         while position < len(tokens):
             child = node.children.get(tokens[position])
@@ -85,14 +86,17 @@ class RadixPrefixCache(PrefixCache):
         return [block for node, common in path for block in node.blocks[:common]]
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Lock the path of the prefix, and split the node in which it ends; see ``PrefixCache``."""
+        """Lock the prefix's path, and split the node in which the prefix ends."""
         end = self._root
         for node, common in list(self._matching_nodes(end, self._spans(token_ids, 0, num_blocks))):
             end = self._lock_node(node, common)
         self._ends[request_id] = end
 
     def _lock_node(self, node: RadixNode, common: int) -> RadixNode:
-        """Lock the first ``common`` blocks of a node; the others are split off below. Return it."""
+        """Lock the first ``common`` blocks of a node; return the node that has them.
+
+        The other blocks are split off into a node below.
+        """
         if common < len(node.tokens):
             node = self._split(node, common)
         self._lru.pop(node, None)
@@ -100,10 +104,10 @@ class RadixPrefixCache(PrefixCache):
         return node
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
-        """Move the first ``at`` blocks into a new parent node, which the caller must lock.
+        """Move the first ``at`` blocks to a new parent node and return it. The caller must lock it.
 
-        The node itself keeps the rest: it stays the end of the requests that end in it, and
-        keeps its position in the LRU queue.
+        ``node`` keeps the other blocks. It remains the end of its requests and keeps its position
+        in the LRU queue.
         """
         assert node.parent is not None
         upper = RadixNode(node.parent, node.tokens[:at], node.blocks[:at])
@@ -116,7 +120,7 @@ class RadixPrefixCache(PrefixCache):
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
     ) -> Remap:
-        """Insert new blocks below the request's end; remap those that the tree has already."""
+        """Insert new blocks below the request's end; remap blocks that the tree has already."""
         end, remap = self._ends[request_id], {}
         position = self._depth(end)
         tokens = self._spans(token_ids, position, len(block_ids))
@@ -142,7 +146,10 @@ class RadixPrefixCache(PrefixCache):
             node = node.parent
 
     def _insert(self, end: RadixNode, tokens: list[Tokens], blocks: list[int]) -> RadixNode:
-        """Append blocks to the end if it is a leaf of this request only; else add a locked leaf."""
+        """Append blocks to ``end`` if only this request locks it and it is a leaf.
+
+        Otherwise add a locked leaf below ``end``. Return the request's new end.
+        """
         self._pool.cache(blocks)
         if end is not self._root and not end.children and end.locks == 1:
             end.tokens += tokens
@@ -161,7 +168,7 @@ class RadixPrefixCache(PrefixCache):
                 self._lru[node] = None
 
     def evict(self, count: int) -> None:
-        """Cut ``count`` blocks from the ends of the leaves unlocked first; see ``PrefixCache``."""
+        """Evict ``count`` blocks from the ends of the nodes that were unlocked first."""
         if count > self._pool.num_evictable:
             raise ValueError(
                 f"evict({count}): only {self._pool.num_evictable} blocks are evictable"
@@ -197,7 +204,7 @@ class RadixPrefixCache(PrefixCache):
         return (block for node in self.nodes() for block in node.blocks)
 
     def check(self) -> None:
-        """Compare locks with the requests' ends, and the tree and the LRU queue with both."""
+        """Check the nodes, their locks against the requests' ends, and the LRU queue."""
         nodes = list(self.nodes())
         for node in nodes:
             if not node.blocks or len(node.blocks) != len(node.tokens):

@@ -1,4 +1,4 @@
-"""Speculative decoding: one module per proposer of drafts, and their verification."""
+"""Speculative decoding: one module per proposer of draft tokens, and the verification."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def create(
     counters: Counters,
     vocab_size: int,
 ) -> Speculator:
-    """Return the speculator of ``engine.speculation``, where ``run_draft`` runs a draft model."""
+    """Create the speculator of ``engine.speculation``.
+
+    ``run_draft`` runs the draft model (None: there is none).
+    """
     drafts = options.drafts
     budget = options.scheduler.max_num_batched_tokens
     proposer: Proposer
@@ -38,12 +41,12 @@ def create(
 
 
 def segment_layout(options: config.Engine) -> SegmentLayout:
-    """Return how draft tokens become segments of the batch (``engine.drafts.verification``)."""
+    """Return the function of ``engine.drafts.verification`` that makes segments of draft tokens."""
     return staircase if options.drafts.verification is config.Verification.staircase else window
 
 
 def max_decode_rows(options: config.Engine) -> int:
-    """Return the most rows that a step of pure decodes can have, drafts included."""
+    """Return the largest number of rows of a step of pure decodes, including draft tokens."""
     speculative = options.speculation is not config.Speculation.none
     rows_per_request = 1 + options.drafts.num_draft_tokens * speculative
     return min(

@@ -1,8 +1,9 @@
 """``engine.speculation=draft``: a smaller model proposes the draft tokens.
 
-The draft model's layers are further layers of the target's KV blocks: a token's draft keys have the
-same block id and offset as its target keys, so nothing is allocated, freed or shared twice. What
-the draft model has computed is recorded per request, and computed again if its blocks have changed.
+The draft model's layers are additional layers of the target's KV blocks: the draft model's keys of
+a token have the same block id and offset as the target's, so blocks are managed only once. The
+tokens that the draft model has computed are recorded per request, and are computed again if the
+request's blocks have changed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from labkit.engine.speculation.draft_verification import DraftRequest
 
 @dataclass(frozen=True, slots=True)
 class _DraftState:
-    """What the draft model has computed of a request: ``known`` tokens, then ``drafts``."""
+    """The tokens of a request that the draft model has computed: ``known``, then ``drafts``.
+
+    ``known`` is a number of the request's tokens. ``blocks`` is its block table at that time.
+    """
 
     state: RequestState
     known: int
@@ -38,7 +42,7 @@ class _DraftState:
     blocks: Ints
 
     def num_valid_tokens(self, blocks: Ints) -> int:
-        """Return how many of the request's tokens are computed, given its present blocks."""
+        """Return the number of the request's tokens that are computed in its present blocks."""
         count = len(self.blocks)
         if count > len(blocks) or not np.array_equal(self.blocks, blocks[:count]):
             return 0
@@ -52,7 +56,7 @@ class _DraftState:
 
 
 class DraftModelProposer:
-    """Samples draft tokens from a smaller model, with the request's parameters and random numbers.
+    """Samples draft tokens from a smaller model, with the request's parameters and random stream.
 
     Parameters
     ----------
@@ -61,7 +65,7 @@ class DraftModelProposer:
     cache
         The target's KV cache.
     budget
-        The most tokens per forward while the draft model catches up with a prompt.
+        The largest number of tokens per forward while the draft model catches up with a prompt.
     """
 
     name = "draft"
@@ -74,7 +78,7 @@ class DraftModelProposer:
         self._draft_states: dict[str, _DraftState] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Catch up with every request, then draft token by token; see ``Proposer``."""
+        """Compute the tokens that the draft model lacks, then draft token by token."""
         running = RequestStatus.running
         self._draft_states = {
             request_id: draft_state
@@ -126,7 +130,10 @@ class DraftModelProposer:
         draft_requests: Sequence[DraftRequest],
         drafts: list[list[int]],
     ) -> None:
-        """Run one forward; draft a token for the first ``len(rows)`` requests of ``indexes``."""
+        """Run one forward; sample a draft token for the first ``len(rows)`` of ``indexes``.
+
+        ``indexes`` has the index in ``draft_requests`` of each segment's request.
+        """
         tables = stack_block_tables(
             [self._cache.table(draft_requests[i].state.request_id) for i in indexes]
         )
@@ -153,7 +160,7 @@ class DraftModelProposer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A loaded draft model; ``shapes`` are those of its own layers, after the target's."""
+    """A loaded draft model. ``shapes`` are the KV shapes of its own layers."""
 
     forward: PackedForward
     shapes: tuple[KVShape, ...]
@@ -167,12 +174,12 @@ def load_draft(
     target: logits_self_test.ExpectedLogits,
     models: SharedModels,
 ) -> LoadedDraft | None:
-    """Load the draft model that ``options`` name, or return None if there is none.
+    """Load the draft model, or return None unless ``engine.speculation=draft``.
 
     Raises
     ------
     EngineError
-        The draft model cannot be served, or has another vocabulary; one line with the reason.
+        The draft model cannot be served, or the size of its vocabulary differs from the target's.
     """
     if options.speculation is not config.Speculation.draft:
         return None

@@ -1,10 +1,10 @@
-"""Draft and verify: how many draft tokens a step has room for, and which are accepted.
+"""Draft and verify: add draft tokens within the token budget, and accept correct ones.
 
 The target samples a token in the row before each draft token, with the request's own parameters
 and its own random number for the position. A draft token is accepted iff it equals that sample.
 Since a draft token is one guess, not a distribution, this is rejection sampling (Leviathan et al.
 2023, Chen et al. 2023): the guess d is accepted with the target's p(d), else a token is drawn from
-p without d. Moreover, the tokens are those without speculation, greedy or not.
+p without d. Moreover, the output tokens are the same as without speculation, greedy or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 
 class Speculator:
-    """Adds draft tokens to a step and verifies them; this base class (``none``) adds none."""
+    """Adds draft tokens to a step and verifies them. This base class (``none``) adds none."""
 
     name = "none"
 
@@ -35,8 +35,8 @@ class Speculator:
     ) -> dict[str, Sequence[Sampled]]:
         """Return the new tokens of every chunk that samples, by request id.
 
-        ``sampled`` has a token per row of logits: for each chunk that samples, the row of its
-        last token, then those of its draft tokens.
+        ``sampled`` has a token per row of logits. Each chunk that samples has a row for its last
+        token, followed by a row for each of its draft tokens.
         """
         sampling = [chunk.state.request_id for chunk in output.chunks if chunk.samples]
         return dict(zip(sampling, zip(sampled, strict=True), strict=True))
@@ -51,30 +51,30 @@ class DraftRequest:
 
 
 class Proposer(Protocol):
-    """Proposes draft tokens; a wrong one costs time, but never changes the output."""
+    """Proposes draft tokens. A wrong draft token costs time, but never changes the output."""
 
     name: str
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Return for each request, in order, up to ``limit`` draft tokens; () for none."""
+        """Return, for each request in order, up to ``limit`` draft tokens (possibly none)."""
 
 
 class DraftVerifier(Speculator):
     """Adds draft tokens within the rest of a step's token budget, and verifies them.
 
-    The counters are ``spec.drafted`` and ``spec.accepted``, both also by position in the draft,
-    and ``spec.draft_ms``.
+    The counters are ``spec.draft_ms``, ``spec.drafted`` and ``spec.accepted``. The latter two are
+    also counted by position in the draft.
 
     Parameters
     ----------
     proposer
         Proposes the draft tokens.
     num_tokens
-        The most draft tokens per request and step.
+        The largest number of draft tokens per request and step.
     budget
-        The most tokens per step, draft tokens included.
+        The largest number of tokens per step, including draft tokens.
     cache
-        The KV cache; draft tokens use only memory that the request has already.
+        The KV cache. Draft tokens use only memory that is reserved for the request already.
     block_size
         Tokens per block of the cache.
     counters
@@ -99,7 +99,7 @@ class DraftVerifier(Speculator):
         self._counters = counters
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Add draft tokens to every decode that has room for them."""
+        """Add draft tokens to every decode that has room, within the step's token budget."""
         start = time.perf_counter()
         left = self._budget - output.total_tokens
         draft_requests = []
@@ -121,7 +121,7 @@ class DraftVerifier(Speculator):
         return output._replace(drafts=drafts)
 
     def _room(self, chunk: ScheduledChunk) -> int:
-        """Return for how many draft tokens a chunk has room, apart from the step's budget."""
+        """Return the number of draft tokens that fit a chunk, ignoring the step's budget."""
         state = chunk.state
         if not chunk.samples or chunk.is_prefill:
             return 0
@@ -133,7 +133,7 @@ class DraftVerifier(Speculator):
     def accept(
         self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Accept each request's draft tokens up to the first that differs from the sample."""
+        """Accept each request's draft tokens before the first that differs from its sample."""
         results: dict[str, Sequence[Sampled]] = {}
         row = 0
         for chunk in output.chunks:

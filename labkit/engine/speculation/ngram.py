@@ -1,7 +1,8 @@
 """``engine.speculation=ngram``: prompt lookup decoding (Saxena 2023).
 
-The longest n-gram at the end of a request's tokens that occurs earlier in them is looked up; the
-tokens that followed it are the draft. For example, after ``1 2 3 4 1 2`` the draft is ``3 4 1``.
+The longest n-gram that ends a request's tokens and also occurs earlier in them is looked up. The
+tokens that followed it there are the draft. For example, after ``1 2 3 4 1 2`` the draft is
+``3 4 1``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from labkit.engine.speculation.draft_verification import DraftRequest
 
 
 class NgramProposer:
-    """Proposes what followed the latest occurrence of the request's last n-gram.
+    """Proposes the tokens that followed the latest earlier occurrence of a request's last n-gram.
 
-    An n-gram has ``min_size`` to ``max_size`` tokens; longer ones are tried first.
+    An n-gram has ``min_size`` to ``max_size`` tokens. Longer n-grams are tried first.
     """
 
     name = "ngram"
@@ -40,7 +41,7 @@ class NgramProposer:
 
 
 class _NgramIndex:
-    """For each n-gram of a request's tokens, the index of the token after its last occurrence."""
+    """The n-grams of a request's tokens, each with the index after its last occurrence."""
 
     def __init__(self, state: RequestState, sizes: range) -> None:
         self.state = state
@@ -63,7 +64,7 @@ class _NgramIndex:
 
 
 def _continuation(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """Return ``count`` tokens from ``start`` on; the tokens to the end repeat if needed."""
+    """Return ``count`` tokens from index ``start``. If too few follow, those are repeated."""
     drafts = list(tokens[start : start + count])
     period = len(tokens) - start
     while len(drafts) < count:

@@ -1,6 +1,6 @@
-"""``engine.speculation=random``: random draft tokens, the control of acceptance rates.
+"""``engine.speculation=random``: random draft tokens, a control for acceptance rates.
 
-By chance, one draft token in ``vocab_size`` is accepted. A higher rate means that verification is
+On average, one draft token in ``vocab_size`` is accepted. A higher rate means that verification is
 wrong.
 """
 
@@ -15,7 +15,7 @@ from labkit.engine.speculation.draft_verification import DraftRequest
 
 
 class RandomProposer:
-    """Proposes ids below ``vocab_size``, which depend only on the request's id and length."""
+    """Proposes random token ids, which depend only on the request's id and number of tokens."""
 
     name = "random"
 

@@ -1,8 +1,8 @@
 """The resolvers by name; see ``resolver.Resolver``.
 
-A built-in resolver is a choice of ``config.RESOLVERS``, a module of this package with that name,
-and a branch in ``metal/kernels/resolve.metal``; its id in the kernels is its place in the list of
-choices, from 1.
+A built-in resolver has a name in ``config.RESOLVERS``, a module with that name in this package, and
+a branch in ``metal/kernels/resolve.metal``. Its id in the kernels is its index in
+``config.RESOLVERS`` plus 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLASSES: tuple[type[Resolver], ...] = (
 )
 _BUILT_IN = {resolver.variant: resolver for resolver in _CLASSES}
 assert set(_BUILT_IN) == set(RESOLVERS)
-# The resolver whose lookup has this type. A user's maps are a ``SeqMapLookup``.
+# The resolver by the type of its lookup. The maps of a user's class are a ``SeqMapLookup``.
 BY_LOOKUP_TYPE: dict[type[Any], type[Resolver]] = {
     resolver.lookup_type: resolver for resolver in _CLASSES
 }
@@ -38,7 +38,7 @@ def create(name: str) -> Resolver:
     Raises
     ------
     ValueError
-        No built-in resolver has this name, or the class cannot be loaded; one line.
+        No built-in resolver has this name, or the class cannot be loaded.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()

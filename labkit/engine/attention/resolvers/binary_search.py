@@ -1,9 +1,9 @@
 """Binary search over ``cu_seqlens_q`` inside the kernel: nothing is built on the host.
 
 Source: "One Launch for Any Batch: The Binary Search Inside vllm-metal's Varlen Attention"
-(2026-06-12). The owner of token ``t`` is the largest ``i`` with ``cu[i] <= t``; the owner
-of Q-block ``b`` the largest ``i`` with ``cu[i] // BQ + i <= b``: every sequence has
-``len // BQ`` full blocks and at most one ragged one, which ``+ i`` counts.
+(2026-06-12). The sequence of token ``t`` is the largest ``i`` with ``cu[i] <= t``. The sequence of
+Q-block ``b`` is the largest ``i`` with ``cu[i] // BQ + i <= b``: every sequence has ``len // BQ``
+full blocks and at most one partial block, which ``+ i`` counts.
 """
 
 from __future__ import annotations

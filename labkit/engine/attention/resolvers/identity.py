@@ -24,7 +24,7 @@ class IdentityResolver(Resolver):
     def lookup(
         self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
     ) -> tuple[IdentityLookup, float]:
-        """Return the lookup; ``ValueError`` unless every sequence has one query token."""
+        """Return the lookup. Raises ``ValueError`` unless every sequence has one query token."""
         lengths = np.diff(cu_seqlens_q)
         not_one = np.flatnonzero(lengths != 1)
         if len(not_one):
@@ -36,5 +36,5 @@ class IdentityResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return the unit's number as sequence and as token."""
+        """Return the unit's index as the sequence and as the token."""
         return unit, unit, 0

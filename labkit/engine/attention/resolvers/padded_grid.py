@@ -1,7 +1,7 @@
-"""Padded grid: a unit's place in the grid gives its sequence, at the price of surplus units.
+"""Padded grid: a unit's index in the grid gives its sequence, at the price of surplus units.
 
-Every sequence gets as many units as the one with the longest query needs: the grid has
-``num_seqs`` x the longest query, in tokens or in Q-blocks. No map is built or searched.
+Every sequence gets as many units as the sequence with the longest query needs. The grid has
+``num_seqs`` times the longest query (in tokens or in Q-blocks) units. No map is built or searched.
 """
 
 from __future__ import annotations

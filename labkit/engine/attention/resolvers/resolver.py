@@ -1,10 +1,10 @@
 """The base class of resolvers.
 
-A resolver tells each unit of the grid which sequence it works for. It changes indexing, never
-arithmetic. A unit is a query token (decode kernel) or a Q-block of ``BQ`` rows (tiled kernel). On
-the host a resolver turns ``cu_seqlens_q`` into a *lookup*, the operand that the kernels read.
-Each resolver has a lookup type of its own, and the CPU's kernels are compiled once per type, so
-no kernel branches on the resolver at run time.
+A resolver determines which sequence each unit of the grid works for. Resolvers differ in indexing,
+never in arithmetic. A unit is a query token (decode kernel) or a Q-block of ``BQ`` rows (tiled
+kernel). On the host, a resolver turns ``cu_seqlens_q`` into a *lookup*, the operand that the
+kernels read. Each resolver has its own lookup type. The CPU's kernels are compiled once per type,
+so no kernel branches on the resolver at run time.
 
 Example: query lengths 1, 1 and 40 are ``cu_seqlens_q`` 0, 1, 2, 42. Token 5 belongs to sequence
 2. With ``BQ`` = 32 the grid has ``42 // 32 + 3`` = 4 Q-blocks, one for each of the sequences 0
@@ -24,10 +24,10 @@ Int32Array = NDArray[np.int32]
 
 
 class Resolver:
-    """Builds a kernel's lookup on the host, and finds a unit's sequence with it.
+    """Builds a kernel's lookup on the host, and finds the sequence of a unit in the lookup.
 
-    The static methods are plain functions of arrays and numbers: the CPU's kernels compile
-    them in, the reference calls them as they are.
+    The static methods are plain functions of arrays and numbers. The CPU's kernels compile them
+    in. The reference calls them directly.
 
     ``variant`` names the compiled-in code, whose id is part of a launch's stamp; ``name`` is the
     name in reports; ``lookup_type`` is the NamedTuple that ``lookup`` returns.
@@ -40,17 +40,17 @@ class Resolver:
         self.name = self.variant
 
     def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[Any, float]:
-        """Return the lookup, and the host time (us) of building its maps (0 without maps).
+        """Return the lookup, and the host time (us) of building its maps (0: it has no maps).
 
         Parameters
         ----------
         cu_seqlens_q, seq_lens
-            int32 [num_seqs + 1] and [num_seqs]; the lookup may hold references to them.
+            int32 [num_seqs + 1] and [num_seqs]. The lookup may keep references to them.
 
         Raises
         ------
         ValueError
-            The resolver does not support such a batch; one line.
+            The resolver does not support this batch.
         """
         raise NotImplementedError
 
@@ -71,11 +71,11 @@ class Resolver:
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the number of Q-blocks in the grid: an upper bound of those with work."""
+        """Return the number of Q-blocks in the grid, including those without work."""
         return int(cu[-1] // BQ + len(cu) - 1)
 
     def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:
-        """Return the grid's axes without that of heads; their product is the number of units."""
+        """Return the grid's axes except that of heads. Their product is the number of units."""
         units = self.qblock_units if tiled else self.token_units
         return (units(lookup, cu),)
 
@@ -84,8 +84,9 @@ class Resolver:
         return None
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return the number of loads that units wait for in sequence to find their sequences.
+        """Return the number of dependent loads by which all units find their sequences.
 
-        ``iterations``: search steps of all units, counted by the kernel; ``units``: launched.
+        ``iterations``: search steps of all units, counted by the kernel; ``units``: number of units
+        launched.
         """
         return 0

@@ -1,8 +1,9 @@
 """Maps built on the host: one load in the kernel instead of a search.
 
-``token_map`` int32 [total_q] is the sequence of every token; ``qblock_map`` int32
-[total_q // BQ + num_seqs] that of every Q-block, -1 for surplus ones. A user's class may supply
-both. Wrong maps that are in range are run as they are; the identity gate catches them.
+``token_map`` int32 [total_q] has the sequence of every token. ``qblock_map`` int32
+[total_q // BQ + num_seqs] has that of every Q-block, or -1 for a surplus Q-block. A user's class
+may supply both. Wrong maps with values in range are not detected here: the identity gate catches
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def token_map(cu_seqlens_q: Int32Array) -> Int32Array:
 def qblock_map(cu_seqlens_q: Int32Array, total_q: int, bq: int) -> Int32Array:
     """Return int32 [total_q // bq + num_seqs]: the sequence of every Q-block, -1 if surplus.
 
-    Sequence ``s`` owns ``ceil(len / bq)`` Q-blocks, from ``cu[s] // bq + s`` on.
+    Sequence ``s`` has ``ceil(len / bq)`` Q-blocks, starting at ``cu[s] // bq + s``.
     """
     sequences = np.arange(len(cu_seqlens_q) - 1, dtype=np.int32)
     first = cu_seqlens_q[:-1] // bq + sequences
@@ -68,13 +69,13 @@ class SeqMapResolver(Resolver):
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Read the sequence from the map; a sentinel marks a surplus unit."""
+        """Read the sequence from the map (-1: surplus unit)."""
         sequence = int(lookup.qblock_map[unit])
         owner = max(sequence, 0)
         return sequence, (unit - (cu[owner] // BQ + owner)) * BQ, 0
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
-        """Return the map of the kernel."""
+        """Return the map that the kernel reads: Q-blocks if ``tiled``, else tokens."""
         return lookup.qblock_map if tiled else lookup.token_map  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
@@ -102,7 +103,7 @@ class UserResolver(SeqMapResolver):
         self.name = self._user_resolver.name
 
     def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[SeqMapLookup, float]:
-        """Return the user's maps, checked for type, shape and range, and their time (us).
+        """Return the user's maps, checked for type, shape and range, and the time (us) of ``maps``.
 
         Raises
         ------
@@ -127,7 +128,7 @@ class UserResolver(SeqMapResolver):
         return lookup, map_us
 
     def _checked(self, name: str, array: Any, length: int, low: int, end: int) -> Any:
-        """Return a copy of ``array``; ValueError unless int32 [length] in [low, end)."""
+        """Return a copy of ``array``; ``ValueError`` unless int32 [length] in [low, end)."""
         where = f"resolver={self._path}: {name}"
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
             dtype = getattr(array, "dtype", type(array).__name__)

@@ -1,6 +1,6 @@
-"""Work plan: the host lists (sequence, first row) for every unit, those with most keys first.
+"""Work plan: the host lists (sequence, first row) for every unit, units with most keys first.
 
-No unit is surplus, none searches, and no worker starts a long unit at the end.
+No unit is surplus, no unit searches, and no worker starts a long unit at the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WorkPlanResolver(Resolver):
         return len(lookup.qblocks)
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
-        """Return the plan of the kernel."""
+        """Return the plan that the kernel reads: Q-blocks if ``tiled``, else tokens."""
         return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
