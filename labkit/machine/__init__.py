@@ -1,4 +1,4 @@
 """The machine: fingerprint, memory, limits, BLAS, caches, and the processes that labkit starts.
 
-This package imports no other package of labkit.
+The package imports no other package of labkit.
 """

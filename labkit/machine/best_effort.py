@@ -1,4 +1,4 @@
-"""Best-effort readers of system facts: a fact that this system lacks is left out."""
+"""Best-effort reading of system facts: a fact that cannot be read is left out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from struct import error as StructError
 from typing import Any
 
-TOOL_TIMEOUT_S = 2.0  # a tool that takes longer counts as absent
+TOOL_TIMEOUT_S = 2.0  # a tool that takes longer is treated as absent
 
 Readers = Mapping[str, Callable[[], Any]]
 
 
 def collect(readers: Readers) -> dict[str, Any]:
-    """Call every reader; return the values by name, without those that fail or return None."""
+    """Call every reader and return the values by name, leaving out failures and None."""
     values = {}
     for name, reader in readers.items():
         try:

@@ -1,7 +1,7 @@
-"""The user's cache folder, in which everything is named by its content.
+"""The user's cache folder, in which entries are named by a digest of what they are built from.
 
 Files and folders are written under a temporary name in the same folder and then renamed. So two
-processes may build the same entry at once, and no process ever reads half of one.
+processes may build the same entry at once, and no process ever reads an incomplete entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from labkit.machine import numba_sources
 
 
 class CacheError(ValueError):
-    """The cache folder cannot be written; one line."""
+    """The cache folder cannot be written. The message is one line."""
 
 
 def root(environ: Mapping[str, str] | None = None) -> Path:
@@ -27,7 +27,7 @@ def root(environ: Mapping[str, str] | None = None) -> Path:
     Parameters
     ----------
     environ
-        Holds ``LABKIT_CACHE``; by default ``os.environ``. Where the variable is unset or empty,
+        The environment variables, by default ``os.environ``. If ``LABKIT_CACHE`` is unset or empty,
         the platform's user cache folder is returned.
     """
     configured = (os.environ if environ is None else environ).get("LABKIT_CACHE", "")
@@ -39,7 +39,7 @@ def root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a reader sees all of it or nothing.
+    """Write ``data`` to ``path`` atomically: a reader sees the complete file or no file.
 
     Raises
     ------
@@ -52,9 +52,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def building_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside ``path``; rename it to ``path`` when the block ends.
+    """Yield a temporary file beside ``path``, and rename it to ``path`` when the context ends.
 
-    An exception inside the block leaves ``path`` as it was and removes the temporary.
+    An exception inside the context leaves ``path`` unchanged and removes the temporary file.
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,10 +71,10 @@ def building_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def building_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``; rename it to ``path`` when the block ends.
+    """Yield a temporary folder beside ``path``, and rename it to ``path`` when the context ends.
 
-    Where another process has created ``path`` meanwhile, its folder stays and ours is removed.
-    Names are content addresses, so both hold the same bytes.
+    If another process has created ``path`` meanwhile, that folder stays and ours is removed. Both
+    have the same content, because entries are named by what they are built from.
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,12 +106,15 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 
 
 def _temporary(path: Path) -> Path:
-    """Return an unused path beside ``path``; created normally, so its mode follows the umask."""
+    """Return an unused path beside ``path``.
+
+    The caller creates it, so that its mode follows the umask (unlike files of ``tempfile``).
+    """
     return path.with_name(f".{path.name[:80]}-{uuid.uuid4().hex[:12]}")
 
 
 def _fsync(path: Path) -> None:
-    """Flush to disk before the rename, so that a crash does not leave an empty file."""
+    """Flush a file to disk, so that a crash after the rename does not leave an empty file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,11 +123,11 @@ def _fsync(path: Path) -> None:
 
 
 def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of numba's compiled code, named by a digest of the sources it depends on.
+    """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
 
-    numba recompiles a cached function when its own file, numba or the CPU changes, but not when
-    another file changes whose functions or constants are compiled in. Without the digest a changed
-    kernel would run as it was before.
+    numba recompiles a cached function when the function's file, numba or the CPU changes. It does
+    not when functions or constants change that were compiled in from another file. Without the
+    digest, labkit would then run outdated machine code.
 
     Parameters
     ----------

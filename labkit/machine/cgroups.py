@@ -16,7 +16,7 @@ UNLIMITED_BYTES = 1 << 62
 # File names of cgroup v2 and v1.
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 USAGE_FILES = ("memory.current", "memory.usage_in_bytes")
-# Page cache that the kernel reclaims before it kills; v2's name, v1's name.
+# Page cache that the kernel reclaims before it kills a process; names in cgroup v2 and v1.
 RECLAIMABLE_FIELDS = ("inactive_file", "total_inactive_file")
 
 
@@ -42,19 +42,19 @@ def folders(
 
 
 def memory_limit() -> int | None:
-    """Return the smallest memory limit in bytes, or None without a limit."""
+    """Return the smallest memory limit on this process in bytes, or None without a limit."""
     limits = [folder_memory_limit(folder) for folder in _candidate_folders("memory")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_headroom() -> int | None:
-    """Return the bytes that are left under the tightest memory limit, or None without a limit."""
+    """Return the smallest number of bytes left under any memory limit, or None without a limit."""
     headrooms = [folder_memory_headroom(folder) for folder in _candidate_folders("memory")]
     return min((bytes_left for bytes_left in headrooms if bytes_left is not None), default=None)
 
 
 def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = MEMBERSHIP_FILE) -> float | None:
-    """Return the smallest CPU quota in cores, or None without a quota."""
+    """Return the smallest CPU quota on this process in cores, or None without a quota."""
     quotas = [folder_cpu_quota(folder) for folder in _candidate_folders("cpu", root, membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -64,7 +64,7 @@ def _candidate_folders(controller: str, *place: Path) -> list[Path]:
 
 
 def folder_memory_limit(folder: Path) -> int | None:
-    """Return the memory limit in bytes that one cgroup folder sets, or None."""
+    """Return the memory limit in bytes that one cgroup folder sets, or None without a limit."""
     value = _read_number(folder, LIMIT_FILES)
     return None if value is None or value >= UNLIMITED_BYTES else value
 
@@ -78,7 +78,7 @@ def folder_memory_headroom(folder: Path) -> int | None:
 
 
 def folder_cpu_quota(folder: Path) -> float | None:
-    """Return the CPU quota in cores that one cgroup folder sets, or None."""
+    """Return the CPU quota in cores that one cgroup folder sets, or None without a quota."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):

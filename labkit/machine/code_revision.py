@@ -1,7 +1,7 @@
 """The revision of the code that ran: the checkout's commit, and a hash of uncommitted changes.
 
-The commit is read from files, so that a worker starts no process. The parent asks git for the
-changes, beside each run.
+Workers read the commit from files, so that they start no process. The parent process runs git to
+find the uncommitted changes, before and after each run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def commit(checkout: Path = CHECKOUT) -> str | None:
 
 
 def uncommitted_changes(checkout: Path = CHECKOUT) -> str | None:
-    """Hash the uncommitted changes in ``labkit/`` and ``conf/``, new files included.
+    """Return a hash of the uncommitted changes in ``labkit/`` and ``conf/``, including new files.
 
     Returns
     -------
-    ``clean``, or 16 hex digits, or None without a checkout or without git.
+    16 hex digits, ``clean`` if nothing has changed, or None outside a checkout or without git.
     """
     if not (checkout / ".git").exists():
         return None
@@ -62,7 +62,7 @@ def uncommitted_changes(checkout: Path = CHECKOUT) -> str | None:
 
 
 def _git(checkout: Path, *arguments: str) -> bytes:
-    # Variables such as GIT_DIR would point git at another repository.
+    # Inherited variables such as GIT_DIR would make git use another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(
         ["git", "-C", str(checkout), *arguments, "--", *CODE_FOLDERS],

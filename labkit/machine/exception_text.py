@@ -9,5 +9,5 @@ def one_line(error: BaseException) -> str:
 
 
 def one_line_with_type(error: BaseException) -> str:
-    """Return class name and message of an exception in one line, as ``ValueError: bad shape``."""
+    """Return an exception's class and message in one line, for example ``ValueError: too long``."""
     return " ".join(f"{type(error).__name__}: {error}".split())

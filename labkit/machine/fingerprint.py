@@ -1,9 +1,9 @@
-"""The machine's fingerprint: where and under which conditions a run ran, for its record.
+"""The machine's fingerprint, for a run's record: the machine and its conditions during the run.
 
 The worker calls ``take()`` before anything is loaded and ``state()`` at the end; both take a few
-milliseconds and start no process. ``surroundings()`` runs the system's tools; the parent calls it
-before and after a run, so that it does not slow a worker's start. Every field is best effort: it is
-absent where the system does not provide it. Fields:
+milliseconds and start no process. ``surroundings()`` runs the system's tools. The parent calls it
+before and after a run, so that a worker's start is not slowed down. A field that the system does
+not provide is absent. Fields:
 
 - facts: ``os, os_release, architecture, host`` (a hash, never the name), ``cpu_model,
   cores, cores_usable, memory_bytes, accelerator, python, versions, git, hash_seed,
@@ -12,10 +12,11 @@ absent where the system does not provide it. Fields:
 - state: ``taken`` (UTC), ``uptime_s, loadavg, swap`` (``used_bytes``, pages in and out),
   ``available_bytes, pressure`` (PSI), ``cpu_ticks`` (user, idle, steal, ...), ``mhz,
   context_switches, oom_kills, peak_rss_bytes, thermal``;
-- surroundings: ``git_changes`` (what differs from the commit ``git``, as a hash), on macOS
+- surroundings: ``git_changes`` (a hash of the changes since the commit ``git``); on macOS
   ``power`` (source, mode, limits), ``vm`` (pages and events), ``hid_idle_s, displays,
-  background`` (Time Machine, Spotlight), ``top_foreign, thermal_pressure``, with an NVIDIA
-  driver ``nvidia`` (clocks, power, temperature, throttling, other processes).
+  background`` (Time Machine, Spotlight), ``top_foreign`` (the busiest other processes) and
+  ``thermal_pressure``; with an NVIDIA driver ``nvidia`` (clocks, power, temperature,
+  throttling, number of processes).
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
 
 
 def take() -> dict[str, Any]:
-    """Describe this machine and its state now, in JSON types."""
+    """Return this machine's facts and its current state, in JSON types."""
     return {**facts(), **state()}
 
 
 def state() -> dict[str, Any]:
-    """Return the facts that change while a study runs."""
+    """Return the facts that change while a study runs: load, memory, clocks, ..."""
     here = operating_system()
     return {"taken": utc_now(), **collect({"peak_rss_bytes": here.peak_rss}), **here.state()}
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what the system's tools report; takes some tens of milliseconds."""
+    """Return the facts that only programs report: power, other processes, uncommitted changes, ...
+
+    Starts processes, which takes tens of milliseconds.
+    """
     return {
         **operating_system().surroundings(),
         **collect({"git_changes": code_revision.uncommitted_changes}),
@@ -57,7 +61,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts that stay the same unless somebody changes the machine or the code."""
+    """Return the facts that change only with the machine, its settings or the software."""
     readers: Readers = {
         "os": platform.system,
         "os_release": platform.release,
@@ -76,7 +80,7 @@ def facts() -> dict[str, Any]:
 
 
 def host_hash() -> str:
-    """Return a hash of the host name, which distinguishes hosts without naming them."""
+    """Return a hash of the host name, which distinguishes hosts without revealing their names."""
     return hashlib.sha256(f"labkit host/{socket.gethostname()}".encode()).hexdigest()[:12]
 
 
@@ -92,7 +96,10 @@ def versions() -> dict[str, str]:
 
 
 def environment_digest() -> dict[str, Any]:
-    """Return size and digest of all environment variables; their size alone shifts the stack."""
+    """Return the size and the digest of all environment variables, and the ``MLX_*`` variables.
+
+    The size is recorded because it shifts the stack, which alone can change timings.
+    """
     text = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
     return {
         "bytes": len(text.encode(errors="surrogateescape")),
@@ -102,6 +109,6 @@ def environment_digest() -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """Return the current UTC time as ``2026-11-20T20:00:00.000Z``."""
+    """Return the current UTC time, formatted like ``2026-11-20T20:00:00.000Z``."""
     now = datetime.datetime.now(datetime.UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

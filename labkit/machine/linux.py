@@ -35,7 +35,7 @@ BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 def facts() -> dict[str, Any]:
-    """Return CPU, memory, kernel settings and the container's limits."""
+    """Return the CPU, the memory, accelerators, kernel settings and the container's limits."""
     return collect(
         {
             "cpu_model": cpu_model,
@@ -95,7 +95,7 @@ def cpu_model() -> str:
 
 
 def accelerator() -> str | None:
-    """Return the names of the NVIDIA devices that the kernel driver lists, or None."""
+    """Return the names of the NVIDIA devices that the kernel driver lists, or None if none."""
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [
         line.split(":", 1)[1].strip()
@@ -107,7 +107,10 @@ def accelerator() -> str | None:
 
 
 def settings() -> dict[str, str]:
-    """Return the kernel settings that affect timings; for ``a [b] c`` the chosen ``b``."""
+    """Return the kernel settings that affect timings, as text.
+
+    From a file that lists the choices like ``a [b] c``, only the active choice ``b`` is returned.
+    """
     values = {}
     for name, path in SETTING_FILES.items():
         try:
@@ -119,13 +122,13 @@ def settings() -> dict[str, str]:
 
 
 def meminfo() -> dict[str, int]:
-    """Return /proc/meminfo in bytes."""
+    """Return the sizes in /proc/meminfo, in bytes by name."""
     lines = (line.split() for line in _read_text("/proc/meminfo").splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
 def swap() -> dict[str, int]:
-    """Return swap in use (bytes) and pages swapped in and out since boot."""
+    """Return the swap in use (bytes), and the pages swapped in and out since boot."""
     sizes = meminfo()
     counts = dict(line.split() for line in _read_text("/proc/vmstat").splitlines())
     return {
@@ -136,7 +139,10 @@ def swap() -> dict[str, int]:
 
 
 def pressure() -> dict[str, dict[str, float]] | None:
-    """Return pressure stall information: the average over 10 s (percent) and the total (us)."""
+    """Return pressure stall information of CPU, memory and I/O, or None if not reported.
+
+    ``avg10``: percent of the last 10 s in which some task stalled. ``total_us``: total since boot.
+    """
     stalls = {}
     for name in ("cpu", "memory", "io"):
         try:
@@ -149,7 +155,7 @@ def pressure() -> dict[str, dict[str, float]] | None:
 
 
 def cpu_ticks() -> dict[str, int]:
-    """Return all cores' CPU time since boot by kind, in clock ticks (``_ticks_per_s``)."""
+    """Return the CPU time of all cores since boot by kind, in clock ticks (``SC_CLK_TCK``)."""
     words = _read_text("/proc/stat").split("\n", 1)[0].split()[1:]
     return dict(zip(TICK_FIELDS, map(int, words), strict=False))
 
@@ -174,7 +180,7 @@ def _stat_number(name: str) -> int:
 
 
 def oom_kills() -> int:
-    """Return the number of out-of-memory kills in the container, else on the machine."""
+    """Return the number of out-of-memory kills in the container, or else on the machine."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
             fields = dict(line.split() for line in _read_text(path).splitlines())
@@ -185,7 +191,10 @@ def oom_kills() -> int:
 
 
 def thermal() -> dict[str, int] | None:
-    """Return the number of thermal throttling events since boot, summed over cores."""
+    """Return the number of thermal throttling events since boot, or None if not reported.
+
+    The number is summed over the cores.
+    """
     paths = list(CPU_FOLDER.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
 
@@ -209,7 +218,7 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
     names = {"rss_bytes": "VmRSS", "swap_bytes": "VmSwap"}
     total = {name: sizes[key] for name, key in names.items() if key in sizes}
     for child in _children(root):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the child has just ended
             for name, size in process_memory(child).items():
                 total[name] = total.get(name, 0) + size
     return total
@@ -218,7 +227,8 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
 def peak_rss() -> int:
     """Return this process's peak resident size in bytes.
 
-    It is read from VmHWM, because ``getrusage`` includes the peak of the parent that forked it.
+    The size is read from VmHWM, because ``getrusage`` includes the peak of the parent process that
+    forked this one.
     """
     peak = _process_sizes("self").get("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
@@ -240,7 +250,7 @@ def process_cpu_s(pid: int) -> float:
         fields = _read_text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return 0.0
-    # utime, stime, and both of children that have ended
+    # utime and stime of the process, then of its children that have ended
     own = sum(map(int, fields[11:15])) / _ticks_per_s()
     return own + sum(map(process_cpu_s, _children(pid)))
 
@@ -256,7 +266,7 @@ def _children(pid: int) -> list[int]:
 
 
 def busy_s() -> float:
-    """Return all cores' busy CPU seconds since boot, without stolen time."""
+    """Return the busy CPU seconds of all cores since boot, without stolen time."""
     ticks = cpu_ticks()
     return sum(ticks[name] for name in BUSY_FIELDS) / _ticks_per_s()
 

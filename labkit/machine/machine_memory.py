@@ -1,11 +1,12 @@
 """Memory sizes of a machine for memory budgets: this computer, or a simulated Mac.
 
 A simulated Mac is three numbers (total, available, working set), so that budgets can be compared on
-any computer; the run itself still runs here. The working set is what Metal reports on such a Mac at
-the default limit: two thirds of RAM up to 32 GiB and three quarters from 36 GiB, as logged for
-16 GiB (10922.67 MiB), 32 GiB (21845.34 MiB), 64 GiB (49152 MiB) and 96 GiB (73728 MiB); one newer
-Mac of 128 GiB under macOS 26 was logged with 107.52 GiB. Available memory is an assumption, the
-same for all: macOS and a desktop's programs hold a quarter of RAM, at least 3 GiB and at most 12.
+any computer; the run itself still uses this computer. The working set is the size that Metal
+reports on such a Mac at the default limit: two thirds of RAM up to 32 GiB, three quarters from
+36 GiB. Logs of Macs show this for 16 GiB (10922.67 MiB), 32 GiB (21845.34 MiB), 64 GiB (49152 MiB)
+and 96 GiB (73728 MiB); a newer Mac with 128 GiB under macOS 26 reported 107.52 GiB. Available
+memory is assumed: macOS and a desktop's programs use a quarter of RAM, but at least 3 GiB and at
+most 12 GiB.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from labkit.machine.operating_system import operating_system
 GIB = 1 << 30
 MIB = 1 << 20
 THIS_MACHINE = "this machine"
-# Available memory changes between plan and run; advice keeps this fraction of RAM as a margin.
+# Available memory changes between plan and run, so advice leaves this fraction of RAM as a margin.
 SLACK_FRACTION = 1 / 50
 
 
@@ -42,9 +43,9 @@ class MemoryProfile:
     metal
         Whether ``working_set`` is Metal's.
     slack
-        How much ``available`` may change between plan and run; 0 for a simulated Mac.
+        Bytes by which ``available`` may change between plan and run; 0 for a simulated Mac.
     wired
-        Limit and collector of wired memory; None outside macOS.
+        The settings of wired memory; None outside macOS.
     """
 
     name: str
@@ -69,7 +70,7 @@ class MemoryProfile:
         return self.name != THIS_MACHINE
 
 
-# By name: RAM (GiB), Metal's working set (MiB; None: 2/3 of RAM up to 32 GiB, else 3/4).
+# By name: (RAM in GiB, Metal's working set in MiB). None: 2/3 of RAM up to 32 GiB, else 3/4.
 SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
     "sim_m1_8gb": (8, None),
     "sim_m1_pro_16gb": (16, None),
@@ -87,7 +88,7 @@ SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
 
 
 def find_profile(name: str | None) -> MemoryProfile:
-    """Return the simulated Mac ``name``, or this computer for None.
+    """Return the profile of the simulated Mac ``name``, or of this computer if ``name`` is None.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def find_profile(name: str | None) -> MemoryProfile:
 
 
 def simulated_mac(name: str) -> MemoryProfile:
-    """Return a simulated Mac at the system's default limits."""
+    """Return the profile of a simulated Mac at macOS's default limits."""
     ram_gib, working_set_mib = SIMULATED_MACS[name]
     total = ram_gib * GIB
     default = total * 2 // 3 if ram_gib <= 32 else total * 3 // 4
@@ -113,7 +114,7 @@ def simulated_mac(name: str) -> MemoryProfile:
 
 
 def this_machine() -> MemoryProfile:
-    """Return this computer's memory as it is now, within the container's limits."""
+    """Return this computer's current memory profile, within the container's limits."""
     total, available = operating_system().memory()
     total = min(total, cgroups.memory_limit() or total)
     headroom, working_set = cgroups.memory_headroom(), macos.recommended_working_set()
@@ -129,10 +130,10 @@ def this_machine() -> MemoryProfile:
 
 
 def trim_heap() -> None:
-    """Return freed heap memory to the system, where the C library keeps it.
+    """Return freed heap memory to the system, with glibc's ``malloc_trim``; else do nothing.
 
-    glibc keeps memory that was freed below an allocation still in use; once an array of up to 32 MB
-    has been freed, it allocates arrays of that size on the heap.
+    glibc keeps freed memory that lies below an allocation still in use. Once an array of up to
+    32 MB has been freed, glibc also allocates further arrays of that size on the heap.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

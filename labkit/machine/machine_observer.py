@@ -1,6 +1,6 @@
-"""Samples of the machine, taken once a second by the parent during a run.
+"""Samples of the machine, which the parent process takes once a second during a run.
 
-The observer's own cost (all CPU time of the parent during the run) is measured and recorded.
+The cost of observing (the parent's CPU time during the run) is measured and recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_SAMPLES = 3600
 
 
 class MachineObserver:
-    """Samples one run; create it right before the run starts."""
+    """An observer of one run. Create it right before the run starts."""
 
     def __init__(self) -> None:
         self._os = operating_system()
@@ -26,18 +26,18 @@ class MachineObserver:
         self._samples: list[dict[str, Any]] = []
 
     def sample(self, pid: int) -> None:
-        """Take one sample of the machine and of the worker ``pid``."""
+        """Take one sample of the machine and of the worker process ``pid``."""
         if len(self._samples) >= MAX_SAMPLES:
             return
         sample = {"t_s": round(time.monotonic() - self._start, 2), **self._os.sample()}
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the worker has just ended
             sample |= self._os.process_memory(pid)
         self._samples.append(sample | collect({"foreign_cores": lambda: self._foreign_cores(pid)}))
 
     def _foreign_cores(self, pid: int) -> float | None:
-        """Return the cores that other processes kept busy since the last sample.
+        """Return the mean number of cores that other processes kept busy since the last sample.
 
-        Excluded are the worker, its children and this process.
+        The worker, its descendants and this process do not count. Returns None if unknown.
         """
         last, self._last_times = self._last_times, self._cpu_times(pid)
         if last is None or self._last_times is None:
@@ -48,7 +48,7 @@ class MachineObserver:
         return round(max(0.0, busy - own) / seconds, 3) if seconds > 0 else None
 
     def _cpu_times(self, pid: int | None) -> tuple[float, float, float] | None:
-        """Return the clock, all cores' busy time, and the worker's and our own CPU time (s)."""
+        """Return the clock, all cores' busy time, and the CPU time of worker and parent (s)."""
         try:
             busy = self._os.busy_s()
         except (OSError, LookupError, ValueError):
@@ -57,9 +57,10 @@ class MachineObserver:
         return time.monotonic(), busy, worker + time.process_time()
 
     def report(self) -> dict[str, Any]:
-        """Return the samples by column, and the cost of observing.
+        """Return the samples as columns (``samples``), and the cost of observing.
 
-        ``cpu_s``: CPU seconds of the parent; ``share``: their fraction of one core.
+        ``cpu_s``: the parent's CPU seconds since the observer was created. ``share``: the fraction
+        of one core that these seconds are.
         """
         wall, cpu = time.monotonic() - self._start, time.process_time() - self._start_cpu_s
         columns = sorted({name for sample in self._samples for name in sample})

@@ -1,7 +1,7 @@
 """Facts about a Mac, read without sudo from ``sysctl``, NSProcessInfo, Metal and psutil.
 
-They are read through the C library and the Objective-C runtime, without starting a process; only
-``surroundings()`` runs tools (:mod:`labkit.machine.macos_tools`).
+The facts are read through the C library and the Objective-C runtime, without starting a process.
+Only ``surroundings()`` runs tools (:mod:`labkit.machine.macos_tools`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def has_metal() -> bool:
 
 
 def facts() -> dict[str, Any]:
-    """Return chip, memory, OS build and limits."""
+    """Return the chip, the memory, the OS build and the settings in ``SETTING_SYSCTLS``."""
     return collect(
         {
             "cpu_model": lambda: _sysctl_text("machdep.cpu.brand_string"),
@@ -69,7 +69,7 @@ def state() -> dict[str, Any]:
 
 
 def sample() -> dict[str, Any]:
-    """Return the load, and the levels of memory pressure and of the thermal state."""
+    """Return the load average over a minute, and the levels of memory pressure and heat."""
     current = state()
     return collect(
         {
@@ -84,7 +84,7 @@ def sample() -> dict[str, Any]:
 
 
 def sysctl(name: str) -> int | None:
-    """Return a numeric sysctl, or None where the kernel does not have it."""
+    """Return the value of a numeric sysctl, or None where the kernel does not have it."""
     try:
         return _sysctl_number(name)
     except OSError:
@@ -131,11 +131,12 @@ def _swap() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class WiredSettings:
-    """How macOS limits and reclaims the GPU's wired memory; None: not reported.
+    """The settings by which macOS limits and reclaims the GPU's wired memory.
 
-    ``limit_mb``: ``iogpu.wired_limit_mb`` (MiB; 0: the system's default).
-    ``collector``: whether the wired collector is on (``iogpu.disable_wired_collector`` is 0).
-    ``dynamic_lwm``: ``iogpu.dynamic_lwm``, whether the low-water mark moves.
+    A field is None if this macOS does not report the setting. ``limit_mb``:
+    ``iogpu.wired_limit_mb`` (MiB; 0: the system's default). ``collector``: whether the wired
+    collector is on (``iogpu.disable_wired_collector`` is 0). ``dynamic_lwm``:
+    ``iogpu.dynamic_lwm``, whether the low-water mark moves.
     """
 
     limit_mb: int | None
@@ -160,8 +161,8 @@ def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
 def recommended_working_set() -> int | None:
     """Return Metal's ``recommendedMaxWorkingSetSize`` (bytes), or None without Metal.
 
-    It is a static hint for one process and ignores the memory of other programs.
-    ``iogpu.wired_limit_mb`` changes it.
+    The size is a static hint for one process, which ignores the memory of other programs.
+    ``iogpu.wired_limit_mb`` changes the size.
     """
     if sys.platform != "darwin":
         return None
@@ -187,7 +188,7 @@ def _process_info(selector: str) -> int:
 
 
 def _send_message(receiver: Any, selector: str, result_type: Any) -> Any:
-    """Send an Objective-C message without arguments; ``result_type``: the C type it returns."""
+    """Send an Objective-C message without arguments, and return the result as ``result_type``."""
     objc = _objc()
     objc.sel_registerName.restype = ctypes.c_void_p
     send = ctypes.cast(objc.objc_msgSend, ctypes.c_void_p).value
@@ -225,7 +226,7 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
         process = psutil.Process(pid)
         size = int(process.memory_info().rss)
         for child in process.children(recursive=True):
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # the child has just ended
                 size += int(child.memory_info().rss)
     except psutil.Error as error:
         raise OSError(str(error)) from None
@@ -250,7 +251,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def busy_s() -> float:
-    """Return all cores' busy CPU seconds since boot."""
+    """Return the busy CPU seconds of all cores since boot."""
     import psutil
 
     times = psutil.cpu_times()

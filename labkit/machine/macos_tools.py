@@ -1,7 +1,7 @@
-"""State of a Mac as its tools report it without sudo: power, pages, user input, other programs.
+"""State of a Mac from its tools, without sudo: power, pages, user input, other programs.
 
-``pmset``, ``vm_stat``, ``ioreg``, ``tmutil`` and ``ps`` take some tens of milliseconds; the parent
-runs them before and after a run.
+``pmset``, ``vm_stat``, ``ioreg``, ``tmutil`` and ``ps`` take tens of milliseconds, so the parent
+process runs them before and after a run.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from labkit.machine.best_effort import collect, command_output
 
 SPOTLIGHT_PROCESSES = ("mds", "mds_stores", "mdworker", "mdworker_shared")
-SPOTLIGHT_BUSY_PCT = 5.0  # CPU percent above which Spotlight counts as indexing
+SPOTLIGHT_BUSY_PCT = 5.0  # from this CPU percentage on, Spotlight is assumed to be indexing
 MAX_TOP_PROCESSES = 3
-# The levels of OSThermalNotification, from 0 on.
+# Names of the levels of OSThermalNotification, by level from 0.
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 
 def surroundings() -> dict[str, Any]:
-    """Return power, pages, idle seconds, displays, background work and the busiest programs."""
+    """Return power, pages, idle time, displays, background work, busiest programs and heat."""
     return collect(
         {
             "power": power,
@@ -45,7 +45,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def power() -> dict[str, Any] | None:
-    """Return what ``pmset`` reports: power source, settings, custom modes, limits."""
+    """Return the power source, settings, custom modes and limits from ``pmset``, or None."""
     fields = collect(
         {
             "source": lambda: power_source(command_output("pmset", "-g", "batt")),
@@ -64,19 +64,19 @@ def power_source(text: str) -> str | None:
 
 
 def parse_pairs(text: str) -> dict[str, str]:
-    """Parse lines ``name value`` or ``name = value`` with numeric values."""
+    """Parse lines like ``name 1`` or ``name = 1``; lines without an integer are ignored."""
     matches = re.findall(r"^\s*([A-Za-z_]+)\s+(?:=\s*)?(-?\d+)\b", text, re.MULTILINE)
     return dict(matches)
 
 
 def parse_sections(text: str) -> dict[str, dict[str, str]]:
-    """Parse ``pmset -g custom``: the settings by power source."""
+    """Parse the settings by power source from ``pmset -g custom``."""
     parts = re.split(r"^(\S[^\n]*):[ \t]*$", text, flags=re.MULTILINE)
     return {name: parse_pairs(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def parse_vm_stat(text: str) -> dict[str, int]:
-    """Parse ``vm_stat``: page size in bytes, current pages, and events since boot."""
+    """Parse the page size (bytes), current pages, and events since boot from ``vm_stat``."""
     size = re.search(r"page size of (\d+) bytes", text)
     counts = re.findall(r'^"?([A-Z][\w -]+)"?:\s+(\d+)\.$', text, re.MULTILINE)
     named = {name.lower().replace(" ", "_").replace("-", "_"): int(n) for name, n in counts}
@@ -90,17 +90,17 @@ def hid_idle_s(text: str) -> float | None:
 
 
 def displays(text: str) -> int | None:
-    """Count the active displays in ``ioreg -r -c IOMobileFramebuffer``."""
+    """Count the active displays in ``ioreg -r -c IOMobileFramebuffer``; None if there is none."""
     return text.count('"DisplayAttributes"') or None
 
 
 def time_machine(text: str) -> bool:
-    """Return whether a backup runs, from ``tmutil status``."""
+    """Return whether ``tmutil status`` reports a running Time Machine backup."""
     return bool(re.search(r"Running\s*=\s*1\s*;", text))
 
 
 def spotlight(text: str) -> bool:
-    """Return whether Spotlight is indexing, from ``ps -o pcpu=,comm=``."""
+    """Return whether Spotlight seems to be indexing, by its CPU use in ``ps -o pcpu=,comm=``."""
     lines = (line.split(None, 1) for line in text.splitlines())
     cpu_pct = sum(
         float(w[0].replace(",", ".")) for w in lines if len(w) == 2 and w[1] in SPOTLIGHT_PROCESSES
@@ -109,7 +109,7 @@ def spotlight(text: str) -> bool:
 
 
 def top_foreign(text: str, own_pids: frozenset[int]) -> list[dict[str, Any]]:
-    """Return the busiest processes except ``own_pids``, from ``ps -o pid=,pcpu=,comm=``."""
+    """Parse the busiest processes except ``own_pids`` from ``ps -o pid=,pcpu=,comm=``."""
     foreign: list[tuple[float, str]] = []
     for line in text.splitlines():
         words = line.split(None, 2)

@@ -1,12 +1,13 @@
 """The package's source files that numba's compiled code depends on, found by their imports.
 
-A module that imports numba or llvmlite compiles functions. The functions and constants that it
-compiles in are defined in that module or in modules it imports. So the files are those modules and
-everything that they import from the package, directly or indirectly.
+A module that imports numba or llvmlite compiles functions. The compiled functions and constants are
+defined in that module or in modules that it imports. So the files are those modules and everything
+that they import from the package, directly or indirectly.
 
-Only imports at module level count: a function's own imports are used when it is called, and names
-for the type checker are not values. The imports are found with regular expressions, because parsing
-the package takes a third of a second and every run needs the list; a test compares both ways.
+Only imports at module level count: an import inside a function is executed when the function is
+called, and an import for the type checker brings no values. The imports are found with regular
+expressions, because parsing the package takes a third of a second and every run needs the list. A
+test compares the result with the parser's.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +
 
 
 def read_sources(package: Path) -> dict[str, bytes]:
-    """Return the content of the files by path (``labkit/cpu/linear.py``), sorted by path.
+    """Return the content of the files by path, sorted by path.
+
+    A path looks like ``labkit/cpu/linear.py``.
 
     Parameters
     ----------
     package
-        The package's folder; nothing in it is imported.
+        The package's folder. Its modules are not imported.
     """
     texts = dict(sorted(_read_tree(str(package), package.name)))
     dependencies: set[str] = set()
@@ -41,14 +44,14 @@ def read_sources(package: Path) -> dict[str, bytes]:
 
 
 def imported_files(text: bytes, files: Mapping[str, object]) -> set[str]:
-    """Return the ``files`` that a source imports; keys are paths as in ``read_sources``."""
+    """Return the paths in ``files`` (as in ``read_sources``) that the source ``text`` imports."""
     stems = [module.replace(".", "/") for module in _module_names(text)]
     paths = {f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py")}
     return {path for path in paths if path in files}
 
 
 def _module_names(text: bytes) -> Iterator[str]:
-    """Yield possible module names: for ``from a import b`` both ``a`` and ``a.b``."""
+    """Yield the modules that a source may import: ``from a import b`` gives ``a`` and ``a.b``."""
     for match in _IMPORT.finditer(b"\n" + text):
         module, names, modules = (part.decode() if part else "" for part in match.groups())
         if module:

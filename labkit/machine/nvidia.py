@@ -1,6 +1,6 @@
-"""State of NVIDIA devices, as ``nvidia-smi`` reports it where the driver is loaded.
+"""State of NVIDIA devices from ``nvidia-smi``, where the driver is loaded.
 
-The parent reads it before and after a run, so that it does not slow a worker's start.
+The parent process reads the state before and after a run, so that a worker's start is not slowed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from labkit.machine.best_effort import collect, command_output
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# Names in records, by nvidia-smi's name.
+# Names in records by the names of nvidia-smi.
 QUERY_FIELDS = {
     "clocks.sm": "sm_mhz",
     "clocks.mem": "memory_mhz",
@@ -25,7 +25,10 @@ QUERY_FIELDS = {
 
 
 def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
-    """Return one dict per device with the number of processes, or None without a driver."""
+    """Return one dict per device, or None without a driver.
+
+    ``processes`` is the number of compute processes on all devices together.
+    """
     if not driver.exists():
         return None
     names = ",".join(QUERY_FIELDS)
@@ -45,7 +48,10 @@ def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
 
 
 def parse_query(text: str) -> list[dict[str, Any]]:
-    """Parse the output of ``--format=csv,noheader,nounits``; fields in brackets are left out."""
+    """Parse the output of ``--format=csv,noheader,nounits``, one dict per device.
+
+    Fields like ``[N/A]`` are left out.
+    """
     devices = []
     for line in filter(str.strip, text.splitlines()):
         values = zip(

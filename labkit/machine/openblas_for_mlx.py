@@ -2,12 +2,12 @@
 
 The MLX wheel for Linux multiplies with the reference BLAS (7 GFLOP/s in float32). scipy, already a
 dependency, ships OpenBLAS with prefixed symbols (``scipy_cblas_sgemm``). Once per machine, labkit
-makes a copy with plain names in the user's cache. Loaded with ``RTLD_GLOBAL`` before
-``import mlx.core``, the copy receives MLX's calls.
+makes a copy in the user's cache whose symbols have the standard names. Loaded with ``RTLD_GLOBAL``
+before ``import mlx.core``, the copy receives MLX's calls.
 
 All other exported names (``exec_blas``, ``sgemm_nn``, 6,000 more) get a private prefix in the copy.
-The library calls itself through these names. Without the prefix, the OpenBLAS that numpy (64-bit
-integers) and scipy load later would call into the global copy.
+OpenBLAS calls its own functions through these names. Without the prefix, the OpenBLAS libraries
+that numpy (with 64-bit integers) and scipy load later would call into the global copy.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LIBRARY_NAME = "liblabkit_openblas"
 
 
 class BlasUnavailable(ValueError):
-    """The configured BLAS cannot be used here; one line that ends in what to set."""
+    """The configured BLAS cannot be used here. The message is one line."""
 
 
 def build_library() -> Path:
     """Return the path of the renamed copy of OpenBLAS, which is built if the cache lacks it.
 
-    Its name ends in a digest of the source library and the recipe, so equal names mean equal
+    The file's name ends in a digest of the source library and the recipe, so equal names mean equal
     libraries.
 
     Raises
@@ -60,15 +60,16 @@ def build_library() -> Path:
 
 
 def activate(kind: str, threads: int) -> dict[str, Any]:
-    """Make MLX use the BLAS ``kind`` ("openblas" or "stock"); call this before MLX is imported.
+    """Make MLX use the BLAS ``kind`` ("openblas" or "stock"). Call this before MLX is imported.
 
-    ``threads``: OpenBLAS's threads. The reference BLAS has one; Accelerate chooses for itself.
+    On macOS MLX always uses Accelerate. ``threads``: the number of OpenBLAS's threads; the
+    reference BLAS has one thread, and Accelerate chooses the number itself.
 
     Returns
     -------
     dict
         The BLAS in use, for the record: ``name``, ``version``, ``core`` (the CPU type whose
-        kernels OpenBLAS chose), ``path_digest``, ``threads``; None where unknown.
+        kernels OpenBLAS chose), ``path_digest`` and ``threads``. Unknown values are None.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The operating system's facts behind one interface, which ``linux`` and ``macos`` implement."""
+"""One interface to the operating system's facts, which ``linux`` and ``macos`` implement."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from labkit.machine import linux, macos
 class OperatingSystem(Protocol):
     """A module that reads one operating system's facts.
 
-    The keys of the dicts are those of the record (:mod:`labkit.machine.fingerprint`); a fact that
-    the system does not provide is absent.
+    The dicts' keys are those of the record (:mod:`labkit.machine.fingerprint`). A fact that the
+    system does not provide is absent.
     """
 
     def facts(self) -> dict[str, Any]:
@@ -22,7 +22,7 @@ class OperatingSystem(Protocol):
         """Return the facts that change, in a few milliseconds and without starting a process."""
 
     def surroundings(self) -> dict[str, Any]:
-        """Return what the system's tools report."""
+        """Return the facts that only the system's tools report. Starts processes."""
 
     def sample(self) -> dict[str, Any]:
         """Return the few facts that ``MachineObserver`` samples once a second."""
@@ -33,7 +33,7 @@ class OperatingSystem(Protocol):
     def process_memory(self, pid: int | None = None) -> dict[str, int]:
         """Return the memory of a process (None: this one) and its descendants.
 
-        ``rss_bytes``: resident bytes; pages that they share count for each of them.
+        ``rss_bytes``: resident bytes; a page shared by several processes counts for each.
         ``swap_bytes``: swapped bytes, where the system reports them.
 
         Raises
@@ -49,10 +49,13 @@ class OperatingSystem(Protocol):
         """Return this process's peak resident size in bytes."""
 
     def busy_s(self) -> float:
-        """Return all cores' busy CPU seconds since boot."""
+        """Return the busy CPU seconds of all cores since boot."""
 
     def stolen_s(self) -> float | None:
-        """Return the CPU seconds given to other guests since boot, or None where unknown."""
+        """Return the CPU seconds that the hypervisor gave to other guests, or None if unknown.
+
+        The seconds count from boot.
+        """
 
 
 def operating_system() -> OperatingSystem:

@@ -1,8 +1,8 @@
 """End a process when its parent dies, however the parent dies.
 
-On Linux the kernel sends SIGKILL (``PR_SET_PDEATHSIG``). On every system a thread waits on the read
-end of a pipe whose write end only the parent holds; without such a pipe it polls the parent's
-process id.
+On Linux the kernel sends SIGKILL (``PR_SET_PDEATHSIG``). In addition, on every system, a thread
+waits on the read end of a pipe whose write end only the parent holds. Without such a pipe, the
+thread polls the parent's process id.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ POLL_S = 0.25
 
 
 def watch_parent(parent: int, lifeline: int | None, *, started_by_main_thread: bool = True) -> None:
-    """Kill this process, and the group that it leads, as soon as process ``parent`` has ended.
+    """Kill this process, and the process group that it leads, when process ``parent`` has ended.
 
     Parameters
     ----------
     parent
         The parent's process id.
     lifeline
-        Read end of the pipe. With it the watching thread sleeps until the end and costs a
-        measurement nothing; None: it polls.
+        The read end of the pipe. The watching thread sleeps on the pipe, so it does not disturb a
+        measurement. None: the thread polls every ``POLL_S`` seconds.
     started_by_main_thread
-        Whether the parent's main thread started this process. Linux sends the signal when the
-        starting thread ends, so it is requested only then.
+        Whether the parent's main thread started this process. The kernel's signal is requested only
+        in this case, because Linux sends it as soon as the starting thread ends.
     """
     if started_by_main_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

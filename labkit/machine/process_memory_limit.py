@@ -1,9 +1,9 @@
 """Limit the memory that this process may allocate from now on.
 
-Where the user may create a cgroup (v2, else v1), the kernel counts the pages that are touched, and
-kills the process when it exceeds the limit. Elsewhere the address space is limited (``RLIMIT_AS``):
-reservations count whether they are touched or not, and the allocation that exceeds the limit fails.
-Neither counts memory that the process had before.
+If the user may create a cgroup (v2, else v1), the kernel counts the pages that are touched, and
+kills the process when it exceeds the limit. Otherwise the address space is limited (``RLIMIT_AS``):
+untouched reservations count as well, and an allocation that exceeds the limit fails. In both cases
+memory that the process had before does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.machine import cgroups
 
 @dataclass(frozen=True)
 class CgroupVersion:
-    """The controller and file names by which a cgroup version limits memory."""
+    """A cgroup version: the controller and the file names for limiting memory."""
 
     name: str
     controller: str  # empty for cgroup v2
@@ -41,9 +41,9 @@ CGROUP_VERSIONS = (
 
 
 def apply_memory_limit(limit_bytes: int) -> str:
-    """Let this process allocate ``limit_bytes`` more; return what enforces the limit.
+    """Let this process allocate at most ``limit_bytes`` from now on; return the mechanism's name.
 
-    That is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``.
+    The name is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``.
 
     Raises
     ------
@@ -60,7 +60,10 @@ def apply_memory_limit(limit_bytes: int) -> str:
 
 
 def _join_cgroup(version: CgroupVersion, limit_bytes: int) -> bool:
-    """Move this process into a new cgroup limited to ``limit_bytes``; False if not permitted."""
+    """Move this process into a new cgroup limited to ``limit_bytes``.
+
+    Returns False if the system does not permit that.
+    """
     folder = _limited_cgroup(version, os.getpid())
     try:
         folder.mkdir()
@@ -84,10 +87,10 @@ def _join_cgroup(version: CgroupVersion, limit_bytes: int) -> bool:
 
 
 def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
-    """Return the folder of the cgroup that limits process ``pid``, whether it exists or not.
+    """Return the path of the cgroup that limits process ``pid``. The folder need not exist.
 
-    It is a sibling of the caller's cgroup, because cgroup v2 allows processes in leaves only. The
-    caller is ``pid`` itself or its parent; both are in the same cgroup.
+    The cgroup is a sibling of the caller's cgroup, because cgroup v2 allows processes only in
+    leaves. The caller is process ``pid`` before the move, or its parent in the same cgroup.
     """
     own, *ancestors = cgroups.folders(version.controller)
     return (ancestors or [own])[0] / f"labkit-{pid}"
@@ -96,7 +99,7 @@ def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
 def release_memory_limit(pid: int) -> int:
     """Remove the cgroup of a process that has ended; return its number of out-of-memory kills.
 
-    0 where the process had no cgroup.
+    Returns 0 if ``apply_memory_limit`` created no cgroup for the process.
     """
     kills = 0
     for version in CGROUP_VERSIONS:

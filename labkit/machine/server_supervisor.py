@@ -1,13 +1,13 @@
-"""Run a server for exactly as long as its owner lives.
+"""Run a server no longer than the process that started it (a run).
 
 ``SupervisedServer`` starts ``python -m labkit.machine.server_supervisor``, a process between the
-owner (a run) and the server.
+run and the server.
 
 The supervisor is in a process group of its own, so a signal to the run's group does not kill it.
-Its standard input is a pipe whose other end only the run holds. When that closes, however the run
-has ended, the supervisor kills the server and all its descendants. On Linux the supervisor adopts
-descendants that lost their parent, and the kernel kills the server if the supervisor itself is
-killed. The server's output goes to the run's log, line by line.
+Its standard input is a pipe whose other end only the run holds. When the pipe closes, however the
+run has ended, the supervisor kills the server and all its descendants. On Linux the supervisor
+adopts descendants that lost their parent, and the kernel kills the server if the supervisor itself
+is killed. The server's output goes to the run's log, line by line.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from labkit.machine.signal_names import signal_name
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP_COMMAND = b"stop\n"
 STOP_TIMEOUT_S = 5.0  # from SIGTERM to SIGKILL
-MAX_KILL_ROUNDS = 50  # descendants may start others before they are killed
-MAX_LINE_BYTES = 4096  # longer lines of the server's log are cut in two
+MAX_KILL_ROUNDS = 50  # descendants may start further processes before they are killed
+MAX_LINE_BYTES = 4096  # longer lines of the server's log are split
 LOG_PREFIX = b"server: "
 
 
 class SupervisorError(RuntimeError):
-    """The server's command cannot be run; one line."""
+    """The server's command cannot be run. The message is one line."""
 
 
 class SupervisedServer:
     """A running server, which is killed when this process ends.
 
+    ``pid``: the server's process id.
+
     Parameters
     ----------
     command
-        The server's program and arguments; it gets this process's environment.
+        The server's program and arguments. The server inherits this process's environment.
 
     Raises
     ------
-    KeeperError
+    SupervisorError
         The command cannot be run.
     """
 
@@ -74,7 +76,7 @@ class SupervisedServer:
         self.pid = int(started["pid"])
 
     def ended(self) -> str | None:
-        """Return how the server ended and the last line of its log, or None while it runs."""
+        """Return a phrase on the server's end and its last log line, or None while it runs."""
         if self._exit_description is None and self._supervisor.poll() is not None:
             self._finish()
         return self._exit_description
@@ -82,7 +84,7 @@ class SupervisedServer:
     def stop(self) -> None:
         """Stop the server (SIGTERM, then SIGKILL) and wait until all its descendants have ended.
 
-        May be called again.
+        Further calls do nothing.
         """
         if self._exit_description is not None:
             return
@@ -118,7 +120,10 @@ class SupervisedServer:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``argv[2:]`` in process group ``argv[0]``; report to file descriptor ``argv[1]``."""
+    """Run the server ``argv[2:]`` in process group ``argv[0]`` until it ends or must be stopped.
+
+    The start and the end are reported as JSON lines to file descriptor ``argv[1]``.
+    """
     group, report, command = int(argv[0]), os.fdopen(int(argv[1]), "wb", buffering=0), argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -158,7 +163,7 @@ def _server_preexec(group: int) -> Any:
     def prepare() -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError):  # the run has ended: the pipe will close at once
+        with contextlib.suppress(OSError):  # the run has ended, and the pipe will close at once
             os.setpgid(0, group)
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -167,7 +172,7 @@ def _server_preexec(group: int) -> Any:
 
 
 def _child_wakeup_fd() -> int:
-    """Return a file descriptor that becomes readable when a child ends."""
+    """Return a file descriptor that becomes readable when a child process ends."""
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)
@@ -177,7 +182,10 @@ def _child_wakeup_fd() -> int:
 
 
 def _forward_log(server: subprocess.Popen[bytes], child_ended: int, log: _ServerLog) -> bool:
-    """Forward the log until the server or its owner ends; return whether a stop was requested."""
+    """Forward the log until the server ends or the owner's pipe is readable.
+
+    Returns whether the owner has requested a stop; False if the server or the owner has ended.
+    """
     assert server.stdout is not None
     owner, output = sys.stdin.fileno(), server.stdout.fileno()
     watched = [owner, child_ended, output]
@@ -206,7 +214,10 @@ def _terminate(server: subprocess.Popen[bytes], log: _ServerLog) -> None:
 
 
 def _descendants() -> Iterator[int]:
-    """Yield the ids of this process's live descendants, again and again until none is left."""
+    """Yield the ids of this process's live descendants, repeatedly until none is left.
+
+    The caller kills each; the search ends after ``MAX_KILL_ROUNDS`` rounds.
+    """
     for _ in range(MAX_KILL_ROUNDS):
         children = psutil.Process().children(recursive=True)
         alive = [child for child in children if _is_running(child)]
@@ -224,14 +235,14 @@ def _is_running(process: Any) -> bool:
 
 
 class _ServerLog:
-    """Forwards the server's output line by line, and keeps the last line."""
+    """The server's output, forwarded line by line to standard output. Keeps the last line."""
 
     def __init__(self) -> None:
         self.last_line = ""
         self._incomplete_line = b""
 
     def forward(self, descriptor: int) -> bool:
-        """Forward what can be read now; return False at the end of the output."""
+        """Read once and forward the complete lines; return False at the end of the output."""
         data = os.read(descriptor, 65536)
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         if len(self._incomplete_line) > MAX_LINE_BYTES or not data:
@@ -241,7 +252,7 @@ class _ServerLog:
         return bool(data)
 
     def forward_rest(self, descriptor: int) -> None:
-        """Forward what is in the pipe already, without waiting for descendants to write more."""
+        """Forward all output that is already in the pipe, without waiting for more."""
         while select.select([descriptor], [], [], 0)[0] and self.forward(descriptor):
             pass
         self._write([self._incomplete_line] if self._incomplete_line.strip() else [])

@@ -6,7 +6,7 @@ import signal
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, as ``SIGKILL``, or ``signal 35`` for one without a name."""
+    """Return a signal's name like ``SIGKILL``, or text like ``signal 35`` if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

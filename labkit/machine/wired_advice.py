@@ -21,7 +21,7 @@ RESET_NOTE = "a reboot resets it"
 
 @dataclass(frozen=True)
 class WiredAdvice:
-    """A finding, the command that would change it (for the user to run), and its risk."""
+    """A finding, the command by which the user could change the setting, and the command's risk."""
 
     finding: str
     command: str
@@ -31,7 +31,7 @@ class WiredAdvice:
 def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]:
     """Return advice for an engine that needs ``needed_bytes`` for weights, activations and pool.
 
-    Empty outside macOS, and where no setting stands in the way.
+    The result is empty outside macOS, and if no setting stands in the way.
     """
     if machine.wired is None:
         return ()
@@ -50,9 +50,9 @@ def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]
 
 
 def collector_mismatch(machine: MemoryProfile, enabled: bool) -> str | None:
-    """Return how the wired collector differs from ``enabled``, with the command to change it.
+    """Return a message if the wired collector's state differs from ``enabled``, else None.
 
-    Returns None where it does not differ.
+    On macOS the message includes the command that changes the state.
     """
     wanted = "enabled" if enabled else "disabled"
     if machine.wired is None:

@@ -1,7 +1,7 @@
 """A worker process's clean environment variables, its thread counts, and numba's start.
 
 Inherited variables change results (``OPENBLAS_CORETYPE=Haswell`` halves the speed of sgemm on an
-AVX-512 machine), so a worker starts from a clean, known set. Standard library only.
+AVX-512 machine), so a worker starts with a clean, known set of variables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REMOVED_NAMES = ("PYTHONDONTWRITEBYTECODE",)
 
 
 def core_count() -> int:
-    """Return the cores that this process may use, by affinity mask and cgroup quota."""
+    """Return the number of cores that this process may use, by affinity mask and cgroup quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -42,21 +42,21 @@ def core_count() -> int:
 
 
 def blas_threads(engine: str, budget: int | None) -> int:
-    """Return the BLAS threads of an arm: its CPU budget for engine mlx_lm, else 1.
+    """Return the number of BLAS threads of an arm: its CPU budget for engine mlx_lm, else 1.
 
-    In the other engines numba's pool gets the budget. Two spinning pools fight each other, so only
-    one of them gets threads.
+    ``budget`` is the arm's number of threads; None: ``core_count()``. In the other engines numba's
+    pool gets the budget. Two spinning pools compete for the cores, so only one gets threads.
     """
     return (budget or core_count()) if engine == "mlx_lm" else 1
 
 
 @contextmanager
 def numba_without_scipy() -> Iterator[None]:
-    """Keep numba from importing SciPy while it is imported and its first kernel loads.
+    """Keep numba from importing SciPy inside this context (numba's import and first kernel).
 
-    numba reads SciPy's version and looks for its BLAS wrappers, which takes 0.2 of 0.5 s (numba
-    0.68, SciPy 1.17) and is needed for ``np.cov`` and the like only. A kernel that uses ``np.dot``
-    still finds them later.
+    numba reads SciPy's version and looks for SciPy's BLAS wrappers, which takes 0.2 of 0.5 s (numba
+    0.68, SciPy 1.17) and is needed only for functions like ``np.cov``. A kernel that is compiled
+    after the context and uses ``np.dot`` still finds the wrappers.
     """
     hidden = [name for name in ("scipy", "scipy.linalg") if name not in sys.modules]
     for name in hidden:
@@ -78,15 +78,16 @@ def worker_environment(
     base
         The parent's environment.
     threads
-        The arm's CPU budget. The thread pool is made large enough for it; the engine sets how
-        many of the pool's threads it uses.
+        The arm's CPU budget. numba's thread pool gets at least this many threads; the engine sets
+        the number that it uses.
     cores
-        The machine's cores. The arm-blind probe uses as many threads in every arm.
+        The machine's cores. The machine probe, which every arm runs before and after its
+        measurement, uses this many threads in every arm.
 
     Notes
     -----
-    BLAS starts with one thread, because its spinning workers fight any other pool: a numba kernel
-    that follows a two-thread product waits for a scheduler tick.
+    BLAS starts with one thread, because its spinning workers compete with any other pool: a numba
+    kernel that follows a two-thread product waits for a scheduler tick.
     """
     removed = sorted(
         name for name in base if name.startswith(REMOVED_PREFIXES) or name in REMOVED_NAMES
@@ -109,10 +110,10 @@ def worker_environment(
 
 
 def _python_path(inherited: str) -> str:
-    """Return PYTHONPATH with labkit's checkout first, so that ``-m labkit...`` works anywhere.
+    """Return PYTHONPATH with labkit's checkout first, so ``-m labkit...`` works in any folder.
 
-    An installed labkit is found anyway, and its folder (site-packages) must not precede the
-    standard library.
+    The folder of an installed labkit (site-packages) is not added: Python finds it without, and it
+    must not precede the standard library.
     """
     checkout = Path(__file__).resolve().parents[2]
     parts = [part for part in inherited.split(os.pathsep) if part]
