@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 
 class GraphRunner:
-    """The graph of a model's forward, captured when the runner is made.
+    """The captured graph of a model's forward, which it replays for small decode steps.
 
-    ``reason`` says why the forward cannot be captured; None: it was.
+    The constructor captures the graph. ``reason`` is the reason that the forward could not be
+    captured (None: it was captured).
 
     Parameters
     ----------
     model
-        Called as ``PackedForward`` calls it: with token ids and ``cache=caches``.
+        The model, called with token ids and ``cache=caches``, as ``PackedForward`` does.
     caches
-        The model's, one for each layer.
+        The model's caches, one for each layer.
     """
 
     def __init__(self, model: Callable[..., Any], caches: Sequence[LayerCache]) -> None:
@@ -46,18 +47,18 @@ class GraphRunner:
         except NotCapturable as error:
             self.reason = str(error)
         except Exception as error:
-            # Foreign code on what is not even an array may fail in any way.
+            # Foreign code may fail in any way on traced arrays.
             line = (str(error).splitlines() or [""])[0]
             self.reason = f"its forward fails on traced arrays: {type(error).__name__}: {line}"
 
     def run(
         self, batch: Batch, attention: Any, metadata: AttentionMetadata, counters: Counters
     ) -> GreedyLogits | None:
-        """Return the logits of all rows, [rows, vocabulary].
+        """Replay the graph and return the logits of all rows, [rows, vocabulary].
 
-        None where the graph cannot run this step: the forward must, and says what is wrong if
-        the step is. The counters of the attention launches are added to ``counters``, or left in
-        the metadata's launch log.
+        Return None if the graph cannot run this step. The caller must then run the forward, which
+        raises if the step is wrong. The counters of the attention launches are added to
+        ``counters`` or, as launches, to the metadata's launch log.
         """
         rows, graph = len(batch.tokens), self._graph
         if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
@@ -66,7 +67,7 @@ class GraphRunner:
             if not can_replay(attention):
                 return None
             self._layers = CapturedLayers(attention, graph.captured.attention)
-            # Weakly: a model outlives the KV memory of its engines.
+            # A weak reference, because a shared model outlives the KV memory of an engine.
             self._backend = weakref.ref(attention)
         graph.set_shape(metadata.total_q, metadata.max_seq_len)
         state = replay_state(attention, self._layers, graph, metadata)
@@ -82,7 +83,10 @@ class GraphRunner:
 
 
 def can_replay(attention: Any) -> bool:
-    """Tell whether replays can run a backend's attention; a subclass may compute something else."""
+    """Tell whether a replay can run a backend's attention.
+
+    It cannot for a subclass of ``CpuBackend``, which may compute something else.
+    """
     return type(attention) is CpuBackend
 
 
@@ -101,14 +105,14 @@ def _capture_forward(model: Callable[..., Any], caches: Sequence[LayerCache]) ->
 
 
 class _CapturingAttention:
-    """Stands for the attention backend in the forward that is captured."""
+    """The attention backend of the forward that is captured."""
 
     def __init__(self, capture: GraphCapture) -> None:
         self._capture = capture
         self._options: dict[int, dict[str, Any]] = {}
 
     def bind(self, layer: int, **options: Any) -> None:
-        """Keep the options for the layer's launch."""
+        """Store the layer's options for its launch."""
         self._options[layer] = options
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, _metadata: Any) -> Any:

@@ -1,7 +1,7 @@
 """NumPy stand-ins for ``mlx.core`` and ``mlx.nn``.
 
-A model module that imports these computes on NumPy arrays. A function that has no counterpart here
-raises ``NoCounterpart`` when it is called, and the model then runs on MLX.
+A model module that imports these stand-ins computes on NumPy arrays. A function without a
+counterpart raises ``NoCounterpart`` when it is called, and the model then runs on MLX.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Array = NDArray[Any]
 
 
 class NoCounterpart(TypeError):
-    """A model uses something of MLX that has no NumPy counterpart; one line that says what."""
+    """A model uses a part of MLX that has no NumPy counterpart. The message names the part."""
 
 
 class _Missing:
-    """A name without counterpart: it may stand in an annotation, and raises when it is called."""
+    """A name without a counterpart. It can be used in annotations, but a call raises."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class _Missing:
 
 
 class Shim:
-    """A module's stand-in: its members, and ``_Missing`` for any other name."""
+    """A stand-in for a module: the given members, and ``_Missing`` for any other name."""
 
     def __init__(self, name: str, members: dict[str, Any]) -> None:
         self.__dict__.update(members)
@@ -64,12 +64,12 @@ def attend(
     mask: Any = None,
     sinks: Any = None,
 ) -> Any:
-    """Return the attention of the queries over the handle that the cache gave for the keys.
+    """Attend with the ``KVHandle`` that the cache returned as ``keys``.
 
     Raises
     ------
     NoCounterpart
-        ``keys`` is an array, not a handle of the cache.
+        ``keys`` is an array, not a ``KVHandle``.
     """
     if isinstance(keys, np.ndarray):
         raise NoCounterpart("its attention gets keys that are no handle of its cache")
@@ -83,7 +83,7 @@ def _fast_attention(
 
 
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function as it is; also usable as a decorator with options."""
+    """Return the function unchanged. Also usable as a decorator with options."""
     return _compile if function is None else function
 
 
@@ -91,7 +91,7 @@ _BFLOAT16 = _Missing("mlx.core.bfloat16")
 
 
 def _array(value: Any, dtype: Any = None) -> Array:
-    """Return a NumPy array with MLX's default types: float32 and int32."""
+    """Return a NumPy array. The default dtypes are MLX's: float32 and int32."""
     array = np.array(value)
     if dtype is _BFLOAT16:
         # Round to nearest even at bit 16, keeping the value in float32.
@@ -138,7 +138,7 @@ _SAME_IN_NUMPY = (
 
 
 def core() -> Shim:
-    """Return ``mlx.core`` over NumPy."""
+    """Return the stand-in for ``mlx.core``, with functions over NumPy arrays."""
     members: dict[str, Any] = {name: getattr(np, name) for name in _SAME_IN_NUMPY}
     members |= {
         "array": _array,
@@ -180,7 +180,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def nn() -> Shim:
-    """Return ``mlx.nn`` with its own layer classes, and its functions over NumPy."""
+    """Return the stand-in for ``mlx.nn``: MLX's layer classes, and activations over NumPy."""
     import mlx.nn
 
     layers = {

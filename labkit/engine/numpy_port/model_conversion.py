@@ -1,4 +1,4 @@
-"""Converts a loaded mlx_lm model to NumPy arrays; the package's docstring says how."""
+"""Convert a loaded mlx_lm model to NumPy arrays (described in the package's docstring)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from labkit.engine.parallel import mlx_ring
 
 Array = NDArray[np.float32]
 
-# Projections of the same input, which are computed in one call.
+# Projections of the same input, which are computed by one product.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Layers of mlx.nn without arithmetic: they are kept.
+# Layers of mlx.nn without arithmetic, which are not replaced.
 PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The layers that now run on NumPy arrays, or the reason why the model does not.
+    """The layers that now run on NumPy arrays, or the reason that the model does not.
 
-    ``reason`` is one line, or None where the model was converted. ``layers`` counts the converted
-    layers by class; ``weights`` are bytes of the matrices by format (``quantised``, ``float32``).
+    ``reason`` is None if the model was converted. ``layers`` has the number of converted layers by
+    class, ``weights`` the bytes of the matrices by format (``quantised``, ``float32``).
     """
 
     reason: str | None
@@ -51,17 +51,17 @@ class Conversion:
 
 
 def convert(model: Any, *, low_precision: bool = False) -> Conversion:
-    """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
+    """Convert an mlx_lm model in place, so that its forward runs on NumPy arrays without MLX.
 
     The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
     and whose ``update_and_fetch`` returns a ``layer_cache.KVHandle`` twice, and returns float32
     logits [T, 1, vocabulary].
 
-    Weights are float32; with ``low_precision`` matrices may also be quantised or in half
+    Weights must be float32. With ``low_precision``, matrices may also be quantised or in half
     precision, and are read in that format.
 
-    A trial forward of two tokens decides. A model that fails it is left unchanged, to be run by
-    MLX.
+    A trial forward of two tokens decides. If the trial fails, the model is left unchanged, to be
+    run by MLX, and the result has the reason.
     """
     converter = _Converter(low_precision)
     try:
@@ -73,7 +73,7 @@ def convert(model: Any, *, low_precision: bool = False) -> Conversion:
         # A forward of foreign code on foreign arrays may fail in any way.
         line = (str(error).splitlines() or [""])[0]
         return Conversion(f"its forward fails on NumPy arrays: {type(error).__name__}: {line}")
-    # In place: every reference to the model now is one to the converted model.
+    # In place, so that every existing reference to the model refers to the converted model.
     model.clear()
     dict.update(model, converted)
     model.__dict__.clear()
@@ -83,7 +83,7 @@ def convert(model: Any, *, low_precision: bool = False) -> Conversion:
 
 
 class _Converter:
-    """Copies a tree of modules; a layer used twice stays one layer."""
+    """Copies a tree of modules. A layer that is used twice is copied once."""
 
     def __init__(self, low_precision: bool) -> None:
         import mlx.core
@@ -93,7 +93,7 @@ class _Converter:
         self.converted: Counter[str] = Counter()
         self._low_precision = low_precision
         self._slabs = SlabAllocator()
-        # Layers sharded over their outputs need no sum: each rank has all of the input.
+        # Layers sharded over their outputs need no sum, because each rank has the whole input.
         self._linear = (
             *(mlx.nn.Linear, mlx.nn.QuantizedLinear),
             *(mlx.nn.AllToShardedLinear, mlx.nn.QuantizedAllToShardedLinear),
@@ -109,7 +109,7 @@ class _Converter:
         }
 
     def weights(self) -> dict[str, int]:
-        """Return the bytes of all matrices by their format."""
+        """Return the bytes of all matrices by format."""
         total: Counter[str] = Counter()
         for layer in self._weight_layers:
             weight_format, size = layer.format_and_bytes
@@ -117,7 +117,7 @@ class _Converter:
         return dict(total)
 
     def module(self, module: Any, path: str) -> Any:
-        """Return the converted module."""
+        """Return the converted copy of a module at ``path`` in the model."""
         if id(module) not in self._copies:
             layer = self._layer(module, path)
             self._copies[id(module)] = self._container(module, path) if layer is None else layer
@@ -172,7 +172,7 @@ class _Converter:
         return self._functions.get(id(value), value)
 
     def _array(self, array: Any, path: str) -> Any:
-        """Return a view of an MLX array (a copy where it is not contiguous)."""
+        """Return a view of an MLX array, or a copy if it is not contiguous."""
         if array is None:
             return None
         if self.mx.issubdtype(array.dtype, self.mx.floating) and array.dtype != self.mx.float32:
@@ -181,7 +181,7 @@ class _Converter:
         return np.ascontiguousarray(np.asarray(array))
 
     def _matrix(self, layer: Any, path: str) -> WeightMatrix:
-        """Return a layer's weight, in low precision where that is allowed."""
+        """Return a layer's weight, in its stored low precision if that is allowed."""
         if "scales" in layer:
             bits, group, mode = layer.bits, layer.group_size, layer.mode
             if (
@@ -201,13 +201,13 @@ class _Converter:
         return self._array(layer.weight, path)  # type: ignore[no-any-return]
 
     def _words(self, array: Any) -> NDArray[Any]:
-        """Return a view of an MLX array; bfloat16, which NumPy lacks, as uint16."""
+        """Return a view of an MLX array. bfloat16, which NumPy lacks, is viewed as uint16."""
         if array.dtype == self.mx.bfloat16:
             array = array.view(self.mx.uint16)
         return np.ascontiguousarray(np.asarray(array))
 
     def _with_matrix(self, module: Any, path: str) -> Any:
-        """Return the counterpart of a linear layer or an embedding."""
+        """Return the NumPy counterpart of a linear layer or an embedding."""
         weight: Any = self._matrix(module, path)
         layer: Any
         if type(module) in self._linear:
@@ -224,7 +224,7 @@ class _Converter:
         return layer
 
     def _layer(self, module: Any, path: str) -> Any:
-        """Return the counterpart of a layer, or None for a module that contains layers."""
+        """Return the NumPy counterpart of a layer, or None for a module that contains layers."""
         nn, kind = self.nn, type(module)
         name = kind.__name__
         layer: Any
@@ -253,7 +253,7 @@ class _Converter:
         return layer
 
     def _rope(self, module: Any, path: str) -> numpy_layers.RoPE:
-        """Return the counterpart of a RoPE layer, with frequencies that MLX computed."""
+        """Return the NumPy counterpart of a RoPE layer, with frequencies computed by MLX."""
         mx, name = self.mx, type(module).__name__
         scale, input_scale = 1.0, 1.0
         if name == "RoPE":
@@ -276,7 +276,7 @@ class _Converter:
 
 
 class _TrialCache:
-    """A layer's cache in the trial forward: two sequences of one token each."""
+    """A layer's cache in the trial forward of two sequences with one token each."""
 
     offset = np.zeros(2, np.int32)
 
@@ -289,7 +289,7 @@ class _TrialCache:
 
 
 class _TrialHandle:
-    """Attention over a context of one token, which is that token's value."""
+    """Attention over a context of one token, whose result is the value of that token."""
 
     def __init__(self, values: Array) -> None:
         self.values = values

@@ -29,18 +29,18 @@ class Linear:
 
     @property
     def format_and_bytes(self) -> tuple[str, int]:
-        """The format of its weights, and their bytes."""
+        """The format of the layer's weights, and their size in bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
-        """Return float32 [..., N]."""
+        """Return the projection of x, float32 [..., N]."""
         return self._packed.multiply(x)[0]
 
 
 class SummedLinear:
-    """A linear layer sharded over its inputs: the ranks' products are summed.
+    """A linear layer sharded over its inputs. The products of all ranks are summed.
 
-    ``all_sum`` returns the sum of an array over the ranks. The bias is added after it.
+    ``all_sum`` returns the sum of an array over the ranks. The bias is added to the sum.
     """
 
     __slots__ = ("_all_sum", "_bias", "_packed")
@@ -58,11 +58,11 @@ class SummedLinear:
 
     @property
     def format_and_bytes(self) -> tuple[str, int]:
-        """The format of its weights, and their bytes."""
+        """The format of the layer's weights, and their size in bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
-        """Return float32 [..., N], equal in every rank; x [..., K] are the inputs of this rank."""
+        """Return float32 [..., N], equal in all ranks, for this rank's inputs x [..., K]."""
         if isinstance(x, TracedArray):
             raise NotCapturable("its layers are summed over the ranks")
         total = self._all_sum(self._packed.multiply(x)[0])
@@ -70,10 +70,10 @@ class SummedLinear:
 
 
 class ProjectionGroup:
-    """Projections of one input (q, k and v; gate and up), computed together by the first call.
+    """Projections of the same input (q, k, v; gate, up), computed together at the first call.
 
-    The other members' results are kept until they are called with the same array object. A call
-    with another array computes the whole group again.
+    The results of the other members are kept until these are called with the same array object. A
+    call with another array computes the whole group again.
     """
 
     __slots__ = ("_input", "_packed", "_ready", "_waiting")
@@ -88,11 +88,11 @@ class ProjectionGroup:
 
     @property
     def format_and_bytes(self) -> tuple[str, int]:
-        """The format of its weights, and their bytes."""
+        """The format of the layer's weights, and their size in bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def project(self, member: int, x: Array) -> Array:
-        """Return member ``member``'s projection of x [..., K]."""
+        """Return the projection of x [..., K] by the member with index ``member``."""
         if x is not self._input or self._ready[member] is None:
             self._input = x
             self._ready = [*self._packed.multiply(x)]
@@ -116,15 +116,15 @@ class GroupedLinear:
         self._member = member
 
     def __call__(self, x: Array) -> Array:
-        """Return float32 [..., N]."""
+        """Return the projection of x, float32 [..., N]."""
         return self._group.project(self._member, x)
 
 
 class Embedding:
-    """Rows of a float32 table by token id; also the output projection of tied models.
+    """A float32 embedding table, which is also the output projection of tied models.
 
-    The first product packs the table; from then on lookups read the packed copy too, and the table
-    is freed.
+    The first product packs the table into a new array and frees the table. From then on lookups
+    read the packed copy too.
     """
 
     __slots__ = ("_packed", "_table")
@@ -143,14 +143,14 @@ class Embedding:
 
     @property
     def format_and_bytes(self) -> tuple[str, int]:
-        """The format of its weights, and their bytes."""
+        """The format of the layer's weights, and their size in bytes."""
         if self._table is not None:
             return "float32", self._table.nbytes
         assert self._packed is not None
         return "float32", self._packed.bytes
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
-        """Return float32 [*ids.shape, D], a fresh array."""
+        """Return the embeddings of ids as a new array, float32 [*ids.shape, D]."""
         if self._packed is not None:
             return self._packed.take(ids)
         assert self._table is not None
@@ -159,7 +159,7 @@ class Embedding:
         return self._table.take(ids, axis=0)
 
     def _capture(self, ids: TracedArray, table: Array) -> Any:
-        """Add a lookup to the graph that is captured."""
+        """Add a lookup to the graph that is being captured."""
         capture, (rows, width) = ids.capture, table.shape
         capture.keep(table)
         capture.vocabulary = min(capture.vocabulary, rows)
@@ -169,7 +169,7 @@ class Embedding:
         return out
 
     def as_linear(self, x: Array) -> Array:
-        """Return ``x @ weight.T``; the first call packs the table."""
+        """Return ``x @ weight.T``. The first call packs the table."""
         if self._packed is None:
             self._packed = PackedLinear([self.weight], [None])
             self._table = None
@@ -177,7 +177,7 @@ class Embedding:
 
 
 class StoredEmbedding:
-    """An embedding in low precision; lookups and products read the same packed copy."""
+    """An embedding in low precision. Lookups and products read the same packed copy."""
 
     __slots__ = ("_packed",)
 
@@ -186,11 +186,11 @@ class StoredEmbedding:
 
     @property
     def format_and_bytes(self) -> tuple[str, int]:
-        """The format of its weights, and their bytes."""
+        """The format of the layer's weights, and their size in bytes."""
         return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
-        """Return float32 [*ids.shape, D], a fresh array."""
+        """Return the embeddings of ids as a new array, float32 [*ids.shape, D]."""
         return self._packed.take(ids)
 
     def as_linear(self, x: Array) -> Array:
@@ -208,12 +208,12 @@ class RMSNorm:
         self._eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """Return float32 of x's shape."""
+        """Return x normalised, float32."""
         return norms.rms_norm(x, self._weight, self._eps)
 
 
 class LayerNorm:
-    """LayerNorm over the last axis; ``weight`` None is ones, ``bias`` None is zeros."""
+    """LayerNorm over the last axis. ``weight=None`` means ones, ``bias=None`` zeros."""
 
     __slots__ = ("_bias", "_eps", "_weight")
 
@@ -223,7 +223,7 @@ class LayerNorm:
         self._eps = eps
 
     def __call__(self, x: Array) -> Array:
-        """Return float32 of x's shape."""
+        """Return x normalised, float32."""
         return norms.layer_norm(x, self._weight, self._bias, self._eps)
 
 
@@ -238,7 +238,7 @@ class RoPE:
         self._input_scale = input_scale
 
     def __call__(self, x: Array, offset: NDArray[np.int32] | int = 0) -> Array:
-        """Return x rotated; ``offset`` is int32 [B] or one number."""
+        """Return x rotated. ``offset`` is int32 [B], or one integer for all entries."""
         return self._table.rotate(
             x, offset, traditional=self._traditional, input_scale=self._input_scale
         )
