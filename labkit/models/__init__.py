@@ -1,4 +1,7 @@
-"""Model directories: built from a seed, converted from GGUF, or found on disk; without mlx."""
+"""Model directories: built from a seed, converted from GGUF, or found on disk.
+
+The package does not import MLX.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ __all__ = ["ModelDir", "resolve"]
 
 
 def resolve(model: Model) -> ModelDir:
-    """Return the directory of a configured model; on first use build or convert it into the cache.
+    """Return the directory of a configured model.
+
+    A synthetic model is built into the cache on first use, and a GGUF file is converted.
 
     Raises
     ------
     ConfigError
-        mlx_lm cannot load ``model.path``, or the package that ships the model is not installed;
-        one line with the reason.
+        ``model.path`` is not a model that mlx_lm can load, or the package that ships the model is
+        not installed. The message is one line.
     CacheError
         The cache folder cannot be written.
     """

@@ -1,8 +1,9 @@
 """A model's chat template: the Jinja template that turns a conversation into a prompt.
 
 The template comes with the model and is not trusted. It runs in Jinja's immutable sandbox, where it
-cannot reach Python code; its output is limited and strings cannot be multiplied. Its running time
-is not limited. It has no access to the date, so a conversation gives the same prompt on any day.
+cannot reach Python code. The length of its output is limited, and strings cannot be multiplied; the
+running time is not limited. The template cannot read the date, so a conversation gives the same
+prompt on any day.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from labkit.machine.exception_text import one_line
 # ``role`` (system, user, assistant or tool) and ``content``, a string; an assistant's message may
 # have ``tool_calls``.
 Message = Mapping[str, Any]
-# Function definitions in the form of the OpenAI API's ``tools``.
+# Function definitions in the format of ``tools`` in OpenAI's API.
 Tools = Sequence[Mapping[str, Any]]
 
-MAX_TEMPLATE_CHARACTERS = 1 << 18  # characters
-MAX_ADDED_CHARACTERS = 1 << 20  # output beyond the length of messages and tools
+MAX_TEMPLATE_CHARACTERS = 1 << 18
+MAX_ADDED_CHARACTERS = 1 << 20  # output in addition to the length of messages and tools
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with transformers' settings, without the easiest ways to exhaust memory."""
+    """Jinja's sandbox with the settings of transformers, and without large multiplications.
+
+    Multiplying strings or large numbers would be the easiest way to exhaust memory.
+    """
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -41,7 +45,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Allow ``*`` for small numbers only; refuse ``**``."""
+        """Compute ``*`` for numbers below 1e9, and refuse any other product and ``**``."""
         numbers = all(isinstance(side, int | float) and abs(side) < 1e9 for side in (left, right))
         if operator == "**" or not numbers:
             raise SecurityError(f"{operator} is for small numbers")
@@ -49,7 +53,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """A compiled chat template. ``takes_tools``: whether it uses the variable ``tools``.
+    """A compiled chat template. ``takes_tools``: whether the template uses the variable ``tools``.
 
     Parameters
     ----------
@@ -61,7 +65,7 @@ class ChatTemplate:
     Raises
     ------
     ConfigError
-        The text is not valid Jinja, or too long.
+        The text is not valid Jinja, or longer than ``MAX_TEMPLATE_CHARACTERS``.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -85,8 +89,8 @@ class ChatTemplate:
         Raises
         ------
         ConfigError
-            The template fails, refuses the messages, or writes too much; or tools are given and
-            the template does not use them.
+            The template fails, refuses the messages, or writes too much. Also raised if tools are
+            given to a template that does not use them.
         """
         if tools and not self.takes_tools:
             raise ConfigError("chat template: this model's template does not support tools")
@@ -114,10 +118,10 @@ class ChatTemplate:
 
 
 def load_template(model_dir: Path) -> ChatTemplate | None:
-    """Return the chat template of a model directory, or None.
+    """Return the chat template of a model directory, or None if the directory has none.
 
-    It is ``chat_template.jinja``, else ``chat_template`` in tokenizer_config.json; of a list of
-    templates, the one named default.
+    The template is read from ``chat_template.jinja``, or else from ``chat_template`` in
+    tokenizer_config.json. If that is a list of templates, the one named ``default`` is returned.
     """
     path = model_dir / "tokenizer_config.json"
     try:

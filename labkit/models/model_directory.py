@@ -1,4 +1,4 @@
-"""Find and check a model directory, and read what planning needs; no weights are loaded."""
+"""Find and check a model directory, and read its sizes without loading weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from labkit.config import ConfigError, require
 
-MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size are hashed whole
-GGUF_HEAD_BYTES = 1 << 24  # of a GGUF file, hashed whole because it holds the metadata
-NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # what is hashed of a larger file
+MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size are hashed completely
+GGUF_HEAD_BYTES = 1 << 24  # the beginning of a GGUF file, hashed completely for its metadata
+NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a larger file, only these samples are hashed
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -21,8 +21,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class ModelDir:
     """A directory that ``mlx_lm.load`` can load.
 
-    ``digest``: hex digest of the small files and of samples of the weights. ``max_context``: the
-    context length that config.json names (tokens), or None.
+    ``digest``: a hex digest of the small files and of samples of the weights. ``max_context``: the
+    context length in config.json (tokens), or None if config.json has none.
     """
 
     path: Path
@@ -34,14 +34,15 @@ class ModelDir:
 
 
 def find_model(model_path: str) -> ModelDir:
-    """Return the model at ``model.path``: a directory, a GGUF file, or a cached Hugging Face id.
+    """Return the model at ``model.path``: a directory, a GGUF file, or a Hugging Face id.
 
-    Nothing is downloaded. A GGUF file is converted into the cache the first time.
+    Nothing is downloaded: an id must be in the Hugging Face cache. A GGUF file is converted into
+    labkit's cache on first use.
 
     Raises
     ------
     ConfigError
-        There is no such model, or a file is missing; one line with the reason.
+        There is no such model, or a file is missing. The message is one line.
     """
     option = f"model.path={model_path}"
     path = Path(model_path).expanduser()
@@ -62,7 +63,11 @@ def find_model(model_path: str) -> ModelDir:
 
 
 def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
-    """Return the directory that a GGUF file is converted to; ``digest``: of the file (hex)."""
+    """Return the directory of a GGUF file, which is converted on first use.
+
+    ``digest``: the file's hex digest, part of the directory's name. The other parameters are those
+    of ``inspect``.
+    """
     from labkit.models.gguf import GGUFError
     from labkit.models.gguf.gguf_converter import convert
 
@@ -74,7 +79,7 @@ def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
 
 
 def inspect(path: Path, *, name: str, option: str) -> ModelDir:
-    """Check a model directory and read its facts.
+    """Check a model directory and read its digest and sizes.
 
     Parameters
     ----------
@@ -83,7 +88,12 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
     name
         The model's name in reports.
     option
-        The option that named the directory, as ``model.path=...``; it begins every error message.
+        The option that named the directory, like ``model.path=...``. Error messages begin with it.
+
+    Raises
+    ------
+    ConfigError
+        A file is missing or invalid.
     """
     config = _read_json(path / "config.json", option)
     require("model_type" in config, f"{option}: config.json has no model_type")
@@ -125,9 +135,9 @@ def _max_context(config: dict[str, Any]) -> int | None:
 
 
 def _eos_token_ids(path: Path, config: dict[str, Any], option: str) -> tuple[int, ...]:
-    """Return the end tokens as mlx_lm finds them.
+    """Return the EOS tokens, in mlx_lm's order of precedence.
 
-    They are those of generation_config.json, else config.json, else the tokenizer's.
+    They are those of generation_config.json, else of config.json, else the tokenizer's.
     """
     eos = config.get("eos_token_id")
     if (path / "generation_config.json").is_file():
@@ -165,7 +175,7 @@ def _directory_digest(path: Path, weights: list[Path]) -> str:
 
 
 def _gguf_digest(path: Path) -> str:
-    """Return the hex digest of a file's beginning and of samples of the rest."""
+    """Return the hex digest of a GGUF file's size, its beginning and samples of the file."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size}\0".encode())
     with path.open("rb") as stream:

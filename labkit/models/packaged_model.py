@@ -13,15 +13,16 @@ from labkit.models.model_directory import ModelDir
 
 
 def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
-    """Return the directory of a package's model, converted into the cache on first use.
+    """Return the directory of a package's model, which is converted into the cache on first use.
 
-    The package is located, not imported. Its file is verified before it is converted; afterwards
-    the package is not needed.
+    The package is located, but not imported. Its file is verified before the conversion. Once the
+    model is in the cache, the package is no longer needed.
 
     Raises
     ------
     ConfigError
-        The package is not installed, or its file differs from the known one; one line.
+        The package is not installed, or its file's SHA-256 is not ``packaged.sha256``. The message
+        is one line.
     """
     option = f"model={name}"
     model_dir = converted_path(digest=packaged.sha256, name=name)

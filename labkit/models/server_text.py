@@ -1,7 +1,7 @@
-"""Token ids as text and back, for servers that take or return text instead of ids.
+"""Convert token ids to text and back, for servers that accept or return text instead of ids.
 
 Texts of two servers are compared without special tokens, without surrounding space, and without
-U+FFFD, which stands where a token ends inside a character: servers differ in all three.
+U+FFFD (which a decoder writes where a token ends inside a character). Servers differ in all three.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Detokenizer:
-    """Converts with a model's own tokenizer, which is loaded on first use."""
+    """A converter between ids and text with a model's own tokenizer, loaded on first use."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
@@ -32,8 +32,8 @@ class Detokenizer:
     def prompt_text(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Return a prompt as text, and whether the tokenizer encodes that text to the same ids.
 
-        A server adds the special tokens that the tokenizer's files name. So the text without the
-        first id is tried as well: it is right where encoding adds that id again.
+        A server adds special tokens as the tokenizer's files specify. So the text without the first
+        id is tried as well, which is correct if encoding adds that id (a BOS token) again.
         """
         prompt = list(ids)
         for text in (self.tokenizer.decode(prompt), self.tokenizer.decode(prompt[1:])):
@@ -42,7 +42,7 @@ class Detokenizer:
         return self.tokenizer.decode(prompt), False
 
     def count_tokens(self, text: str) -> int:
-        """Return the number of tokens in a text, without special tokens."""
+        """Return the number of tokens in a text, without special tokens added at its ends."""
         return len(self.tokenizer.encode(text, special=False))
 
     def normalized_text(self, ids: Sequence[int]) -> str:
@@ -50,12 +50,12 @@ class Detokenizer:
         return self.normalize(self.tokenizer.decode(ids))
 
     def normalize(self, text: str) -> str:
-        """Return a text without special tokens, U+FFFD and surrounding space."""
+        """Return a text for comparison: without special tokens, U+FFFD and surrounding space."""
         for token in self.tokenizer.special_tokens:
             text = text.replace(token, "")
         return text.replace("\ufffd", "").strip()
 
 
 def text_digest(text: str) -> str:
-    """Return a text's digest: 16 hex digits."""
+    """Return the first 16 hex digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Build a model directory that ``mlx_lm.load`` accepts, with random weights from a seed."""
+"""Build a model directory for ``mlx_lm.load`` with random weights from a seed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
 from labkit.models.tokenizer_corpus import corpus_texts
 
-RECIPE_VERSION = 1  # part of the cache key: raise it when what is built changes
+RECIPE_VERSION = 1  # part of the cache key: raise it when the files that are built change
 LIBRARIES = ("numpy", "safetensors", "tokenizers")
 
 
 def build(shape: ModelShape, *, seed: int, name: str) -> Path:
-    """Return the directory of the model, which is built if the cache lacks it.
+    """Return the directory of a synthetic model, which is built if the cache lacks it.
 
-    It holds config.json, model.safetensors (float32), tokenizer.json and
-    tokenizer_config.json. The same shape, seed, packaged text and library versions give
-    the same bytes.
+    The directory has config.json, model.safetensors (float32), tokenizer.json and
+    tokenizer_config.json. The same shape, seed, packaged texts and library versions give the same
+    bytes. ``name`` begins the directory's name.
     """
     recipe = ModelRecipe(shape=shape, seed=seed, texts=corpus_texts())
     path = cache_dir.root() / "models" / f"{name}-{recipe.key}"
@@ -34,7 +34,7 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Everything that a built model depends on."""
+    """The inputs of a synthetic model: everything that its files depend on."""
 
     shape: ModelShape
     seed: int
@@ -42,7 +42,7 @@ class ModelRecipe:
 
     @property
     def key(self) -> str:
-        """Digest of all inputs: 16 hex digits."""
+        """The digest of all inputs and library versions (16 hex digits), for the cache."""
         inputs = {
             "recipe": RECIPE_VERSION,
             "shape": to_plain(self.shape),
@@ -53,7 +53,7 @@ class ModelRecipe:
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
     def write(self, folder: Path) -> None:
-        """Write the four files into ``folder``."""
+        """Write the model's four files into ``folder``."""
         from safetensors.numpy import save_file
 
         from labkit.models import synthetic_weights, train_bpe
@@ -68,11 +68,11 @@ class ModelRecipe:
             path,
             metadata={"format": "mlx"},
         )
-        path.chmod(0o644)  # safetensors makes it readable by its owner alone
+        path.chmod(0o644)  # safetensors makes the file readable only by its owner
 
 
 def model_config(shape: ModelShape) -> dict[str, Any]:
-    """Return config.json with the keys that mlx_lm and transformers read for qwen3."""
+    """Return the content of config.json, with the keys that mlx_lm and transformers read."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -96,7 +96,10 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """Return tokenizer_config.json; without it transformers guesses another tokenizer class."""
+    """Return the content of tokenizer_config.json.
+
+    Without this file, transformers would guess a different tokenizer class.
+    """
     from labkit.models.train_bpe import BOS, EOS
 
     return {

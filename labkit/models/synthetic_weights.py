@@ -1,9 +1,10 @@
 """Random weights from a seed, scaled so that attention is selective and logits are decisive.
 
-A model with plain random weights repeats one token for ever. Here every matrix has the scale
+A model with plain random weights repeats a single token for ever. Here every matrix has the scale
 1/sqrt(fan-in), so each branch adds about as much to the residual stream as the embedding. The gains
 of the query and key norms make attention select a few tokens instead of averaging all of them. The
-output matrix is not tied to the embedding, else the last token would win again.
+output matrix is not tied to the embedding: if it were, the last token would get the largest logit
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LOGIT_SCALE = 3.0  # standard deviation of the logits
 
 
 def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the weights of a qwen3 model by name: float32, matrices ``[out, in]``."""
+    """Return the weights of a qwen3 model by name, in float32. Matrices are ``[out, in]``."""
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     matrices = {"model.embed_tokens": (shape.vocab_size, hidden, 1.0)}
@@ -54,7 +55,7 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
 def _draw_matrix(
     name: str, size: tuple[int, int], deviation: float, seed: int
 ) -> npt.NDArray[np.float32]:
-    """Draw a matrix from a random stream of its own, so that it does not depend on the others."""
+    """Draw a matrix from its own random stream, so that it does not depend on other matrices."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = generator.standard_normal(size, dtype=np.float32)
     values *= np.float32(deviation)

@@ -1,4 +1,4 @@
-"""A model's tokenizer, with the tokenizers library alone (without transformers)."""
+"""A model's tokenizer, loaded with the tokenizers library (without transformers)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special tokens included."""
+        """The number of token ids, including special tokens."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return a text's token ids; ``special``: with the special tokens that the model adds."""
+        """Return a text's token ids; ``special``: whether to add the model's special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -54,18 +54,18 @@ class Tokenizer:
         return self.encode(self.template.render(messages, tools), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included."""
-        # Every streamed token decodes a single id, so these are cached.
+        """Return the text of token ids, including special tokens."""
+        # Streaming decodes every token as a single id, so results for single ids are cached.
         return self._decode_one(ids[0]) if len(ids) == 1 else self._decode(*ids)
 
     def _decode(self, *ids: int) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def piece(self, token: int) -> str:
-        """Return the text of one token as it appears inside a text, leading space included.
+        """Return the text of a token as it appears inside a text, including a leading space.
 
-        Some tokenizers drop a text's first space, so the id is decoded twice in a row and the text
-        of a single one is removed. Empty for an unknown id.
+        Some tokenizers drop a text's first space. So the token is decoded twice in a row, and the
+        text of the first is removed. The text of an unknown id is empty.
         """
         return self.decode([token, token])[len(self.decode([token])) :]
 
@@ -76,7 +76,7 @@ class Tokenizer:
         return tuple(token.content for token in added if token.special)
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token such as ``<|eos|>``, or None."""
+        """Return the id of a token such as ``<|eos|>``, or None if there is no such token."""
         token_id = self._tokenizer.token_to_id(token)
         return None if token_id is None else int(token_id)
 
@@ -87,7 +87,8 @@ def load(model_dir: Path) -> Tokenizer:
     Raises
     ------
     ConfigError
-        The file is missing or not readable by the tokenizers library, or the template is not Jinja.
+        ``tokenizer.json`` is missing or the tokenizers library cannot read it, or the template is
+        not valid Jinja.
     """
     import tokenizers
 

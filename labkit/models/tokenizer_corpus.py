@@ -1,4 +1,4 @@
-"""The texts in the package on which the tokenizers of synthetic models are trained."""
+"""The packaged texts on which the tokenizers of synthetic models are trained."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ QUESTIONS_FILE = "workload/questions.json"
 
 
 def corpus_texts(package: Traversable | None = None) -> tuple[str, ...]:
-    """Return all texts, then all questions, in a fixed order.
+    """Return all packaged texts, then all strings of questions.json, in a fixed order.
 
     Parameters
     ----------
     package
-        The folder that contains ``workload/``; by default labkit's own.
+        The folder that contains ``workload/``; by default the package labkit.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Train a byte-level BPE tokenizer of any vocabulary size on little text.
 
 The ids are, in this order: the 256 bytes, the trained merges, invented words that fill the
-vocabulary, ``<|bos|>``, ``<|eos|>``. Encoding and decoding preserves any text; every id decodes,
-and no two ids have the same bytes.
+vocabulary, ``<|bos|>``, ``<|eos|>``. Encoding and then decoding any text gives the same text. Every
+id can be decoded, and no two ids have the same bytes.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BOS, EOS = "<|bos|>", "<|eos|>"
-SPACE_MARKER = "Ġ"  # a space in the names of byte-level BPE tokens
+SPACE_MARKER = "Ġ"  # stands for a space in the vocabulary of byte-level BPE
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
 def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
     """Return the content of ``tokenizer.json`` for a tokenizer with ``vocab_size`` ids.
 
-    The result depends on the arguments and the version of tokenizers alone.
+    The result depends only on the arguments and on the version of the tokenizers library.
 
     Parameters
     ----------
     texts
-        The texts that merges are learned from; a pair must occur at least twice.
+        The texts from which merges are learned. A pair is merged if it occurs at least twice.
     vocab_size
-        Number of ids, special tokens included; at least 258.
+        The number of ids, including special tokens; at least 258.
     seed
         The seed of the invented words.
     """
@@ -57,7 +57,10 @@ def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
 
 
 def _invented_words(seed: int) -> Iterator[str]:
-    """Yield random words of three to nine letters with a leading space; words may repeat."""
+    """Yield random words of three to nine letters with a leading space, without end.
+
+    Words may repeat.
+    """
     generator = np.random.default_rng([seed, 0x766F6361])
     while True:
         lengths = generator.integers(3, 10, size=1024)

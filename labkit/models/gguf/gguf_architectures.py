@@ -1,7 +1,7 @@
 """The supported architectures: their tensors in GGUF and in mlx_lm, and their config.json.
 
-Names: llama.cpp's ``gguf-py/gguf/tensor_mapping.py`` on one side, the parameters of
-``mlx_lm.models`` on the other.
+The names of tensors in GGUF are those of llama.cpp's ``gguf-py/gguf/tensor_mapping.py``; the names
+of parameters are those of ``mlx_lm.models``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureTraits:
-    """How an architecture differs from plain llama; GGUF and mlx_lm use the same name for it.
+    """The properties in which the supported architectures differ.
 
-    ``interleaved``: the file orders query and key rows for RoPE over neighbouring pairs; mlx_lm
-    expects them ordered for RoPE over the two halves of a head.
+    ``interleaved``: whether the file orders query and key rows for RoPE over neighbouring pairs;
+    mlx_lm expects the order for RoPE over the two halves of a head. ``biases``: whether the query,
+    key and value projections have biases. ``head_norms``: whether queries and keys are normalized
+    per head. ``free_head_dim``: whether mlx_lm accepts a head dimension other than hidden size
+    divided by heads.
     """
 
     interleaved: bool = False
@@ -29,12 +32,13 @@ class ArchitectureTraits:
     free_head_dim: bool = True
 
 
+# By the architecture's name, which is the same in GGUF and in mlx_lm.
 ARCHITECTURE_TRAITS = {
     "llama": ArchitectureTraits(interleaved=True),
     "qwen2": ArchitectureTraits(biases=True, free_head_dim=False),
     "qwen3": ArchitectureTraits(head_norms=True),
 }
-# Keys that change the computation, with the value at which they do not.
+# Keys that would change the computation, with the only supported value: the one without effect.
 REQUIRED_DEFAULTS: dict[str, Any] = {
     "expert_count": 0,
     "rope.scaling.type": "none",
@@ -46,9 +50,10 @@ MAX_LAYERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class TargetParameter:
-    """The mlx_lm parameter that a tensor becomes: its path without ``.weight``, and its shape.
+    """The mlx_lm parameter that a tensor is converted to.
 
-    ``interleaved_heads``: number of heads whose rows are in interleaved order, or None.
+    ``path``: the parameter's name without ``.weight``. ``interleaved_heads``: the number of heads
+    if the tensor's rows are in interleaved order (see ``ArchitectureTraits``), else None.
     """
 
     path: str
@@ -58,7 +63,10 @@ class TargetParameter:
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """A model's dimensions, as stated in its file."""
+    """A model's architecture and dimensions, from the metadata of its file.
+
+    ``tied``: whether the file has no output matrix, so that the embedding is used instead.
+    """
 
     name: str
     hidden: int
@@ -75,11 +83,11 @@ class GGUFArchitecture:
 
     @property
     def traits(self) -> ArchitectureTraits:
-        """How this architecture differs from plain llama."""
+        """The properties of this architecture."""
         return ARCHITECTURE_TRAITS[self.name]
 
     def targets(self) -> dict[str, TargetParameter]:
-        """Return the mlx_lm parameter for every tensor that the file must have, by name."""
+        """Return the mlx_lm parameter of each tensor that the file must have, by tensor name."""
         targets = {
             "token_embd.weight": TargetParameter("model.embed_tokens", (self.vocab, self.hidden)),
             "output_norm.weight": TargetParameter("model.norm", (self.hidden,)),
@@ -123,7 +131,7 @@ class GGUFArchitecture:
         return targets
 
     def config(self) -> dict[str, Any]:
-        """Return config.json without the keys for quantisation and special tokens."""
+        """Return the content of config.json, without the keys for quantisation and tokens."""
         return {
             "model_type": self.name,
             "hidden_size": self.hidden,
@@ -146,7 +154,7 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
 
     Raises
     ------
-    BadFile
+    GGUFError
         The architecture is not supported, or the tensors do not match the metadata.
     """
     name = file.string("general.architecture")

@@ -1,4 +1,4 @@
-"""Convert a GGUF file to a directory that ``mlx_lm.load`` accepts, once, in the cache."""
+"""Convert a GGUF file to a directory for ``mlx_lm.load``, once, in the cache."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import numpy.typing as npt
 from labkit.machine import cache_dir
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
 
-RECIPE_VERSION = 1  # part of the cache key: raise it when what is written changes
-SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights in memory
+RECIPE_VERSION = 1  # part of the cache key: raise it when the written files change
+SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights held in memory
 
 
 def convert(path: Path, *, digest: str, name: str) -> Path:
     """Return the directory of a GGUF file, which is converted if the cache lacks it.
 
-    It holds config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
+    The directory has config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
     generation_config.json. Weights in Q4_0, Q4_1 and Q8_0 stay quantised.
 
     Parameters
     ----------
     path
-        The file.
+        The GGUF file.
     digest
         The file's digest (hex).
     name
-        The start of the directory's name.
+        The beginning of the directory's name.
 
     Raises
     ------
-    BadFile
-        The file is damaged, or not a model that mlx_lm can run; one line with the reason.
+    GGUFError
+        The file is damaged, or not a model that mlx_lm can run. The message is one line.
     CacheError
         The cache folder cannot be written.
     """
@@ -50,7 +50,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
 
 
 def converted_path(*, digest: str, name: str) -> Path:
-    """Return the path of the converted directory for a file's digest; it may not exist."""
+    """Return the path of the directory for a file's digest. The directory may not exist yet."""
     key = hashlib.sha256(f"{RECIPE_VERSION}\0{digest}".encode()).hexdigest()[:16]
     return cache_dir.root() / "models" / f"{name[:80]}-{key}"
 
@@ -58,7 +58,7 @@ def converted_path(*, digest: str, name: str) -> Path:
 def write_model(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
 ) -> None:
-    """Write the files of a model into ``folder``."""
+    """Convert a model and write all files into ``folder``."""
     gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
     generation = gguf_tokenizer.generation_config(file)
     config = {
@@ -78,7 +78,10 @@ def write_model(
 def _quantization(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
 ) -> dict[str, Any]:
-    """Return config.json's ``quantization``: the smallest bit width, and layers that differ."""
+    """Return the key ``quantization`` of config.json, or an empty dict without quantised layers.
+
+    Its default is the smallest bit width; layers of another width are listed.
+    """
     bits = {
         target.path: gguf_quants.QUANTIZED_BITS[file.tensors[name].type.name]
         for name, target in model.targets().items()
@@ -106,7 +109,7 @@ def _write_weights(
     def flush() -> None:
         path = folder / f"model-{number:05d}.safetensors"
         save_file(shard, path, metadata={"format": "mlx"})
-        path.chmod(0o644)  # safetensors makes it readable by its owner alone
+        path.chmod(0o644)  # safetensors makes the file readable only by its owner
         shard.clear()
 
     for name, array in _parameters(file, model):
@@ -136,9 +139,10 @@ def _parameters(
 
 
 def _deinterleave_heads(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Reorder rows [heads * head_dim, ...] from neighbouring RoPE pairs to pairs of halves.
+    """Reorder rows [heads * head_dim, ...] for RoPE over the two halves of a head.
 
-    Within a head, rows 0, 1, 2, 3, ... become 0, 2, ..., 1, 3, ...
+    In the input the rows of a RoPE pair are neighbours. Within a head, rows 0, 1, 2, 3, ... are
+    reordered to 0, 2, ..., 1, 3, ...
     """
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""Read a GGUF file's header: its metadata, and the type, shape and place of its tensors.
+"""Read a GGUF file's header: its metadata, and the type, shape and offset of its tensors.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little
 endian).
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32  # of tensor data in bytes, unless general.alignment sets another one
+DEFAULT_ALIGNMENT = 32  # of tensor data in bytes, if general.alignment is not set
 
-# Limits, so that a damaged or hostile file is refused before it makes us allocate much memory.
+# Limits that refuse a damaged or hostile file before much memory is allocated.
 MAX_METADATA_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_ARRAY_STRINGS = 1 << 22  # the largest vocabularies have half a million merges
@@ -46,7 +46,7 @@ NUMBER_DTYPES = {
 
 
 class GGUFError(ValueError):
-    """The GGUF file cannot be used; one line with the reason."""
+    """The GGUF file cannot be used. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ UNSUPPORTED_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor in the file.
+    """A tensor's entry in the header.
 
-    ``shape`` is in NumPy's order, the last dimension contiguous. ``offset``: bytes from the start
-    of the file.
+    ``shape`` is in NumPy's order: the last dimension is contiguous. ``offset``: bytes from the
+    start of the file.
     """
 
     name: str
@@ -119,28 +119,31 @@ class GGUFFile:
         return np.memmap(self.path, np.uint8, "r", offset=tensor.offset, shape=shape)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number; without ``default`` the metadata must have the key."""
+        """Return the number at ``key`` of the metadata, or ``default`` if the key is missing.
+
+        Raises ``GGUFError`` if the key is missing and there is no default, or on another type.
+        """
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GGUFError(f"{key} is {_describe(value)}, not a number")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return a non-negative integer; without ``default`` the metadata must have the key."""
+        """Return the integer from 0 to 2**31 - 1 at ``key``. See ``number``."""
         value = self.number(key, default)
         if not isinstance(value, int) or not 0 <= value < 1 << 31:
             raise GGUFError(f"{key} is {value}, not an integer from 0 to 2**31 - 1")
         return value
 
     def string(self, key: str, default: str | None = None) -> str:
-        """Return a string; without ``default`` the metadata must have the key."""
+        """Return the string at ``key``. See ``number``."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
             raise GGUFError(f"{key} is {_describe(value)}, not a string")
         return value
 
     def strings(self, key: str) -> list[str]:
-        """Return a list of strings; the metadata must have the key."""
+        """Return the list of strings at ``key``, which the metadata must have."""
         value = self.metadata.get(key)
         if not isinstance(value, list):
             raise GGUFError(f"{key} is {_describe(value)}, not a list of strings")
@@ -152,12 +155,13 @@ def _describe(value: Any) -> str:
 
 
 def read_header(path: Path) -> GGUFFile:
-    """Read a file's header, and check that every tensor it names lies inside the file.
+    """Read a file's header, and check that every tensor lies inside the file.
 
     Raises
     ------
-    BadFile
-        The file is not GGUF, of an unsupported version, damaged, truncated, or beyond a limit.
+    GGUFError
+        The file is not GGUF, has an unsupported version, is damaged or truncated, or exceeds a
+        limit.
     """
     try:
         with path.open("rb") as stream:
@@ -194,9 +198,9 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
 def _check_placement(
     tensors: list[GGUFTensor], data_start: int, file_bytes: int
 ) -> dict[str, GGUFTensor]:
-    """Return the tensors by name with offsets from the start of the file.
+    """Return the tensors by name, with offsets counted from the start of the file.
 
-    They must not overlap or exceed the file.
+    Raises ``GGUFError`` if tensors overlap or one ends after the end of the file.
     """
     placed: dict[str, GGUFTensor] = {}
     next_free = data_start
@@ -222,7 +226,7 @@ def _check_limit(number: int, limit: int, what: str) -> None:
 
 
 class _HeaderReader:
-    """Reads the header's values in order; ``position`` is the offset of the next byte."""
+    """A reader of the header's values in order. ``position`` is the offset of the next byte."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.position = len(MAGIC)
@@ -230,7 +234,10 @@ class _HeaderReader:
         self._end = min(len(data), MAX_METADATA_BYTES)
 
     def advance(self, size: int) -> int:
-        """Advance by ``size`` bytes, which must exist; return the offset where they start."""
+        """Advance by ``size`` bytes and return the previous position.
+
+        Raises ``GGUFError`` if the header has fewer bytes left.
+        """
         if size > self._end - self.position:
             raise GGUFError(
                 f"truncated or damaged: the header needs {size} bytes at byte {self.position}, and "
@@ -273,7 +280,7 @@ class _HeaderReader:
         return np.frombuffer(self._data[start : self.position], dtype)
 
     def tensor(self) -> GGUFTensor:
-        """Read one tensor's entry; its offset counts from the start of the tensor data."""
+        """Read one tensor's entry, whose offset counts from the start of the tensor data."""
         name = self.string()
         dimensions = self.unsigned(4)
         _check_limit(dimensions, MAX_DIMENSIONS, f"dimensions of tensor {name!r}")

@@ -1,9 +1,9 @@
 """Convert a tensor's GGUF blocks to the arrays of mlx_lm's layers.
 
-Types with blocks of 32 stay quantised: a block becomes a group of MLX's affine quantisation with
-the same integers, scale and bias. Types with blocks of 256 ("K") have no such form and are
-dequantised to float16, as in mlx's own reader. Block layouts: llama.cpp's
-``ggml/src/ggml-common.h``.
+Types with blocks of 32 values stay quantised: a block becomes a group of MLX's affine quantisation
+with the same integers, scale and bias. Types with blocks of 256 values ("K") cannot be expressed in
+MLX's quantisation and are dequantised to float16, as in MLX's own reader. The block layouts are
+those of llama.cpp's ``ggml/src/ggml-common.h``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NamedArrays = dict[str, npt.NDArray[Any]]
 Float32Array = npt.NDArray[np.float32]
 
 GROUP_SIZE = 32
-QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of types that stay quantised
+QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # bits per weight of types that stay quantised
 
 
 def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
-    """Convert the blocks of a tensor.
+    """Convert the blocks of a tensor to arrays, by the array's name in mlx_lm's layer.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
     Returns
     -------
     dict
-        ``weight`` ``[..., columns]`` in float32 or float16. For a type that stays quantised:
-        ``weight`` ``[..., columns * bits / 32]`` in uint32, ``scales`` and ``biases``
-        ``[..., columns / 32]`` in float16.
+        For a type that stays quantised: ``weight`` ``[..., columns * bits / 32]`` in uint32,
+        ``scales`` and ``biases`` ``[..., columns / 32]`` in float16. For any other type: ``weight``
+        ``[..., columns]`` in float32 or float16.
     """
     return CONVERSIONS[type_name](blocks)
 
@@ -52,7 +52,7 @@ def _f16(blocks: ByteArray) -> NamedArrays:
 
 
 def _bf16(blocks: ByteArray) -> NamedArrays:
-    """Widen to float32, because NumPy has no bfloat16."""
+    """Convert bfloat16 to float32, because NumPy has no bfloat16."""
     upper = _join_blocks(blocks).view("<u2").astype(np.uint32)
     return {"weight": (upper << np.uint32(16)).view(np.float32)}
 
@@ -69,7 +69,7 @@ def _q4_1(blocks: ByteArray) -> NamedArrays:
 
 
 def _q8_0(blocks: ByteArray) -> NamedArrays:
-    """Make signed bytes unsigned by adding 128; the bias subtracts it again."""
+    """Make signed bytes unsigned by adding 128, which the bias subtracts again."""
     scales = _float16_at(blocks, 0)
     return _affine_arrays(blocks[..., 2:] ^ np.uint8(0x80), scales, np.float16(-128) * scales)
 
@@ -106,7 +106,10 @@ def _q6_k(blocks: ByteArray) -> NamedArrays:
 
 
 def _unpack_bits(packed: ByteArray, bits: int) -> ByteArray:
-    """Unpack runs of 32 bytes into values of ``bits`` bits, the lowest bits of all bytes first."""
+    """Unpack runs of 32 bytes into values of ``bits`` bits.
+
+    In each run, the values in the lowest bits of all bytes come first.
+    """
     runs = packed.reshape(*packed.shape[:-1], -1, 1, 32)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     values: ByteArray = runs >> shifts & np.uint8((1 << bits) - 1)
@@ -116,14 +119,17 @@ def _unpack_bits(packed: ByteArray, bits: int) -> ByteArray:
 def _dequantize(
     values: npt.NDArray[Any], scale: Float32Array, minimum: Float32Array
 ) -> NamedArrays:
-    """Compute ``scale * value - minimum`` for every group; the products are exact."""
+    """Compute ``scale * value - minimum`` for every group, rounded to float16 at the end."""
     groups = values.reshape(*scale.shape, -1).astype(np.float32)
     halves = (scale[..., None] * groups - minimum[..., None]).astype(np.float16)
     return {"weight": halves.reshape(*values.shape[:-2], -1)}
 
 
 def _pair_nibbles(packed: ByteArray) -> ByteArray:
-    """Reorder a block's nibbles: a byte holds values i and i + 16 in GGML, i and i + 1 in MLX."""
+    """Reorder a block's 4-bit values from GGML's to MLX's order.
+
+    A byte has values i and i + 16 in GGML, and values i and i + 1 in MLX.
+    """
     values = np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
     paired: ByteArray = values[..., 0::2] | values[..., 1::2] << 4
     return paired
@@ -142,12 +148,12 @@ def _float16_at(blocks: ByteArray, start: int) -> npt.NDArray[np.float16]:
 
 
 def _float32_at(blocks: ByteArray, start: int) -> Float32Array:
-    """Return the float16 at byte ``start`` of every block as float32, with a trailing axis."""
+    """Return the float16 at byte ``start`` of every block as float32, with a last axis of 1."""
     return _float16_at(blocks, start)[..., None].astype(np.float32)
 
 
 def _join_blocks(blocks: ByteArray) -> ByteArray:
-    """Merge the last two axes into a contiguous array."""
+    """Merge the last two axes (blocks and their bytes) of a contiguous copy."""
     return np.ascontiguousarray(blocks).reshape(*blocks.shape[:-2], -1)
 
 

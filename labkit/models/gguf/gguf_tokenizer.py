@@ -1,7 +1,7 @@
 """Convert a GGUF file's vocabulary to ``tokenizer.json`` and ``tokenizer_config.json``.
 
-Supported is byte-level BPE (``tokenizer.ggml.model`` = gpt2). ``tokenizer.ggml.pre`` names the
-pre-tokenizer, that is how text is split before merging; the names are llama.cpp's
+Only byte-level BPE is supported (``tokenizer.ggml.model`` = gpt2). ``tokenizer.ggml.pre`` names the
+pre-tokenizer, which splits a text before tokens are merged. The names are those of llama.cpp
 (``src/llama-vocab.cpp``).
 """
 
@@ -27,8 +27,8 @@ from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 MAX_TOKENS = 1 << 20
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
 
-# %s: the quantifier of digit runs. Contractions match in any case; punctuation includes the line
-# ends that follow.
+# %s: the quantifier of runs of digits. Contractions match in upper and lower case; a run of
+# punctuation includes the line ends after it.
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,7 +40,7 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
 
     Raises
     ------
-    BadFile
+    GGUFError
         The tokenizer is not supported, or its lists do not match each other.
     """
     kind, pre = file.string("tokenizer.ggml.model"), file.string("tokenizer.ggml.pre", "default")
@@ -66,7 +66,10 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
 
 
 def tokenizer_config(file: GGUFFile, context: int) -> dict[str, Any]:
-    """Return tokenizer_config.json: special tokens, chat template and context length."""
+    """Return the content of tokenizer_config.json: special tokens, chat template, context length.
+
+    ``context``: the context length in tokens.
+    """
     tokens = file.strings("tokenizer.ggml.tokens")
     ids = {
         "bos_token": "tokenizer.ggml.bos_token_id",
@@ -88,7 +91,7 @@ def tokenizer_config(file: GGUFFile, context: int) -> dict[str, Any]:
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """Return generation_config.json: the ids of the first token and of the end tokens."""
+    """Return the content of generation_config.json: the ids of the BOS and EOS tokens."""
     eos_ids = [
         _token_id(file, key)
         for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
@@ -100,7 +103,7 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _merges(file: GGUFFile) -> list[tuple[str, str]]:
-    """Split every merge at its space; tokens of byte-level BPE contain none."""
+    """Return the merges as pairs, split at the space, which no token of byte-level BPE contains."""
     merges = []
     for merge in file.strings("tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
@@ -111,12 +114,12 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 
 def _ignores_merges(pre: str) -> bool:
-    """Return whether a word that is a token is used whole, without applying merges."""
+    """Return whether a word that is a token of its own is encoded without applying merges."""
     return pre == "llama-bpe"
 
 
 def _set_pre_tokenizer(built: Tokenizer, pre: str) -> None:
-    """Set the pre-tokenizer that ``pre`` names."""
+    """Set the pre-tokenizer named ``pre``, with its normalizer; refuse an unknown name."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     splitters: dict[str, Callable[[], list[Any]]] = {
         "gpt-2": lambda: [gpt2],
@@ -150,7 +153,7 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
 
 
 def _add_bos_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    """Prepend the BOS token to every text, if the file says so."""
+    """Make the tokenizer prepend the BOS token, if the file sets ``add_bos_token``."""
     if file.metadata.get("tokenizer.ggml.add_bos_token") is not True:
         return
     bos = _token_id(file, "tokenizer.ggml.bos_token_id")

@@ -1,7 +1,7 @@
 """Export a model directory as a GGUF file in float32, so that llama.cpp runs the same weights.
 
-Supported is the architecture that labkit builds: mlx_lm's qwen3 with floating-point weights. Tensor
-and metadata names are those of llama.cpp's own converter for Qwen3.
+Only the architecture of labkit's synthetic models is supported: mlx_lm's qwen3 with floating-point
+weights. Tensor and metadata names are those of llama.cpp's own converter for Qwen3.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
 
-RECIPE_VERSION = 1  # part of the file's name: raise it when what is written changes
+RECIPE_VERSION = 1  # part of the file's name: raise it when the file's content changes
 ARCHITECTURE = "qwen3"
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -32,11 +32,11 @@ GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # token types
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # values of tokenizer.ggml.token_type
 
 
 def export_gguf(model_dir: Path) -> Path:
-    """Return the GGUF file of a model directory, which is written if the cache lacks it.
+    """Return the path of a model directory's GGUF file, which is written if the cache lacks it.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
 
 
 def gguf_name(name: str) -> str:
-    """Return llama.cpp's name of a tensor of mlx_lm's qwen3."""
+    """Return llama.cpp's name for a tensor of mlx_lm's qwen3 model."""
     stem, _, leaf = name.rpartition(".")
     block = ""
     if stem.startswith("model.layers."):
