@@ -1,7 +1,7 @@
-"""``python -m labkit.doctor``: what this machine is, how noisy it is, what one minute can detect.
+"""``python -m labkit.doctor``: describe this machine, its noise and the smallest detectable effect.
 
-The parent process only reads what the operating system reports. Noise and speed are measured in
-a short process that starts the way a worker does (``labkit.doctor.measurement_worker``). The
+The parent process only reads facts from the operating system. Noise and speed are measured in a
+short process that starts the way a worker does (``labkit.doctor.measurement_worker``). The
 smallest detectable effect comes from pilot runs in real workers
 (``labkit.doctor.detectable_effect``).
 """

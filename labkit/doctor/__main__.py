@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m labkit.doctor"
 MAX_WIDTH = 80
-LOCK_TIMEOUT_S = 60.0  # while a study is timing on this host
+LOCK_TIMEOUT_S = 60.0  # maximum wait for a study that is timing on this host
 PROGRESS_TEXT = "measuring for about 40 s (the first time, about 80 s: it also compiles)"
 
 Measurements = tuple[dict[str, Any], dict[str, PilotNoise | str]]
@@ -119,7 +119,7 @@ def _budget_bytes(machine: machine_memory.MemoryProfile, fraction: float | None)
 
 
 def _measure_facts() -> MachineFacts:
-    """Read and measure this machine, showing progress."""
+    """Read and measure the facts of this machine, and show the progress."""
     import psutil
 
     machine = machine_memory.this_machine()
@@ -135,7 +135,7 @@ def _measure_facts() -> MachineFacts:
 
 
 def _measure_with_progress() -> Measurements:
-    """Measure under the host's timing lock, so that no study is disturbed."""
+    """Measure under the host's timing lock, so that no study is disturbed, and show progress."""
     console = _console(sys.stderr)
     if not console.is_terminal:
         print(f"labkit doctor: {PROGRESS_TEXT}", file=sys.stderr, flush=True)
@@ -169,7 +169,10 @@ def _measure_locked(
 
 
 def _cpu_s() -> dict[str, float]:
-    """Return CPU seconds so far: of all cores, our own, and stolen by the hypervisor."""
+    """Return CPU seconds so far: ``busy`` (all cores), ``own`` (with children), ``stolen``.
+
+    Stolen seconds were taken by the hypervisor. A value that cannot be read is missing.
+    """
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in used)
     this_os = operating_system()
@@ -179,7 +182,10 @@ def _cpu_s() -> dict[str, float]:
 def _shares(
     before: Mapping[str, float], after: Mapping[str, float], wall_s: float
 ) -> dict[str, float | None]:
-    """Return the percentages of the cores that other programs and virtual machines took."""
+    """Return the percentages of the cores that other programs and virtual machines took.
+
+    ``before`` and ``after`` are results of :func:`_cpu_s`, ``wall_s`` seconds apart.
+    """
     percent = (os.cpu_count() or worker_environment.core_count()) * wall_s / 100
     spent = {name: (after[name] - before[name]) / percent for name in before}
     others = max(0.0, spent["busy"] - spent["own"])

@@ -1,4 +1,4 @@
-"""The memory that each budget policy would give the engine on a machine, before weights."""
+"""The memory that each budget policy would give an engine on a machine, weights included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.engine import budget
 from labkit.engine.budget import BudgetRefusal, ModelFootprint
 from labkit.machine.machine_memory import MemoryProfile
 
-# A model without weights or activations: what remains is the policy's own ceiling.
+# For a model without weights or activations the budget is the policy's own ceiling.
 WEIGHTLESS_MODEL = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)
 FRACTION_POLICIES = (
     config.BudgetPolicy.fraction,
@@ -20,7 +20,7 @@ FRACTION_POLICIES = (
 
 @dataclass(frozen=True)
 class BudgetCeiling:
-    """A policy's ceiling (bytes), or None and the setting to change."""
+    """A policy's ceiling in bytes, or None and the advice which setting to change."""
 
     policy: str
     bytes: int | None
@@ -28,9 +28,9 @@ class BudgetCeiling:
 
 
 def budget_ceilings(machine: MemoryProfile, fraction: float | None) -> list[BudgetCeiling]:
-    """Return the ceiling of every policy except ``fixed``, which has none of its own.
+    """Return the ceiling of every policy except ``fixed``, whose size the user sets.
 
-    ``fraction`` replaces the default of those policies that take one.
+    ``fraction`` replaces the default fraction of the policies in ``FRACTION_POLICIES``.
     """
     ceilings = []
     for policy in config.BudgetPolicy:

@@ -1,8 +1,8 @@
-"""Pilot A/A runs that estimate the smallest effect one minute can detect on this machine.
+"""Pilot A/A runs that estimate the smallest effect a one-minute study can detect on this machine.
 
 A pilot runs a study's own worker processes, with two identical arms interleaved in each, so its
-noise and its cost are those of a study. There is one pilot for kernels and one for requests. A
-pilot that cannot run reports the reason in one line; the rest of the doctor does not need it.
+noise and its cost are those of a study. There is one pilot for kernels and one for requests. If a
+pilot cannot run, its result is the reason in one line, and the doctor continues without it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pilot:
     overrides
         Hydra overrides of this kind, added to ``COMMON_OVERRIDES``.
     folder
-        Folder for the files of its cell; it need not exist.
+        Folder for the files of the pilot's cell. It need not exist.
 
     Raises
     ------
@@ -81,9 +81,9 @@ class Pilot:
         return None if failed is None else f"{failed.outcome}: {failed.detail}"
 
     def fits(self, remaining_s: float) -> bool:
-        """Return whether another process is likely to end within ``remaining_s`` seconds.
+        """Return whether the slowest process so far took at most ``remaining_s`` seconds.
 
-        False after a failure.
+        After a failure the result is False, so that no other process starts.
         """
         return self.failure is None and max(self.wall_times_s, default=0.0) <= remaining_s
 
@@ -95,7 +95,7 @@ class Pilot:
         self.wall_times_s.append(time.monotonic() - start)
 
     def estimate(self) -> PilotNoise | str:
-        """Return noise and cost, or the reason why they are unknown."""
+        """Return the noise and cost, or the reason that they are unknown."""
         if self.failure is not None:
             return self.failure
         done = len(self.wall_times_s)
@@ -107,8 +107,8 @@ class Pilot:
 def estimate_noise(records: Sequence[Record], wall_times_s: Sequence[float]) -> PilotNoise:
     """Return noise and cost from the records of A/A processes.
 
-    Block ``i`` is one process, which held a baseline and its control and took
-    ``wall_times_s[i]`` seconds.
+    Block ``i`` is one process, which ran the baseline and the control and took ``wall_times_s[i]``
+    seconds.
     """
     from labkit.analysis.observations import build_rows, log_values
     from labkit.analysis.statistics.power import between_run_sd
@@ -134,9 +134,10 @@ def estimate_noise(records: Sequence[Record], wall_times_s: Sequence[float]) -> 
 
 
 def _one_arm_times_s(records: Sequence[Record], wall_times_s: Sequence[float]) -> list[float]:
-    """Return each process's seconds without the turns of one arm.
+    """Return the seconds that each process would have taken with one arm instead of two.
 
-    The arm with the shorter turns is left out: it did not pay for loading what both share.
+    The time of the arm with the shorter turns is subtracted, because the other arm's turns include
+    the loading of what both arms share.
     """
     return [
         wall_s - min(record.seconds["turns"] for record in records if record.block == block)
@@ -163,18 +164,18 @@ def run_pilots(
     on_step
         Called with a description of each step as it begins.
     time_limit_s
-        Seconds for all processes. No process starts that would likely end later. Preparation,
-        which compiles the first time, does not count.
+        Seconds for all processes. A process that would probably end later is not started. The
+        preparation, which compiles kernels the first time, does not count.
 
     Returns
     -------
     dict
-        By kind of workload, the estimate or the reason why there is none.
+        By kind of workload, the estimate or the reason that there is none.
 
     Raises
     ------
     Interrupted
-        A signal came; no process is left.
+        A signal arrived. All processes have ended.
     """
     results: dict[str, PilotNoise | str] = {}
     pilots: dict[str, Pilot] = {}

@@ -1,6 +1,6 @@
-"""Caveats of this machine: what would weaken a study here, and how to fix each.
+"""Caveats of this machine: facts that would weaken a study here, each with its fix.
 
-``MachineFacts`` holds what the doctor read and measured; each rule yields the caveats it finds.
+``MachineFacts`` holds what the doctor read and measured. Each rule yields caveats from these facts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.machine_memory import GIB, MemoryProfile
 
-MAX_NOISE_PCT = 2.0  # the default margin: more noise hides effects that are not trivial
+MAX_NOISE_PCT = 2.0  # the default margin; more noise would hide effects larger than the margin
 MAX_OTHERS_PCT = 5.0
 MAX_STEAL_PCT = 1.0
 MIN_FREE_BYTES = 2 * GIB
@@ -28,15 +28,15 @@ class MachineFacts:
     environment
         The machine's fingerprint (``labkit.machine.fingerprint``).
     machine
-        Its memory.
+        The machine's memory.
     measured
-        The result of ``labkit.doctor.measurement_worker``, and the percentage of the cores that
+        The result of ``labkit.doctor.measurement_worker``, and the percentages of the cores that
         other programs (``others_pct``) and other virtual machines (``steal_pct``, None if
-        unknown) took meanwhile.
+        unknown) took during the measurement.
     pilots
-        By kind of workload, the pilot's estimate or the reason why there is none.
+        By kind of workload, the pilot's estimate or the reason that there is none.
     on_battery
-        None on a machine without a battery.
+        Whether the machine runs on battery. None on a machine without a battery.
     """
 
     environment: Mapping[str, Any]
@@ -53,14 +53,14 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class MachineCaveat:
-    """Something that would weaken a study, and how to fix it."""
+    """A fact that would weaken a study, and its fix."""
 
     text: str
     fix: str
 
 
 def find_caveats(facts: MachineFacts) -> list[MachineCaveat]:
-    """Return all caveats, the gravest first."""
+    """Return all caveats, sorted by severity: the most severe first."""
     rules = (_noise, _memory, _blas, _power, _clock, _container, _metal)
     return [caveat for rule in rules for caveat in rule(facts)]
 
@@ -131,7 +131,7 @@ def _clock(facts: MachineFacts) -> Iterator[MachineCaveat]:
 
 
 def _container(facts: MachineFacts) -> Iterator[MachineCaveat]:
-    """Yield what a container or virtual machine restricts or hides."""
+    """Yield caveats about limits and hidden settings of a container or virtual machine."""
     cores = (facts.environment.get("cgroup") or {}).get("cores")
     if cores is not None:
         yield MachineCaveat(

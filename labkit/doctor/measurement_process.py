@@ -1,4 +1,4 @@
-"""Runs ``labkit.doctor.measurement_worker`` in a process and returns its result."""
+"""Run ``labkit.doctor.measurement_worker`` in a process and return its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0  # the first process on a machine also compiles
 
 
 class MeasurementError(Exception):
-    """The measuring process failed; the message is one line with the reason."""
+    """The measurement failed. The message is the reason in a single line."""
 
 
 def measure(
@@ -31,7 +31,7 @@ def measure(
     on_step
         Called with a description of each step as it begins.
     noise_s
-        Seconds for which the noise is measured.
+        Duration of the noise measurement in seconds.
     timeout_s
         Seconds after which the process is killed.
 
@@ -68,7 +68,10 @@ def measure(
 def _read_messages(
     process: subprocess.Popen[str], on_step: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Pass the worker's steps on until its result comes; None if it ends without one."""
+    """Read the worker's messages, pass its steps to ``on_step`` and return its result.
+
+    None if the worker ends without a result.
+    """
     assert process.stdout is not None
     for line in process.stdout:
         try:

@@ -1,7 +1,7 @@
 """The measuring process: ``python -m labkit.doctor.measurement_worker NOISE_SECONDS``.
 
 It writes JSON lines to standard output: ``{"step": TEXT}`` as each step begins, then
-``{"result": {...}}``. Noise is measured first, before a BLAS starts threads of its own.
+``{"result": {...}}``. Noise is measured first, before a BLAS library starts threads.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Any
 NOISE_WINDOWS = 16  # the noise is the variation between the windows' medians
 MATMUL_SIZE = 768  # rows and columns: 0.9 GFLOP
 STREAM_BYTES = 256 << 20
-TIMING_S = 0.6  # for the matrix product, and for reading the GPU's memory
+TIMING_S = 0.6  # for the matrix product, and again for reading the GPU's memory
 
 
 def noise(seconds: float) -> dict[str, Any]:
-    """Time the arm-blind probe's kernels for ``seconds`` and return how much they vary.
+    """Repeat the machine probe's kernels for ``seconds`` and return the variation of their times.
 
-    The time is split into ``windows`` equal windows. ``matmul_cv_pct`` and ``bandwidth_cv_pct``
-    are coefficients of variation: the standard deviation of the windows' medians over their mean.
+    The time is split into ``NOISE_WINDOWS`` equal windows. ``matmul_cv_pct`` and
+    ``bandwidth_cv_pct`` are coefficients of variation: the standard deviation of the windows'
+    medians divided by their mean.
     """
     from labkit.cpu.speed_probe import SpeedProbe
     from labkit.machine.worker_environment import core_count
@@ -60,7 +61,10 @@ def cpu_bandwidth() -> dict[str, Any]:
 
 
 def mlx() -> dict[str, Any]:
-    """Load BLAS and MLX as a worker does; time a matrix product and reading the GPU's memory."""
+    """Load BLAS and MLX as a worker does and time a matrix product.
+
+    With Metal, the bandwidth of reading the GPU's memory is measured too.
+    """
     from labkit.machine import openblas_for_mlx
     from labkit.machine.worker_environment import core_count
 
@@ -93,7 +97,7 @@ def mlx() -> dict[str, Any]:
 
 
 def _median_s(run: Callable[[], object]) -> float:
-    """Return the median time (seconds) of the runs that fit into ``TIMING_S``, after a warm-up."""
+    """Return the median seconds of ``run`` over ``TIMING_S`` seconds, after one warm-up call."""
     run()
     times: list[float] = []
     end = time.perf_counter() + TIMING_S

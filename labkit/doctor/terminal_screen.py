@@ -19,7 +19,7 @@ MACOS_PRESSURE_LEVELS = {1: "normal", 2: "warning", 4: "critical"}
 
 
 def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
-    """Describe this machine: chip, memory, MLX, BLAS, power and noise."""
+    """Return lines that describe this machine: chip, memory, MLX, BLAS, power and noise."""
     environment, measured = facts.environment, facts.measured
     mlx, bandwidth = measured["mlx"], measured["bandwidth"]
     device = "Metal" if mlx["metal"] else "the CPU; no Metal: its kernels run in the emulator"
@@ -37,7 +37,7 @@ def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
 
 
 def simulated_lines(machine: MemoryProfile) -> list[LabelledLine]:
-    """Describe a simulated Mac."""
+    """Return lines that describe the memory limits of a simulated Mac."""
     return [
         ("memory", f"{_gib(machine.total)} RAM, {_gib(machine.available)} of it free (assumed)"),
         ("Metal", f"recommends a working set of {_gib(machine.working_set)}"),
@@ -46,7 +46,7 @@ def simulated_lines(machine: MemoryProfile) -> list[LabelledLine]:
 
 
 def wired_text(machine: MemoryProfile) -> str:
-    """Describe macOS's limit of wired memory and its wired collector."""
+    """Return a line on macOS's limit of wired memory and its wired collector."""
     wired = machine.wired
     if wired is None:
         return "not a Mac; --machine sim_m1_pro_32gb shows the limits and advice of one"
@@ -79,7 +79,7 @@ def show(
 
 
 def show_pilots(console: Console, pilots: Mapping[str, PilotNoise | str]) -> None:
-    """Print the smallest effect one minute detects, by kind of workload and isolation."""
+    """Print the smallest effect a one-minute study detects, by kind of workload and isolation."""
     from rich.table import Table
     from rich.text import Text
 
@@ -100,7 +100,7 @@ def show_pilots(console: Console, pilots: Mapping[str, PilotNoise | str]) -> Non
 
 
 def pilots_text(estimates: Mapping[str, PilotNoise]) -> str:
-    """Return what the smallest effects mean and what they are estimated from."""
+    """Return a text on the meaning of the smallest effects and on the runs they are based on."""
     sources = " and ".join(
         f"{estimate.processes} short processes of {kind} ({estimate.interleaved_s:.1f} s each)"
         for kind, estimate in estimates.items()
@@ -116,7 +116,7 @@ def _effect(pct: float | None) -> str:
 
 
 def show_caveats(console: Console, caveats: list[MachineCaveat]) -> None:
-    """Print what would weaken a study, each with its fix."""
+    """Print the caveats, each with its fix."""
     if not caveats:
         console.print("[bold]No caveats: nothing here would weaken a study.[/bold]")
         return

@@ -1,7 +1,7 @@
 """``python -m labkit.mac``: run every step and bundle the results in one zip file.
 
-Exit codes: 0 if every step passed, 1 if one failed, 2 without Metal, 130 after ctrl-C. The file is
-written in every case except without Metal.
+Exit codes: 0 if every step passed, 1 if a step failed or files cannot be written, 2 without Metal,
+130 after ctrl-C. The zip file is also written if steps failed or ctrl-C stopped the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(
     has_metal: Callable[[], bool] = macos.has_metal,
     make_steps: Callable[[Path, int], Sequence[MacStep]] = all_steps,
 ) -> int:
-    """Run the steps below ``outputs/`` and return the exit code."""
+    """Run the steps, write their results below ``outputs/`` and return the exit code."""
     if not has_metal():
         return print_error(PROG, "there is no Metal on this machine; make mac is for Apple silicon")
     folder = Path("outputs") / f"mac-{datetime.datetime.now():%Y%m%d-%H%M%S}"

@@ -1,9 +1,9 @@
 """Verify kernels: ``python -m labkit.mac.kernel_verification FILE OVERRIDES``.
 
-Every arm of every cell launches each of its cases; the output is compared with the output of the
-float64 reference, which runs on the CPU with the same input. FILE gets a Markdown table, to which a
-row is added after every case. Exit codes: 0 if all outputs are right, 1 if one is wrong or missing,
-2 for a mistake in the overrides.
+Every arm of every cell launches each of its cases. The output is compared with the output of the
+float64 reference, which runs on the CPU with the same input. The results are written to FILE as a
+Markdown table, one row after every case. Exit codes: 0 if all outputs are right, 1 if an output is
+wrong or missing, 2 for a mistake in the overrides.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
 
 PROG = "python -m labkit.mac.kernel_verification"
-# As a fraction of the largest expected value. The allowance covers rounding of the output to its
-# dtype and of the reference to float32, another order of summation, and exponentials of logits of
-# about 6.
+# Fractions of the largest expected value. They allow for the rounding of the output to its dtype
+# and of the reference to float32, another order of summation, and exponentials of logits of about
+# 6.
 MAX_RELATIVE_ERROR = {
     Precision.float32: 2e-5,
     Precision.float16: 2.0**-10,
@@ -35,15 +35,15 @@ TABLE_HEADER = (
     "| cell | arm | case | largest error | allowed | |\n| --- | --- | --- | ---: | ---: | --- |"
 )
 
-CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # by case: the output, or why it is missing
+CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # case -> output, or reason of its absence
 
 
 @dataclass(frozen=True)
 class CaseVerification:
     """The result of one case of one arm.
 
-    ``error``: the largest error, as a fraction of the largest expected value. ``missing``: why
-    there is nothing to compare, or None.
+    ``error``: the largest error, as a fraction of the largest expected value. ``missing``: the
+    reason that there is nothing to compare, or None.
     """
 
     cell: str
@@ -68,7 +68,7 @@ class CaseVerification:
 
 
 def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
-    """Yield the result of every case of every arm; cases too large for the memory are left out."""
+    """Yield the result of every case of every arm. Cases too large for the memory are left out."""
     expected: dict[str, CaseOutputs] = {}
     for cell in cells:
         for arm in cell.arms:
@@ -90,9 +90,9 @@ def _launching_once(experiment: Experiment) -> Experiment:
 
 
 def launch_cases(experiment: Experiment) -> CaseOutputs:
-    """Launch the cases of a kernel workload that fit in memory; return their outputs by case.
+    """Launch the cases of a kernel workload that fit in memory and return their outputs by case.
 
-    After an exception every case has its text instead of an output.
+    If an exception is raised, every case maps to its text instead of an output.
     """
     names = [case.name for case in experiment.workload.cases]
     try:

@@ -1,7 +1,7 @@
 """The steps of ``make mac``: commands that run one after another.
 
-A step's output goes to a log and, as it is written, to the screen. However a step ends, the next
-one runs.
+A step's output is written to a log and shown on the screen at the same time. If a step fails, the
+next step still runs. Only ctrl-C stops the sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POLL_S = 0.2
 ON_METAL = "engine.attention.device=metal"
 HALF_KERNELS = "workload.dtype=float16"
 HALF_SERVING = "engine.dtype=float16"
-# Full float32 products, so that the tokens can equal the reference's.
+# Matrix products in full float32, so that the tokens can equal those of the reference.
 EXACT_FLOAT32 = ("engine.dtype=float32", "engine.mlx.tf32=false")
 DECODE_ABLATIONS = "gqa_sharing,split_kv,resolver,block_size"
 REFERENCE_ARM = "{engine.attention.backend:reference,engine.attention.device:cpu}"
@@ -59,10 +59,10 @@ class StepOutcome:
 
 
 def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
-    """Return the steps for a Mac with ``memory_bytes``; their studies are written to ``folder``.
+    """Return the steps for a Mac with ``memory_bytes`` of RAM, whose studies go to ``folder``.
 
-    The article's largest case has 4 GiB of keys and values in float16. It is measured where that is
-    at most a sixth of the memory.
+    The article's largest case has 4 GiB of keys and values in float16. It is measured if that is
+    at most a sixth of the RAM.
     """
     pool_limit = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
     kernels = ("engine=paged", ON_METAL, HALF_KERNELS, pool_limit)
@@ -122,16 +122,16 @@ def run_steps(
     show: Callable[[str], None],
     timeout_s: float = STEP_TIMEOUT_S,
 ) -> list[StepOutcome]:
-    """Run the steps in order and return how each ended; after ctrl-C the rest is not run.
+    """Run the steps in order and return their outcomes. After ctrl-C no further step runs.
 
     Parameters
     ----------
     logs
-        An existing folder, for the logs ``STEP.log``.
+        An existing folder, to which the logs ``STEP.log`` are written.
     show
         Called with a step's output as it is written.
     timeout_s
-        A step that takes longer is stopped (seconds).
+        Seconds after which a step is stopped.
     """
     outcomes: list[StepOutcome] = []
     for number, step in enumerate(steps, 1):
@@ -173,7 +173,10 @@ def _run_step(
 def _show_until_exit(
     process: subprocess.Popen[bytes], text: TextIO, show: Callable[[str], None], deadline: float
 ) -> str | None:
-    """Show the log until the process exits; return the status if it ran into the deadline."""
+    """Show the log until the process exits or the deadline passes.
+
+    Returns the step's status if the deadline passed, otherwise None.
+    """
     while process.poll() is None:
         show(text.read())
         if time.monotonic() > deadline:
@@ -183,7 +186,10 @@ def _show_until_exit(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that ctrl-C has reached too; then terminate it, then kill it."""
+    """Wait until the process exits; if it does not exit in time, terminate it, then kill it.
+
+    After ctrl-C the process usually exits by itself, because it receives the signal too.
+    """
     for stop_harder in (process.terminate, process.kill):
         try:
             process.wait(STOP_TIMEOUT_S)

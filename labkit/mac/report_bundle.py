@@ -1,7 +1,7 @@
 """The bundle of ``make mac``: summary, environment, logs and studies in one zip file.
 
-Paths of this computer and its user's name are removed. The contents of records stay: the names of
-the busiest other programs, and a hash instead of the host's name.
+This computer's paths and the user's name are removed. Records are otherwise unchanged: they name
+the busiest other programs and hold a hash of the host's name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
 from labkit.machine import fingerprint
 from labkit.records import read_json
 
-# Plots can be redrawn from records; Hydra's own YAML files contain this computer's paths.
+# Pictures are left out because they can be redrawn from records, and Hydra's YAML files because
+# they contain this computer's paths.
 BUNDLED_SUFFIXES = (".json", ".md", ".html", ".csv", ".tex", ".txt", ".log")
-MAX_LOG_LINES = 25  # last lines of a failed step's log in the summary
+MAX_LOG_LINES = 25  # number of last lines of a failed step's log that the summary shows
 
 
 @dataclass(frozen=True)
 class Redactor:
-    """Replaces this computer's paths and names by placeholders, given as (text, placeholder)."""
+    """Replaces this computer's paths and names, given as pairs (text, placeholder)."""
 
     paths: tuple[tuple[str, str], ...]
     names: tuple[tuple[str, str], ...]
@@ -49,9 +50,10 @@ class Redactor:
         )
 
     def redact(self, text: str, names: bool) -> str:
-        """Return the text with paths replaced, and with ``names`` the names too.
+        """Return the text with the paths and, if ``names`` is true, the names replaced.
 
-        Names are replaced as whole words. In JSON they stay, as a word may be a key there.
+        Names are replaced only as whole words. Call it with ``names=False`` for JSON, where a name
+        may also be a key.
         """
         for path, alias in self.paths:
             for written in {path, json.dumps(path)[1:-1]}:
@@ -68,7 +70,7 @@ def _longest_first(pair: tuple[str, str]) -> int:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the machine, its current state and its GPU as JSON types."""
+    """Return facts on the machine, its current state and its GPU, as JSON types."""
     import mlx.core as mx
 
     return {
@@ -88,14 +90,15 @@ def packages() -> str:
 def write_bundle(
     folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome], redactor: Redactor
 ) -> Path:
-    """Bundle the results in ``FOLDER.zip``; return its path.
+    """Bundle the results in ``FOLDER.zip`` beside ``folder`` and return the path of the zip file.
 
     Parameters
     ----------
     folder
-        Contains ``STEP.log``, ``answers.md`` and the studies, as far as they exist.
+        Folder with the logs ``STEP.log``, ``answers.md`` and the studies. Any of them may be
+        missing.
     facts
-        The result of :func:`surroundings` before the steps.
+        The result of :func:`surroundings`, taken before the steps.
     """
     for name, text in (
         ("environment.json", json.dumps(facts, indent=2) + "\n"),
@@ -149,7 +152,7 @@ def _last_lines(log: Path, outcome: StepOutcome) -> list[str]:
 
 
 def _study_lines(folder: Path) -> list[str]:
-    """Return a study's headlines cell by cell, with its tables."""
+    """Return the summary of a study in Markdown: the answer to each cell, then all tables."""
     if not (folder / "study.json").is_file():
         return []
     parts = [f"## {folder.name}", ""]

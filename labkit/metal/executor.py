@@ -1,4 +1,4 @@
-"""Choose the executor of kernel calls: Metal or the emulator."""
+"""Selection of the executor that runs kernel calls: Metal or the emulator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def executor_for(device: str) -> Executor:
     Raises
     ------
     ValueError
-        The device is unknown, this machine has no Metal, or the emulator has no compiler; one
-        line.
+        The device is unknown, this machine has no Metal, or the emulator has no compiler. The
+        message is a single line.
     """
     if device == "metal":
         if not mx.metal.is_available():

@@ -1,4 +1,4 @@
-"""One call of a Metal kernel as data, which Metal and the emulator run alike."""
+"""One call of a Metal kernel as data, which either Metal or the emulator can run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KernelCall:
     threads: int  # per threadgroup (one-dimensional)
 
     def with_inputs(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
-        """Return the call with these inputs."""
+        """Return a copy of the call with other inputs."""
         return KernelCall(
             self.name,
             self.header,
@@ -39,12 +39,13 @@ class KernelCall:
     def __call__(
         self, inputs: Sequence[mx.array] | None = None, poison: bool = False
     ) -> list[mx.array]:
-        """Pass the call to MLX and return its outputs, lazy as those of every MLX operation.
+        """Pass the call to MLX and return its outputs, which are lazy like those of any MLX call.
 
-        ``inputs`` replace the call's own. ``poison`` fills the outputs with NaN (integers with 0)
-        before the kernel runs, which costs one more launch per output on a GPU, in every time that
-        is measured. The stamps tell whether a launch ran. Code that times launches poisons the
-        memory that MLX will allocate for them instead (``labkit.workload.mlx_launch_queue``).
+        ``inputs``, if given, replace the call's own inputs. ``poison`` fills the outputs with NaN
+        (integers with 0) before the kernel runs. On a GPU this costs an extra launch per output,
+        which would be part of every measured time. So code that times launches poisons the memory
+        that MLX will allocate for the outputs instead (``labkit.workload.mlx_launch_queue``), and
+        the kernels' stamps tell whether a launch ran.
         """
         kernel = _kernel(
             self.name,
@@ -66,7 +67,7 @@ class KernelCall:
         return result
 
     def operands(self) -> list[mx.array]:
-        """Return the inputs' arrays."""
+        """Return the arrays of ``inputs``, without their names."""
         return [array for _, array in self.inputs]
 
 
@@ -78,7 +79,7 @@ on_metal: Executor = KernelCall.__call__
 def _kernel(
     name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], header: str, body: str
 ) -> Any:
-    """Return the kernel object, built once: MLX would generate and hash its text for each call."""
+    """Return MLX's kernel object. It is cached, because MLX generates and hashes its text anew."""
     return mx.fast.metal_kernel(
         name=name,
         input_names=list(inputs),

@@ -1,7 +1,7 @@
-"""Compile kernels for the emulator, each text once.
+"""Compile kernels for the emulator, and cache the programs.
 
-Programs are in the user's cache folder, named by a digest of source, runtime, compiler and flags.
-The runtime itself is compiled once per compiler, without sanitizers.
+Programs are stored in the user's cache folder under a digest of source, runtime, compiler and
+flags. The emulator's runtime is compiled once per compiler, without sanitizers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _UNDEFINED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover
 class BuildKind(Enum):
     """How a kernel is compiled.
 
-    ``use``: fast, checked by UBSan. ``proof``: also checked by UBSan, but without optimisation, so
-    every local variable is on the stack, which starts as garbage. ``race``: checked by
-    ThreadSanitizer, for which only barriers order memory; some 200 times slower.
+    ``use``: optimised and checked by UBSan. ``proof``: checked by UBSan without optimisation, so
+    that every local variable is on the stack, which starts as garbage. ``race``: checked by
+    ThreadSanitizer, with only barriers ordering memory accesses; about 200 times slower.
     """
 
     use = ("-O1", *_UNDEFINED)
@@ -65,7 +65,7 @@ class Compiler:
 
 
 def find_gxx() -> str:
-    """Return the path of g++; raises ``EmulatorUnavailable`` if there is none."""
+    """Return the path of g++. Raises ``EmulatorUnavailable`` if it is not on ``PATH``."""
     path = shutil.which("g++")
     if path is None:
         raise EmulatorUnavailable(
@@ -82,7 +82,7 @@ def find_compiler() -> Compiler:
     Raises
     ------
     EmulatorUnavailable
-        There is none; the message says what to install.
+        There is no g++. The message says which compiler to install.
     """
     path = find_gxx()
     version = subprocess.run(
@@ -92,14 +92,14 @@ def find_compiler() -> Compiler:
 
 
 def compile_kernel(translation: Translation, kind: BuildKind) -> Path:
-    """Return the path of the program that runs a kernel, compiled unless the cache has it.
+    """Return the path of the program that runs a kernel. Compile it if the cache lacks it.
 
     Raises
     ------
     EmulatorUnavailable
         There is no compiler.
     KernelFault
-        The kernel does not compile; the message is the compiler's first error.
+        The kernel does not compile. The message holds the compiler's first error.
     """
     compiler = find_compiler()
     flags = (*FLAGS, *kind.value)

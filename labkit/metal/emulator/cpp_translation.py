@@ -1,7 +1,7 @@
 """Translate the Metal text that MLX generates to a C++ file.
 
-Only three things change: threadgroup arrays become guarded ones, Metal's attributes are
-removed, and the explicit instantiation becomes a call with the buffers bound by position.
+Only three things change: threadgroup arrays become arrays with guard pages, Metal's attributes
+are removed, and the explicit template instantiation becomes a call with the buffers as arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel parameter that is bound to a buffer."""
+    """A kernel parameter that is bound to a buffer. ``written``: whether it is an output."""
 
     name: str
     written: bool
@@ -43,7 +43,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Translation:
-    """C++ source, the buffers in order, and the Metal text that line numbers refer to."""
+    """C++ source, the buffers in order, and the Metal text to which error line numbers refer."""
 
     source: str
     buffers: tuple[Buffer, ...]
@@ -56,7 +56,7 @@ def translate(captured: CapturedKernel) -> Translation:
     Raises
     ------
     KernelFault
-        The text uses something that the emulator has no translation for.
+        The text uses a construct that the emulator cannot translate.
     """
     head, instance = _split(captured)
     start = head.index(f"void {captured.name}(")
@@ -94,7 +94,7 @@ void call_kernel(void* const* buffers, const Thread& self) {{
 
 
 def _split(captured: CapturedKernel) -> tuple[str, str]:
-    """Return the text up to the instantiation, and the instantiated function's name."""
+    """Return the text before the template instantiation, and the instantiated function's name."""
     match = re.search(
         rf"\n(template )?\[\[host_name\([^\n]*decltype\(({re.escape(captured.name)}(?:<.*>)?)\)",
         captured.text,
@@ -105,7 +105,10 @@ def _split(captured: CapturedKernel) -> tuple[str, str]:
 
 
 def _argument(match: re.Match[str], buffers: list[Buffer], positions: list[str]) -> str:
-    """Return the C++ argument of a parameter, and append its buffer or its thread position."""
+    """Return the C++ argument for a parameter.
+
+    The parameter's buffer is appended to ``buffers``, or its declaration to ``positions``.
+    """
     name, attribute = match["name"], match["attribute"]
     if attribute != "buffer":
         if attribute not in _ATTRIBUTES:

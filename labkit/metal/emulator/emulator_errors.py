@@ -1,4 +1,4 @@
-"""The emulator's exceptions; their messages are one line."""
+"""The emulator's exceptions. Their messages are a single line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class EmulatorUnavailable(ValueError):
 
 
 class KernelFault(RuntimeError):
-    """The kernel did something that Metal does not allow, or runs disagree.
+    """The kernel did something that Metal does not allow, or two runs gave different outputs.
 
     Parameters
     ----------
@@ -16,7 +16,7 @@ class KernelFault(RuntimeError):
         ``bounds``, ``divergence``, ``simd``, ``fast-math``, ``undefined``, ``race``, ``launch``,
         ``crash``, ``timeout``, ``disagree``, ``compile``, ``memory`` or ``job``.
     detail
-        The fault, its place and the thread.
+        The fault with its source line and thread.
     """
 
     def __init__(self, kind: str, detail: str) -> None:

@@ -23,11 +23,11 @@ class Emulator:
     Parameters
     ----------
     schedules
-        One run each; the outputs of several must be equal bit for bit.
+        The kernel runs once per schedule. The outputs of all runs must be equal bit for bit.
     build_kind
         How kernels are compiled.
     cpu_seconds
-        Processor time that a run may take; a longer one counts as an endless loop.
+        Maximum CPU time of a run (seconds). A longer run counts as an endless loop.
     """
 
     schedules: tuple[Schedule, ...] = DEFAULT_SCHEDULES
@@ -63,7 +63,7 @@ class Emulator:
 
 
 def _input(call: KernelCall, buffer: Buffer) -> bytes | None:
-    """Return the bytes bound to a buffer; None for an output."""
+    """Return the input bytes bound to a buffer, or None if the buffer is an output."""
     if buffer.written:
         return None
     arrays = dict(call.inputs)
@@ -95,7 +95,7 @@ def _size(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
 
 
 def _check_equal(call: KernelCall, first: list[bytes], other: list[bytes]) -> None:
-    """Raise ``KernelFault`` with the first element that differs between two runs."""
+    """Raise ``KernelFault`` if two runs differ, and name the first element that does."""
     for (name, shape, dtype), a, b in zip(call.outputs, first, other, strict=True):
         if a != b:
             x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)

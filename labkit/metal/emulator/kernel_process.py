@@ -12,7 +12,7 @@ from pathlib import Path
 from labkit.metal.emulator.emulator_errors import KernelFault
 from labkit.metal.emulator.source_capture import CapturedKernel
 
-SEEDED_FILL = 256  # no byte: garbage drawn from the seed
+SEEDED_FILL = 256  # not a byte: fill with garbage drawn from the seed
 
 
 class Order(IntEnum):
@@ -27,7 +27,7 @@ class Order(IntEnum):
 class Schedule:
     """One run: the order of execution, the content of uninitialised memory, and the seed of both.
 
-    ``fill`` is a byte (0 to 255), repeated, or ``SEEDED_FILL``.
+    ``fill`` is the byte (0 to 255) that fills the memory, or ``SEEDED_FILL``.
     """
 
     order: Order
@@ -41,7 +41,7 @@ PROOF_SCHEDULES = (
     Schedule(Order.reverse, 0x3C, 2),
     Schedule(Order.random, SEEDED_FILL, 3),
 )
-# Outside tests a launch runs once, in random order, with NaN in memory that was not written.
+# Outside tests a launch runs once, in random order, with NaN in uninitialised memory.
 DEFAULT_SCHEDULES = (Schedule(Order.random, 0xFF, 1),)
 
 
@@ -54,20 +54,20 @@ def run_kernel(
     *,
     cpu_seconds: float,
 ) -> list[list[bytes]]:
-    """Return the outputs' bytes, one list per schedule.
+    """Run a compiled kernel and return the bytes of its outputs, one list per schedule.
 
     Parameters
     ----------
     program
-        From ``compile_kernel``.
+        The program that ``compile_kernel`` returned.
     captured
-        The kernel's launch.
+        The captured kernel, for the sizes of grid and threadgroup.
     inputs
-        The content of each buffer, by position; None for outputs.
+        The content of each buffer, by position. None for an output.
     sizes
         The size of each buffer in bytes, by position.
     cpu_seconds
-        Processor time that a run may take.
+        Maximum CPU seconds of a run.
 
     Raises
     ------

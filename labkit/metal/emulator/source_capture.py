@@ -1,7 +1,7 @@
 """Capture the text and launch that MLX generates for a kernel, without Metal.
 
-``mx.export_function`` with a callback passes on the exported primitive (MLX 0.32 and
-later). Its tuple is internal to MLX, so every field that is used is checked.
+``mx.export_function`` passes the exported primitive to a callback (MLX 0.32 and later). The tuple
+of the primitive's arguments is internal to MLX, so every item that is used is checked.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class CapturedKernel:
     Parameters
     ----------
     name
-        The instantiated function's.
+        Name of the instantiated function.
     text
         Header, generated signature, body and explicit instantiation.
     grid, threadgroup
-        Their sizes in threads.
+        Sizes in threads along each axis.
     """
 
     name: str
@@ -37,7 +37,7 @@ class CapturedKernel:
 
 
 def capture_kernel(call: KernelCall) -> CapturedKernel:
-    """Return the kernel that MLX generates for ``call``; nothing is computed.
+    """Return the kernel that MLX generates for ``call``. Nothing is computed.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """The Metal sources: headers shared by the kernels, and one body per kernel.
 
-MLX generates a kernel's signature; a body file holds what stands between the braces.
+MLX generates a kernel's signature. The file of a body holds only the code between the braces.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def source(name: str) -> str:
 
 @cache
 def header() -> str:
-    """Return the source that precedes every kernel; it ends in a newline, which MLX needs."""
+    """Return the source that precedes every kernel. It ends in a newline, which MLX requires."""
     return "\n".join(source(name).rstrip("\n") for name in HEADERS) + "\n"
