@@ -1,7 +1,8 @@
 """Linear layers with packed weights: x[M, K] @ W[N, K].T + bias, in float32.
 
-``PackedLinear`` packs one or more matrices over the same input, in float32 (``gemm``) or in low
-precision (``low_precision_matmul``), and multiplies with all of them in one launch.
+``PackedLinear`` packs one or more matrices that are applied to the same input, in float32
+(``gemm``) or in low precision (``low_precision_matmul``), and multiplies by all of them in one
+launch.
 """
 
 from __future__ import annotations
@@ -25,27 +26,30 @@ WeightMatrix = Array | LowPrecisionMatrix
 
 
 class PackedPanels(Protocol):
-    """The packed weights of some matrices over the same input, as one kernel reads them."""
+    """The packed weights of one or more matrices for the same input, in one kernel's layout."""
 
     @property
     def bytes(self) -> int:
         """Bytes of the packed weights."""
 
     def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] into ``out``; arguments as in ``gemm.matmul``."""
+        """Multiply x [M, K] by all matrices. The arguments are those of ``gemm.matmul``."""
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
-        """Write rows of the only matrix, widened, to ``out`` [len(rows), K]."""
+        """Write rows of the matrix, widened to float32, to ``out`` [len(rows), K].
+
+        There must be exactly one matrix.
+        """
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``multiply`` as an operation of ``graph_ops``: its code and weight parameters."""
+        """Return ``multiply`` as an operation of ``graph_ops``: (code, weight parameters)."""
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``take`` as an operation of ``graph_ops``: its code and weight parameters."""
+        """Return ``take`` as an operation of ``graph_ops``: (code, weight parameters)."""
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The arrays whose addresses are parameters of these operations."""
+        """The arrays to whose memory the parameters of these operations point."""
 
 
 class FloatPanels:
@@ -108,7 +112,7 @@ class LowPrecisionPanels:
         functions = low_precision_matmul.format_functions(
             *weights[0].kernel_format, all(weight.mantissa_exact for weight in weights)
         )
-        # The first arguments of the kernels: functions, records of a span, packs of a record.
+        # The first arguments of the kernels: functions, records per span, packs per record.
         self._arguments = functions.addresses, depth // group, group // functions.pack_steps
 
     @property
@@ -155,21 +159,21 @@ def _layout(weight: WeightMatrix) -> tuple[Any, ...]:
 
 
 def share_format(weights: Sequence[WeightMatrix]) -> bool:
-    """Tell whether one product can read these matrices: all have one depth K and one format."""
+    """Return whether the matrices can be packed together: all have the same depth K and format."""
     return len({(weight.shape[1], _layout(weight)) for weight in weights}) == 1
 
 
 class PackedLinear:
-    """Linear layers over the same input, whose weights are packed for one product.
+    """Linear layers for the same input, whose weights are packed together and used in one launch.
 
     Parameters
     ----------
     weights
-        [N_i, K] each; copied.
+        The matrices, [N_i, K] each. They are copied.
     biases
-        float32 [N_i] or None, one per matrix.
+        One bias per matrix: float32 [N_i] or None.
     slabs
-        Allocator of the packed weights; None: they get memory of their own.
+        Allocator of the packed weights. None: the weights get a separate allocation.
 
     Raises
     ------
@@ -216,7 +220,10 @@ class PackedLinear:
         return self._panels.bytes
 
     def take(self, rows: NDArray[np.integer]) -> Array:
-        """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
+        """Return rows of the matrix, widened: float32 [*rows.shape, K].
+
+        There must be exactly one matrix.
+        """
         if isinstance(rows, TracedArray):
             return self._capture_take(rows)
         flat = rows.ravel().astype(np.int64)
@@ -259,7 +266,7 @@ class PackedLinear:
         return parts
 
     def _capture(self, x: TracedArray) -> list[Any]:
-        """Add ``multiply`` to the graph that is captured."""
+        """Add ``multiply`` as a node to the graph that is being captured."""
         capture, rows, *between = x.capture, *x.shape[:-1]
         if any(size != 1 for size in between):
             raise NotCapturable("it multiplies more rows than there are tokens")
@@ -285,7 +292,7 @@ class PackedLinear:
         ]
 
     def _capture_take(self, rows: TracedArray) -> Any:
-        """Add ``take`` to the graph that is captured."""
+        """Add ``take`` as a node to the graph that is being captured."""
         capture = rows.capture
         capture.keep(*self._panels.arrays)
         capture.vocabulary = min(capture.vocabulary, self.total)
@@ -296,7 +303,10 @@ class PackedLinear:
 
 
 def _panel_count(weight: WeightMatrix) -> int:
-    """Return the number of panels of a matrix; the last panels of a span may be empty."""
+    """Return the number of panels of a packed matrix.
+
+    A low-precision matrix fills entire spans, so its last panels may be empty.
+    """
     width = int(weight.shape[0])
     if isinstance(weight, np.ndarray):
         return -(-width // PANEL_COLUMNS)

@@ -1,8 +1,9 @@
-"""The resolvers inside the CPU kernels: one compiled variant for each type of lookup.
+"""The resolvers inside the CPU kernels: one compiled variant of each kernel per resolver.
 
-A launch's ``lookup`` is a NamedTuple whose type says which resolver built it. numba compiles a
-kernel once per type of lookup and calls that resolver's functions in it, so that no kernel asks at
-run time which resolver it has. The functions are registered by whoever owns the resolvers.
+A resolver maps a unit of the grid to its sequence. A launch's ``lookup`` is a NamedTuple with the
+resolver's data, and its type identifies the resolver. numba compiles a kernel once per type of
+lookup with calls of that resolver's functions, so that kernels need no branch at run time. The
+module that defines the resolvers registers their functions here.
 """
 
 from __future__ import annotations
@@ -16,33 +17,34 @@ from labkit.kernel_abi import RESOLVER_IDS
 
 
 class DeviceFunctions(Protocol):
-    """The functions of a resolver that a kernel calls; numba compiles them.
+    """The functions of a resolver that kernels call and numba compiles.
 
-    A unit of the grid is one query token (decode) or one Q-block (tiled).
+    A unit of the grid is one query token (decode) or one Q-block (tiled). ``cu`` is
+    ``cu_seqlens_q``, int32 [num_seqs + 1].
     """
 
     @property
     def variant(self) -> str:
-        """A key of ``RESOLVER_IDS``."""
+        """The resolver's name, a key of ``RESOLVER_IDS``."""
 
     def token_units(self, lookup: Any, cu: Any) -> Any:
-        """Return how many units of one token the grid has."""
+        """Return the number of units of a decode grid."""
 
     def qblock_units(self, lookup: Any, cu: Any) -> Any:
-        """Return how many Q-blocks the grid has."""
+        """Return the number of Q-blocks of a tiled grid."""
 
     def find_token(self, lookup: Any, unit: Any, cu: Any) -> Any:
-        """Return a unit's sequence (-1: surplus unit), packed query token and search steps."""
+        """Return a unit's sequence (-1: surplus unit), query token and number of search steps."""
 
     def find_qblock(self, lookup: Any, unit: Any, cu: Any) -> Any:
-        """Return a Q-block's sequence (-1: surplus), first row in it and search steps."""
+        """Return a Q-block's sequence (-1: surplus unit), first row in it and search steps."""
 
 
 _FUNCTIONS: dict[type[Any], DeviceFunctions] = {}
 
 
 def register(lookup_type: type[Any], functions: DeviceFunctions) -> None:
-    """Have kernels call these functions for lookups of this NamedTuple type."""
+    """Register the functions that kernels call for lookups of this NamedTuple type."""
     _FUNCTIONS[lookup_type] = functions
 
 
@@ -63,11 +65,11 @@ def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
 
 
 def resolver_id(lookup: Any) -> Any:
-    """Return the lookup's number in ``RESOLVER_IDS``, which goes into the stamp."""
+    """Return the id in ``RESOLVER_IDS`` of the lookup's resolver, which the stamp encodes."""
 
 
 def _functions(lookup: Any) -> DeviceFunctions | None:
-    """Return the functions for a numba type, or None if it is no registered lookup."""
+    """Return the functions for a lookup's numba type, or None if the type is not registered."""
     is_tuple = isinstance(lookup, types.BaseNamedTuple)
     return _FUNCTIONS.get(lookup.instance_class) if is_tuple else None
 

@@ -1,8 +1,8 @@
-"""The peak rates of this machine, which a roofline divides by.
+"""The peak rates of this machine, by which roofline results are divided.
 
-They are measured in the first processes of a kernel workload on the CPU, after everything that
-counts: numba reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices, each
-on all of the arm's threads. The best of a few repeats counts, for a peak is a rate once reached.
+The first processes of a kernel workload on the CPU measure them after all other measurements: numba
+reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices, both on all of the
+arm's threads. The best of a few repeats counts, because a peak is the highest rate that is reached.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ REPEATS = 4
 
 
 def measure_peaks(threads: int) -> dict[str, float]:
-    """Measure the peak rates with so many threads.
+    """Measure the peak rates of memory reads and matrix products with ``threads`` threads.
 
-    In a numba arm's worker BLAS has one thread, so each thread here makes BLAS calls of its own;
-    NumPy releases the interpreter lock meanwhile.
+    In a numba arm's worker, BLAS has one thread, so each of the threads here makes its own BLAS
+    calls. NumPy releases the interpreter lock during these calls.
 
     Returns
     -------
     dict
-        ``read_gb_s`` (1e9 bytes/s) and ``sgemm_gflop_s``, and how they were measured: ``threads``,
-        ``read_bytes``, ``sgemm_size``.
+        ``read_gb_s`` (1e9 bytes/s), ``sgemm_gflop_s``, and the settings of the measurement:
+        ``threads``, ``read_bytes``, ``sgemm_size``.
     """
     stream = np.ones(STREAM_BYTES // 4, np.float32)
     read_gb_s = read_gb_per_s(stream, threads)
@@ -55,9 +55,9 @@ def read_gb_per_s(stream: NDArray[np.float32], threads: int) -> float:
 
 
 def _best_s(work: Callable[[], object]) -> float:
-    """Return the shortest time (s) of ``REPEATS`` runs."""
+    """Return the shortest time of ``REPEATS`` runs of ``work``, after a warm-up run (s)."""
     times = []
-    for _ in range(1 + REPEATS):  # the first wakes the threads and touches the memory
+    for _ in range(1 + REPEATS):  # the first run wakes the threads and touches the memory
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
@@ -66,7 +66,7 @@ def _best_s(work: Callable[[], object]) -> float:
 
 @numba.njit(cache=True, fastmath=True)  # type: ignore[untyped-decorator]
 def _total(part: NDArray[np.float32]) -> np.float32:
-    """Sum a part in four streams: a core reads memory faster in four streams than in one."""
+    """Return the sum of an array, read in four streams: faster than in one on a single core."""
     quarter = len(part) // 4
     a = b = c = d = np.float32(0)
     for i in range(quarter):
@@ -79,9 +79,9 @@ def _total(part: NDArray[np.float32]) -> np.float32:
 
 @thread_pool.kernel()
 def read_memory(stream: NDArray[np.float32], parts: int) -> float:
-    """Read ``stream`` in so many parts of equal size; the numbers left over are not read.
+    """Read ``stream`` in ``parts`` parts of equal size and return the sum of its elements.
 
-    Returns the sum of the numbers.
+    If the length is not a multiple of ``parts``, the remainder is not read.
     """
     length = len(stream) // parts
     totals = np.zeros(parts)

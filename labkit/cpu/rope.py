@@ -15,13 +15,16 @@ from labkit.cpu.traced_array import NotCapturable, TracedArray, TracedPositions
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-# With fewer numbers, handing work to other threads takes longer than the work.
+# With fewer elements, handing work to other threads takes longer than the work itself.
 MIN_PARALLEL_NUMBERS = 16384
 
 
 @njit(inline="always")
 def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
-    """Write a row of x, rotated to position ``at``, to ``out``."""
+    """Rotate one row of x to position ``at`` and write it to the same row of ``out``.
+
+    The rotated elements are multiplied by ``scale``. The others are copied.
+    """
     half = cos.shape[1]
     if traditional:
         for i in range(half):
@@ -43,10 +46,10 @@ def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[n
     error_model="numpy",
 )
 def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
-    """Rotate rows [batch * heads * length, head_dim].
+    """Rotate rows [batch * heads * length, head_dim] and return 0.
 
-    Returns 0; or, if nothing was rotated, -1 for a negative position or the number of positions
-    that the tables need.
+    If a position is negative, rotate nothing and return -1. If the tables are too short, rotate
+    nothing and return the number of positions that they need.
     """
     needed = np.int64(0)
     for b in range(offsets.size):
@@ -77,7 +80,7 @@ class RotaryTable:
     inverse_frequencies
         float32 [dims / 2]: radians per position.
     position_scale
-        Factor of the positions (linear scaling).
+        Factor by which positions are multiplied (linear scaling).
     """
 
     __slots__ = ("_cos", "_inverse", "_places", "_scale", "_sin")
@@ -88,13 +91,16 @@ class RotaryTable:
         self._grow(256)
 
     def hold(self, positions: int) -> tuple[int, int]:
-        """Grow to so many positions; return where the cosines and the sines lie."""
+        """Grow the tables to ``positions`` positions, and return the addresses of both tables.
+
+        The cosines' address comes first.
+        """
         if positions > len(self._cos):
             self._grow(positions)
         return self._places
 
     def _capture(self, x: TracedArray, offsets: Any, traditional: bool, input_scale: float) -> Any:
-        """Add ``rotate`` to the graph that is captured."""
+        """Add ``rotate`` as a node to the graph that is being captured."""
         _, heads, length, width = x.shape
         if not isinstance(offsets, TracedPositions) or length != 1:
             raise NotCapturable("it rotates by positions that are not the tokens'")
@@ -110,7 +116,7 @@ class RotaryTable:
             heads=heads,
             width=width,
             positions=offsets,
-            cos=0,  # the addresses change when the table grows: each step sets them
+            cos=0,  # every step sets the addresses, because they change when the table grows
             sin=0,
             half=self._inverse.size,
             input_scale=float(np.float32(input_scale)),
@@ -122,8 +128,8 @@ class RotaryTable:
     def _grow(self, needed: int) -> None:
         size = 1 << (needed - 1).bit_length()
         positions = np.arange(size, dtype=np.float32) * self._scale
-        # The angle is rounded to float32 as mlx.core.fast.rope does: at position 10,000
-        # an exact angle would differ from it by more than the rest of the model does.
+        # Angles are rounded to float32, as in mlx.core.fast.rope. At position 10,000, exact angles
+        # would differ from MLX's by more than the rest of the model does.
         angles = positions[:, None] * self._inverse
         self._cos: Array = np.cos(angles)
         self._sin: Array = np.sin(angles)
@@ -132,23 +138,24 @@ class RotaryTable:
     def rotate(
         self, x: Array, offsets: Ints | int, *, traditional: bool, input_scale: float = 1.0
     ) -> Array:
-        """Rotate pairs of the first dimensions of every head by its token's position.
+        """Rotate pairs of the first ``dims`` dimensions of every head by the token's position.
 
         Parameters
         ----------
         x
             float32 [B, heads, L, head_dim].
         offsets
-            Position of the first of the L tokens: int32 [B] or one number.
+            Position of the first of the L tokens: int32 [B], or one number for all.
         traditional
-            Whether the pairs are neighbours (2i, 2i + 1), else (i, i + dims / 2).
+            True: dimensions 2i and 2i + 1 form a pair. False: i and i + dims / 2.
         input_scale
-            Factor of the rotated dimensions (YaRN, LongRoPE).
+            Factor by which the rotated dimensions are multiplied (YaRN, LongRoPE).
 
         Raises
         ------
         ValueError
-            A position is negative, there are not B offsets, or a head has too few dimensions.
+            A position is negative, the number of offsets is not B, or the heads have too few
+            dimensions.
         """
         if isinstance(x, TracedArray):
             return self._capture(x, offsets, traditional, input_scale)

@@ -1,8 +1,8 @@
-"""Emits vector instructions as LLVM IR: the operations that the kernels' intrinsics are made of.
+"""Emits vector instructions as LLVM IR: the building blocks of the kernels' intrinsics.
 
 numba has no vector type, and LLVM's auto-vectoriser neither keeps a register tile in registers nor
-fixes the order of a sum. ``Emitter`` writes the instructions themselves. Every operation has one
-fixed order and no fast-math, so that a number's bits never depend on the numbers beside it.
+fixes the order of a sum. So ``Emitter`` emits the instructions directly. Every operation has one
+fixed order and no fast-math, so that the bits of an element never depend on other elements.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ I32_VECTOR = ir.VectorType(I32, LANES)
 FLOAT_BYTES = 4
 VECTOR_BYTES = FLOAT_BYTES * LANES
 
-# 2**f for f in [-0.5, 0.5], highest power first: least squares of the relative error over
-# Chebyshev nodes, which stays below 3e-9.
+# Coefficients of a polynomial for 2**f, f in [-0.5, 0.5], highest power first. Fitted by least
+# squares of the relative error at Chebyshev nodes; the error is below 3e-9.
 _EXP2 = (
     0.000153707048167041,
     0.0013399848290709115,
@@ -35,18 +35,18 @@ _EXP2 = (
     0.6931472055770999,
     1.0,
 )
-_MAGIC = 12582912.0  # 1.5 * 2**23: adding it rounds a float32 to an integer in its low bits
+_MAGIC = 12582912.0  # 1.5 * 2**23: after adding this, the low bits of a float32 are an integer
 LOG2E = math.log2(math.e)
 
 
 class Emitter:
-    """Writes vector instructions at the builder's position; addresses are int64."""
+    """Emits vector instructions at the builder's position. Addresses are int64."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
     def load(self, address: Any, offset: int = 0, kind: Any = F32_VECTOR) -> Any:
-        """Load a vector (or one element of ``kind``) from ``address + offset``."""
+        """Load a value of the LLVM type ``kind`` from ``address + offset``."""
         return self.builder.load(self._pointer(address, offset), align=4, typ=kind)
 
     def store(self, value: Any, address: Any, offset: int = 0) -> None:
@@ -60,21 +60,21 @@ class Emitter:
         self.builder.call(function, [self._pointer(address, 0), I32(0), I32(2), I32(1)])
 
     def constant(self, value: float) -> Any:
-        """Return a vector whose lanes all hold one float32 constant."""
+        """Return a vector whose lanes all contain the same float32 constant."""
         return ir.Constant(F32_VECTOR, [value] * LANES)
 
     def integer_constant(self, value: int) -> Any:
-        """Return a vector whose lanes all hold one int32 constant."""
+        """Return a vector whose lanes all contain the same int32 constant."""
         return ir.Constant(I32_VECTOR, [value] * LANES)
 
     def splat(self, scalar: Any) -> Any:
-        """Return a vector whose lanes all hold one scalar, of any type."""
+        """Return a vector whose lanes all contain the same scalar, of any type."""
         undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
         one = self.builder.insert_element(undefined, scalar, I32(0))
         return self.shuffle(one, undefined, [0] * LANES)
 
     def first_lane(self, vector: Any) -> Any:
-        """Return lane 0."""
+        """Return lane 0 of a vector as a scalar."""
         return self.builder.extract_element(vector, I32(0))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
@@ -85,10 +85,10 @@ class Emitter:
     def outer_product(
         self, factors: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]
     ) -> list[Any]:
-        """Add an outer product to a register tile, and return the tile.
+        """Add an outer product to a register tile and return the tile.
 
-        ``factors``: the address of one number for each row of the tile. ``columns``: a row of
-        vectors. ``sums``: the tile, row after row.
+        ``factors`` contains the address of one scalar for each row of the tile. ``columns`` are the
+        vectors by which each scalar is multiplied. ``sums`` is the tile, row after row.
         """
         width, totals = len(columns), []
         for i, address in enumerate(factors):
@@ -98,15 +98,15 @@ class Emitter:
         return totals
 
     def maximum(self, a: Any, b: Any) -> Any:
-        """Return the larger number of each lane."""
+        """Return the larger of ``a`` and ``b`` in each lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        """Return lanes of ``a`` (from 0 on) and ``b`` (from ``LANES`` on), as listed."""
+        """Return a vector of the listed lanes, where ``LANES + i`` means lane i of ``b``."""
         return self.builder.shuffle_vector(a, b, ir.Constant(I32_VECTOR, list(lanes)))
 
     def reduce_lanes(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """Combine all lanes pairwise in one fixed tree; return a vector full of the result."""
+        """Combine all lanes pairwise in a fixed order. Every lane of the result is the total."""
         half = LANES // 2
         while half:
             swapped = self.shuffle(vector, vector, [lane ^ half for lane in range(LANES)])
@@ -115,7 +115,7 @@ class Emitter:
         return vector
 
     def exp2(self, x: Any) -> Any:
-        """Return ``2**x`` for ``x <= 0``, or ``2**-126`` below -126; NaN stays NaN."""
+        """Return ``2**x`` for ``x <= 0``. The result is at least ``2**-126``, and NaN stays NaN."""
         build = self.builder
         low = self.constant(-126.0)
         x = build.select(build.fcmp_ordered("<", x, low), low, x)
@@ -126,9 +126,9 @@ class Emitter:
         return build.fmul(power, build.bitcast(exponent, F32_VECTOR))
 
     def tanh(self, x: Any) -> Any:
-        """Return ``tanh(x)`` to a few units in the last place; NaN stays NaN.
+        """Return ``tanh(x)`` with an error of a few units in the last place. NaN stays NaN.
 
-        Near 0 it is Lambert's continued fraction, elsewhere ``1 - 2 / (e**2x + 1)``.
+        The result is Lambert's continued fraction near 0, elsewhere ``1 - 2 / (e**2x + 1)``.
         """
         build = self.builder
         sign = self.constant(-0.0)
@@ -153,7 +153,7 @@ class Emitter:
         return value
 
     def transpose(self, rows: list[Any]) -> list[Any]:
-        """Transpose ``LANES`` vectors of ``LANES`` lanes, in log2(LANES) exchanges of halves."""
+        """Transpose ``LANES`` vectors of ``LANES`` lanes in log2(LANES) rounds of shuffles."""
         rows = list(rows)
         half = 1
         while half < LANES:
@@ -177,18 +177,18 @@ class Emitter:
         start: Any = None,
         unroll: int = 1,
     ) -> list[Any]:
-        """Emit a loop; return the values that its last iteration leaves.
+        """Emit a loop and return the carried values after its last iteration.
 
         Parameters
         ----------
         end, start
-            The index runs from ``start`` (0) to ``end``, exclusive.
+            The index runs from ``start`` (default 0) to ``end`` (exclusive).
         emit_body
             ``emit_body(index, values)`` emits an iteration and returns the next values.
         carried
-            The values before the first iteration; the result if there is none.
+            The values before the first iteration. If there are no iterations, they are the result.
         unroll
-            Iterations per jump; their number must be a multiple of it.
+            Iterations per jump. The number of iterations must be a multiple of ``unroll``.
         """
         build = self.builder
         before, head = build.block, build.append_basic_block("head")
@@ -212,7 +212,7 @@ class Emitter:
         return phis
 
     def for_each(self, vectors: Any, emit_body: Callable[[Any], None]) -> None:
-        """Emit a loop of ``emit_body(index)`` over so many vectors."""
+        """Emit a loop of ``emit_body(index)`` for the indices from 0 to ``vectors`` (exclusive)."""
 
         def emit(index: Any, carried: list[Any]) -> list[Any]:
             emit_body(index)
@@ -221,7 +221,10 @@ class Emitter:
         self.loop(vectors, emit)
 
     def switch(self, value: Any, cases: Sequence[int], emit_case: Callable[[int], None]) -> None:
-        """Emit a branch on ``value`` to the code of ``emit_case(case)``, or to none of them."""
+        """Emit a branch on ``value`` to the code of ``emit_case(case)`` for each of ``cases``.
+
+        For any other value, nothing is executed.
+        """
         build = self.builder
         after = build.append_basic_block("after")
         chosen = build.switch(value, after)
@@ -234,11 +237,11 @@ class Emitter:
         build.position_at_end(after)
 
     def strided(self, address: Any, stride: Any, count: int) -> list[Any]:
-        """Return ``count`` addresses, ``stride`` bytes apart."""
+        """Return ``count`` addresses from ``address`` on, ``stride`` bytes apart."""
         return [self.offset(address, I64(index), stride) for index in range(count)]
 
     def offset(self, address: Any, index: Any, stride: Any) -> Any:
-        """Return ``address + index * stride``; ``stride`` may be an int."""
+        """Return ``address + index * stride``. ``stride`` is an LLVM value or an int."""
         step = I64(stride) if isinstance(stride, int) else stride
         return self.builder.add(address, self.builder.mul(index, step))
 
@@ -248,6 +251,6 @@ class Emitter:
         return self.builder.inttoptr(address, POINTER)
 
     def _declared(self, name: str, kind: Any) -> Any:
-        """Return the LLVM intrinsic ``name``, declared in the module once."""
+        """Return the LLVM intrinsic ``name``, and declare it in the module at the first use."""
         module = self.builder.module
         return module.globals.get(name) or ir.Function(module, kind, name)

@@ -1,8 +1,8 @@
-"""The speed probe: how fast is this machine right now, whatever the arm?
+"""The speed probe: measures the current speed of the machine, independently of the arm.
 
-Two fixed numba kernels, a matrix product and a read of memory, are timed in every run before
-anything of the arm is loaded, and again after the measurement. Code, sizes and threads are the same
-in every arm, so a difference is the machine's and not the arm's.
+Two fixed numba kernels, a matrix product and a read of memory, are timed in every run before any
+code of the arm is loaded, and again after the measurement. Code, sizes and threads are the same in
+every arm, so a difference between probes is caused by the machine and not by the arm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPEATS = 7
 
 @thread_pool.kernel(fastmath=True)
 def _matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
-    """``out = a @ b.T`` with 4x4 register tiles (float32, sizes multiples of 4)."""
+    """Compute ``out = a @ b.T`` with 4x4 tiles (float32; all sizes are multiples of 4)."""
     for tile in numba.prange(a.shape[0] // 4):
         i = 4 * tile
         for j in range(0, b.shape[0], 4):
@@ -48,7 +48,7 @@ def _matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
 
 @thread_pool.kernel(fastmath=True)
 def _read(stream: NDArray[Any], parts: NDArray[Any]) -> None:
-    """Sum ``stream`` in ``len(parts)`` chunks."""
+    """Write the sums of ``len(parts)`` equal chunks of ``stream`` to ``parts``."""
     chunk = len(stream) // len(parts)
     for part in numba.prange(len(parts)):
         total = np.float32(0)
@@ -66,9 +66,9 @@ def _inputs() -> tuple[NDArray[Any], ...]:
 
 @dataclass
 class SpeedProbe:
-    """The kernels and their memory, made once per process and used before and after.
+    """The probe's kernels and their memory: created once per process, used for all its probes.
 
-    ``threads``: the numba threads that they use, the same in every arm.
+    ``threads`` is the number of numba threads of the kernels, the same in every arm.
     """
 
     threads: int
@@ -78,7 +78,7 @@ class SpeedProbe:
     inputs: tuple[NDArray[Any], ...] = field(default_factory=_inputs)
 
     def load(self) -> None:
-        """Load both kernels, or compile them, so that ``time`` only times."""
+        """Load or compile both kernels, so that the first call of ``time`` need not."""
         a, b, out = self.inputs
         _matmul(a, b, out)
         _read(self.stream, np.empty(64, dtype=np.float32))
@@ -91,7 +91,7 @@ class SpeedProbe:
         numba.set_num_threads(before)
 
     def flush(self) -> None:
-        """Read more memory than the caches hold, on all threads."""
+        """Read more memory than fits the caches, on all threads, to evict their content."""
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)
         _read(self.large, np.empty(64, dtype=np.float32))
@@ -99,7 +99,7 @@ class SpeedProbe:
 
     @cached_property
     def large(self) -> NDArray[Any]:
-        """Twice the largest cache: 64 MiB if its size is unknown, 512 MiB at most."""
+        """An array of twice the size of the largest cache, but 64 to 512 MiB."""
         size = min(max(2 * largest_cache(), 64 << 20), 512 << 20)
         return np.ones(size // 4, dtype=np.float32)
 
@@ -133,7 +133,7 @@ class SpeedProbe:
 
 
 def largest_cache() -> int:
-    """Return the bytes of the largest CPU cache, or 0 if the system does not say."""
+    """Return the size of the largest CPU cache (bytes), or 0 if the system does not report it."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
 """The arithmetic of the tiled kernel: up to ``BQ`` query tokens against the keys that they see.
 
-The limit is arithmetic. A tile of keys and values is packed once and serves all rows of the unit,
-register tile by register tile.
+The kernel is limited by arithmetic. Each tile of keys and values is packed once for all rows of the
+unit and then multiplied in register tiles.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SCORE_KEYS = LANES * SCORE_VECTORS  # keys in a register tile of scores
 
 
 class PackedTile(NamedTuple):
-    """The addresses of a tile's packed keys and values of one KV head, in a worker's scratch."""
+    """The addresses of one KV head's packed keys and values of a tile, in a worker's scratch."""
 
-    keys: int  # float32 [head_dim, KEYS], transposed
-    values: int  # float32 [KEYS, head_dim], side by side
-    key_addresses: int  # int64 [TILE_KEYS]: where the keys lie in the pool
+    keys: int  # float32 [head_dim, TILE_KEYS], transposed by ``transpose_strip``
+    values: int  # float32 [TILE_KEYS, head_dim]
+    key_addresses: int  # int64 [TILE_KEYS]: the addresses of the keys in the pool
     spill: int  # ``SPILL_BYTES`` for ``scores_tile``
 
 
@@ -69,7 +69,7 @@ class Unit(NamedTuple):
 
 @cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
-    """Return the bytes of a worker's scratch for units of so many rows."""
+    """Return the bytes of scratch memory that a worker needs for units of ``rows`` rows."""
     return (
         row_bytes(-(-rows // TILE_ROWS) * TILE_ROWS, head_dim)
         + TILE_KEYS * (8 * head_dim + 8)
@@ -79,13 +79,13 @@ def scratch_bytes(rows: int, head_dim: int) -> int:
 
 @inner
 def padded_rows(rows: int) -> int:
-    """Return ``rows`` rounded up to whole register tiles."""
+    """Return ``rows`` rounded up to a multiple of ``TILE_ROWS``."""
     return (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
 @inner
 def packed_tile(params: Any, scratch: Scratch) -> PackedTile:
-    """Return where the tile's keys and values lie in the rest of a worker's scratch."""
+    """Return the addresses of the packed keys and values in the rest of a worker's scratch."""
     values = scratch.rest + 4 * TILE_KEYS * params.head_dim
     key_addresses = values + 4 * TILE_KEYS * params.head_dim
     return PackedTile(scratch.rest, values, key_addresses, key_addresses + 8 * TILE_KEYS)
@@ -93,7 +93,7 @@ def packed_tile(params: Any, scratch: Scratch) -> PackedTile:
 
 @inner
 def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend, write the output, and return the number of KV blocks visited."""
+    """Compute the unit's attention, write its output and return the number of KV blocks visited."""
     start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - params.window)
     high = unit.high + unit.tokens - 1
@@ -102,7 +102,7 @@ def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
         pack_keys(params, scratch, unit, base, begin, end)
         pack_values(params, scratch, unit, base, begin, end)
         rows = unit.tokens * params.group
-        # All rows with the keys, then all with the values: each fits the first-level cache.
+        # First all rows by the keys, then all by the values: either fits the first-level cache.
         for row in range(0, rows, TILE_ROWS):
             softmax_rows(params, scratch, unit, row, min(TILE_ROWS, rows - row), base)
         for row in range(0, rows, TILE_ROWS):
@@ -114,7 +114,10 @@ def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
 
 @inner
 def attend_masked(params: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend without ``window_skip``: keys before the window are packed and scored in vain."""
+    """The variant of ``attend`` for the ablation of ``window_skip``.
+
+    Keys before the window are packed and scored, and their scores are discarded.
+    """
     start_rows(params, scratch, unit.head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - params.window)
     rows = unit.tokens * params.group
@@ -133,7 +136,8 @@ def attend_masked(params: Any, scratch: Scratch, unit: Unit) -> int:
 def pack_keys(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
     """Transpose one KV head's keys from ``begin`` to ``end`` into their columns of the tile.
 
-    The rest of the first and last vector of columns repeats the first key; its scores are masked.
+    ``base`` is the tile's first key. Unused columns of the first and last vector contain copies of
+    the first key, whose scores are masked.
     """
     tile, size = packed_tile(params, scratch), head_bytes(params)
     first = (begin - base) // LANES * LANES
@@ -158,7 +162,7 @@ def pack_keys(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, 
 
 @inner
 def pack_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
-    """Copy one KV head's values from ``begin`` to ``end`` side by side into the tile."""
+    """Copy one KV head's values from ``begin`` to ``end`` into the tile, widened to float32."""
     target, size = packed_tile(params, scratch).values, head_bytes(params)
     width, vectors = 4 * params.head_dim, params.head_dim // LANES
     key = begin
@@ -173,7 +177,7 @@ def pack_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int
 
 @inner
 def score_rows(params: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
-    """Multiply up to ``TILE_ROWS`` rows with the tile's keys from ``low`` to ``high``."""
+    """Multiply up to ``TILE_ROWS`` rows by the tile's keys from ``low`` to ``high``."""
     width, pitch, steps = 4 * params.head_dim, 4 * TILE_KEYS, params.head_dim // LANES
     tile = packed_tile(params, scratch)
     for key in range(low // SCORE_KEYS * SCORE_KEYS, high, SCORE_KEYS):
@@ -188,7 +192,7 @@ def score_rows(params: Any, scratch: Scratch, row: int, count: int, low: int, hi
 
 @inner
 def visible_keys(params: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
-    """Return the bounds, counted from ``base``, of the tile's keys that a row sees."""
+    """Return the bounds of the tile's keys that a row sees, relative to the tile's first key."""
     high = unit.high + row // params.group
     return max(0, max(0, high - params.window) - base), min(TILE_KEYS, high - base)
 
@@ -197,7 +201,7 @@ def visible_keys(params: Any, unit: Unit, row: int, base: int) -> tuple[int, int
 def softmax_rows(
     params: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int
 ) -> None:
-    """Turn the scores of up to ``TILE_ROWS`` rows against the packed tile into weights."""
+    """Score up to ``TILE_ROWS`` rows against the packed tile and turn the scores into weights."""
     low, _ = visible_keys(params, unit, row, base)
     _, high = visible_keys(params, unit, row + count - 1, base)
     if low < high:
@@ -214,8 +218,8 @@ def add_visible_values(
 ) -> None:
     """Add the weighted values of the packed tile to up to ``TILE_ROWS`` rows.
 
-    Each row gets exactly the keys that it sees, in ascending order. The keys that all rows see go
-    through one register tile. A row that sees no key of the tile stays as it is.
+    Each row gets exactly the values of the keys that it sees, in ascending order. Keys that all
+    rows see are computed in one register tile. A row that sees no key of the tile is unchanged.
     """
     low, first_high = visible_keys(params, unit, row, base)
     last_low, high = visible_keys(params, unit, row + count - 1, base)
@@ -234,7 +238,7 @@ def add_visible_values(
 
 @inner
 def add_values(params: Any, scratch: Scratch, row: int, count: int, begin: int, end: int) -> None:
-    """Add the tile's weighted values from ``begin`` to ``end``, if any, to some rows."""
+    """Add the tile's weighted values from ``begin`` to ``end`` (if any) to ``count`` rows."""
     if begin >= end:
         return
     width, pitch, keys = 4 * params.head_dim, 4 * TILE_KEYS, end - begin
@@ -260,18 +264,18 @@ def add_values(params: Any, scratch: Scratch, row: int, count: int, begin: int, 
 
 @cache
 def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
-    """Compile the kernel's arithmetic, or load it from numba's cache; return its address.
+    """Compile the body of tiled units (or load it from numba's cache) and return its address.
 
     Parameters
     ----------
     pool_dtype
-        The NumPy dtype of the pools.
+        The NumPy dtype of the KV pools.
     window_skip
-        Whether keys before the window are skipped.
+        Whether keys before the window are skipped (``attend``) or computed (``attend_masked``).
 
-    The C function is ``int64 (params *, memory, sequence, head, token, tokens, high)``, all int64.
-    ``params`` is one of ``PARAMS_DTYPES``, ``memory`` the address of ``scratch_bytes`` bytes. It
-    returns the number of KV blocks visited.
+    The body is a C function ``int64 (params *, memory, sequence, head, token, tokens, high)`` with
+    int64 arguments. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
+    ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
     """
     signature = types.int64(
         types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6

@@ -1,4 +1,4 @@
-"""Arrays that stand for a step's while its graph is captured: places and shapes, no numbers."""
+"""Traced arrays: placeholders with an address and a shape but no data, for graph capture."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# Rows of the traced forward, each of one token. Two is the fewest that has a stride from row to
-# row: with one row ``x[..., 8:]`` is contiguous, with two or more it is a view that no kernel can
-# read, and must be refused.
+# Rows of the traced forward pass, each with one token. At least two are needed to detect
+# non-contiguous views: ``x[..., 8:]`` is contiguous with one row. With two or more it is not, no
+# kernel can read it, and the capture must be refused.
 TRACED_ROWS = 2
 
 
 class NotCapturable(TypeError):
-    """A forward cannot be captured; the message is one line that says why."""
+    """The forward pass cannot be captured. The message is a single line with the reason."""
 
 
 def per_row(count: int) -> int:
-    """Return what one row has of ``count`` bytes or elements of the traced forward.
+    """Return the bytes or elements per row, given the ``count`` of the traced forward pass.
 
-    Rows are the first axis of every array, so sizes and the offsets of contiguous views grow in
-    proportion to their number: 24 elements of the traced forward are 12 per row, and 60 of a
-    step of 5 rows.
+    Rows are the first axis of every array, so sizes, and offsets of contiguous views, are
+    proportional to the number of rows. For example, 24 elements with ``TRACED_ROWS`` rows are 12
+    per row, hence 60 in a step with 5 rows.
     """
     share, rest = divmod(count, TRACED_ROWS)
     if rest:
@@ -40,9 +40,9 @@ def per_row(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An integer parameter: ``constant + num_rows * per_row``.
+    """An integer parameter of a launch, whose value is ``constant + num_rows * per_row``.
 
-    Where ``buffer`` is the number of a buffer, it is an address, and counts from its start.
+    If ``buffer`` is not None, the value is an offset in that buffer, and the parameter an address.
     """
 
     constant: int
@@ -51,7 +51,10 @@ class Operand:
 
 
 class _NotNumPy:
-    """Refuses what NumPy would make of an object that is no array: an array of objects."""
+    """Raises ``NotCapturable`` if NumPy is applied to the object.
+
+    Without this class, NumPy would make an array of Python objects.
+    """
 
     __slots__ = ()
     __array_ufunc__ = None
@@ -64,7 +67,7 @@ class _NotNumPy:
 
 
 class TracedPositions(_NotNumPy):
-    """The positions of a step's tokens, int32 [rows]: RoPE alone can read them."""
+    """The positions of a step's tokens, int32 [rows]. Only RoPE supports them."""
 
     __slots__ = ("operand",)
 
@@ -73,11 +76,11 @@ class TracedPositions(_NotNumPy):
 
 
 class TracedArray(_NotNumPy):
-    """An array [rows, ...] of the step that ``capture`` captures, in one of its buffers.
+    """A placeholder for an array [rows, ...] of the captured step, in one of the graph's buffers.
 
-    ``view`` is a NumPy array with the shape and the strides of this one for ``TRACED_ROWS`` rows,
-    inside the buffer's memory; nobody reads or writes its numbers. Views are taken of it, and
-    arithmetic adds a node to the graph.
+    ``view`` is a NumPy array in the buffer's memory, with the shape and strides of this array for
+    ``TRACED_ROWS`` rows. Its elements are never read or written. Indexing and reshaping return
+    traced views, and arithmetic adds a node to the graph.
     """
 
     __slots__ = ("_buffer", "_view", "capture")
@@ -89,37 +92,37 @@ class TracedArray(_NotNumPy):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its elements."""
+        """The dtype of the array's elements."""
         return self._view.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape, with ``TRACED_ROWS`` rows."""
+        """The array's shape, with ``TRACED_ROWS`` rows."""
         return self._view.shape
 
     @property
     def ndim(self) -> int:
-        """The number of its axes."""
+        """The number of axes."""
         return self._view.ndim
 
     @property
     def row_size(self) -> int:
-        """Elements of one row."""
+        """The number of elements of one row."""
         return per_row(self._view.size)
 
     @property
     def num_elements(self) -> Operand:
-        """Elements of all rows."""
+        """The number of elements of all rows, as a parameter of a launch."""
         return Operand(0, self.row_size)
 
     @property
     def operand(self) -> Operand:
-        """Its address.
+        """The array's address, as a parameter of a launch.
 
         Raises
         ------
         NotCapturable
-            It is not contiguous.
+            The array is not contiguous.
         """
         if not self._view.flags.c_contiguous:
             raise NotCapturable("its code needs a copy of an array")
@@ -151,7 +154,7 @@ class TracedArray(_NotNumPy):
         return self._as_view(self._view.squeeze(axis))
 
     def astype(self, dtype: Any) -> TracedArray:
-        """Return itself; NotCapturable for any other type than its own."""
+        """Return the array itself if it has this dtype, else raise ``NotCapturable``."""
         if np.dtype(dtype) != self.dtype:
             raise NotCapturable(f"it converts to {dtype}")
         return self
@@ -163,7 +166,7 @@ class TracedArray(_NotNumPy):
         if isinstance(other, TracedArray):
             return self._elementwise(graph_ops.MULTIPLY, other)
         number = np.asarray(other)
-        # A scalar of NumPy's own gives the product its type.
+        # A NumPy scalar, unlike a Python number, may change the dtype of the product.
         typed = isinstance(other, np.generic | np.ndarray) and number.dtype != np.float32
         if number.ndim or typed:
             raise NotCapturable("it multiplies by an array that is not of the step")

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from numba.core.registry import cpu_target
 
-LANES = 16  # float32 in a vector of the kernels, on every CPU
+LANES = 16  # float32 elements in a vector of the kernels, the same on every CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """The vector registers of a CPU: ``count`` of them, with ``lanes`` float32 each.
+    """The vector registers of a CPU: ``count`` registers of ``lanes`` float32 elements each.
 
-    Kernels are written in vectors of ``LANES`` numbers. LLVM divides a vector among narrower
-    registers, so every sum has the same order with AVX-512, AVX2 and NEON, and every result the
-    same bits. Only the number of vectors that fit differs.
+    Kernels use vectors of ``LANES`` elements. LLVM splits a vector into several registers if they
+    are narrower. So every sum has the same order, and every result the same bits, with AVX-512,
+    AVX2 and NEON. Only the number of vectors that fit in registers differs.
 
-    ``converts_float16``: whether an instruction widens float16.
+    ``converts_float16`` is whether the CPU has an instruction that widens float16.
     """
 
     lanes: int
@@ -25,15 +25,18 @@ class Registers:
     converts_float16: bool
 
     def tile_rows(self, vectors: int, max_rows: int) -> int:
-        """Return the rows of a tile of sums of so many vectors each: 1 to ``max_rows``.
+        """Return the rows of a register tile whose rows are ``vectors`` vectors: 1 to ``max_rows``.
 
-        One row of operands and one factor need registers too.
+        Registers are also needed for one row of operands and one factor.
         """
         free, row = self.count - 1, vectors * LANES // self.lanes
         return max(1, min(max_rows, free // row - 1))
 
     def tile(self, max_rows: int, max_vectors: int) -> tuple[int, int]:
-        """Return rows and vectors of a register tile; one vector if registers are narrower."""
+        """Return the rows and the vectors per row of a register tile.
+
+        The tile has one vector per row if registers are narrower than a vector.
+        """
         vectors = max_vectors if self.lanes == LANES else 1
         return self.tile_rows(vectors, max_rows), vectors
 
