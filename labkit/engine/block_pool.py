@@ -1,8 +1,8 @@
 """The pool of KV blocks: reference counts, the free list, and cached blocks.
 
-A block is in one of three states: *free*; *in use*, with a reference for each request whose
-block table names it; or *evictable*, with no reference but cached, because a later request may
-begin with the same tokens.
+A block is in one of three states. *free*: unused. *in use*: it has a reference for each request
+whose block table names the block. *evictable*: it has no reference but is cached, because a later
+request may begin with the same tokens.
 
     allocate            free -> in use
     touch               adds a reference (evictable -> in use)
@@ -62,7 +62,7 @@ class BlockPool:
         Raises
         ------
         ValueError
-            Fewer than ``count`` blocks are free; nothing is allocated.
+            Fewer than ``count`` blocks are free. Nothing was allocated.
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): {len(self._free)} blocks are free")

@@ -48,7 +48,7 @@ def cast_target(options: config.Engine) -> str | None:
 
 
 def matrix_storage(options: config.Engine) -> MatrixStorage:
-    """Return how matrices are stored: unchanged if labkit's own kernels multiply them."""
+    """Return the storage of matrices: ``as_stored`` if labkit's own kernels multiply them."""
     if options.weights is config.Weights.float32:
         return MatrixStorage.dequantized
     on_numpy = options.name != "mlx_lm" and options.attention.device is config.Device.cpu
@@ -96,7 +96,7 @@ def cast_parameters(
 
     If ``dtype`` is half precision, parameters that mlx_lm keeps in float32 when it converts a
     model (``cast_predicate``) stay as they are. Quantised weights stay quantised, unless
-    ``matrix_storage`` is ``dequantized``; their scales are cast.
+    ``matrix_storage`` is ``dequantized``, but their scales are cast.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -125,7 +125,7 @@ def cast_parameters(
 
 
 def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
-    """Return the bytes of an MLX model's weights by dtype; quantised ones as ``quantised``."""
+    """Return the bytes of an MLX model's weights by dtype, or under ``quantised``."""
     from mlx.utils import tree_flatten
 
     total: dict[str, int] = {}

@@ -51,7 +51,7 @@ class LLM:
     **options
         The options of ``labkit.config.Engine``, named without their group:
         ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``. ``parallel_size`` is
-        ``engine.parallel.size``; the ranks are started and ended with the ``LLM``. ``name`` is
+        ``engine.parallel.size``. The ranks are started and ended with the ``LLM``. ``name`` is
         not accepted. Neither are ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``,
         because they must be set before MLX and numba are imported (``labkit.machine``,
         ``NUMBA_NUM_THREADS``, MLX's own variables).

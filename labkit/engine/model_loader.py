@@ -71,7 +71,7 @@ def _modules() -> ModuleLoader:
     Keys that are not a ``KVHandle`` are passed to mlx_lm's own function, so a model also runs with
     mlx_lm's caches. The modules have no state, so any number of engines share them. They are never
     freed, because MLX would run the graphs of their compiled functions for a function that is
-    compiled later at the same address (see ``compiled_blocks``).
+    compiled later at the same address (see ``compiled_feed_forward``).
     """
     original = import_plain("base").scaled_dot_product_attention
 
@@ -104,7 +104,8 @@ def load_model(
     model_dir
         A directory with config.json and model*.safetensors.
     layers
-        Load only the first ``layers`` layers, the last norm and the output layer; None: all.
+        Load only the first ``layers`` layers, the last norm and the output layer (None: all
+        layers).
     dtype
         The MLX dtype that floating-point weights are cast to (None: each keeps its own).
     matrix_storage

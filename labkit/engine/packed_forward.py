@@ -153,7 +153,7 @@ class PackedForward:
         return None if self._graph_runner is None else self._graph_runner.reason
 
     def _replay(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
-        """Replay the step's captured graph; return its logits, or None if it cannot be replayed."""
+        """Replay the captured graph. Return the logits, or None if the step cannot be replayed."""
         if self._graph_runner is None:
             if self.name != "numpy":
                 return None

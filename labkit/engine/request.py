@@ -118,7 +118,7 @@ class SamplingParams:
         self._freeze()
 
     def _freeze(self) -> None:
-        """Check and copy the values that the caller could still change; set derived fields."""
+        """Copy the values that the caller could still change, and set the derived fields."""
         bias = {int(token): float(value) for token, value in dict(self.logit_bias).items()}
         for token, value in bias.items():
             if token < 0 or not math.isfinite(value):
@@ -278,5 +278,5 @@ class RequestState:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens in the KV cache after ``max_tokens`` tokens; the last one is never computed."""
+        """Tokens in the KV cache at ``max_tokens``. The last output token is never computed."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1

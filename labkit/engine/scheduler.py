@@ -20,13 +20,13 @@ A step with the default options (the alternatives are in ``scheduling_policies``
 
 Invariants, each pinned by a test:
 
-- A request has no prefill or decode state: ``num_computed_tokens`` catches up with the tokens
-  known, and a chunk samples iff it reaches the last of them.
-- A request has KV memory for every token that a step computes for it. If none is free, the
-  running request that is last in the queue's order is preempted: it waits again, and keeps its
-  token ids.
-- Finish, abort and preempt share one release path; a result for a request that no longer runs
-  is dropped.
+- A request has no prefill or decode state: ``num_computed_tokens`` catches up with the known
+  tokens, and a chunk samples iff it reaches the last known token.
+- A request has KV memory for every token that a step computes for it. If no memory is free, the
+  running request that is last in the queue's order is preempted: it waits again and keeps its token
+  ids.
+- Finish, abort and preempt share one release path. The result of a request that no longer runs is
+  dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from labkit.engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Owns every live request and moves it between waiting, running and finished.
+    """Owns all live requests and moves them between waiting, running and finished.
 
     Parameters
     ----------

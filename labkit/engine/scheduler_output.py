@@ -115,7 +115,7 @@ class StepBuilder:
 
     @property
     def only_phase(self) -> Phase | None:
-        """The phase of every chunk; None if the step is mixed or empty."""
+        """The phase that all chunks have, or None if the step is mixed or empty."""
         decodes, prefills = self.chunks
         if bool(decodes) is bool(prefills):
             return None

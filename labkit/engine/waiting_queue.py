@@ -1,8 +1,8 @@
 """The queue of requests that wait to be admitted.
 
 A server may have 100,000 waiting requests, and every admission reads the queue, so both orders (by
-key and by arrival) are binary heaps. A request that leaves from the middle (an abort) leaves its
-entries behind; they are removed when they reach the top of a heap.
+key and by arrival) are binary heaps. If a request is removed from the middle (an abort), its
+entries stay in the heaps until they reach the top.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ METAL_LIMITS = DeviceLimits(112, 8, False, 0, 512)
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A kernel and its grid; ``kernel``, ``grid`` and ``reason`` as in ``LaunchReport``."""
+    """A kernel and its grid. ``kernel``, ``grid`` and ``reason`` are as in ``LaunchReport``."""
 
     kernel: Literal["decode", "tiled"]
     grid: tuple[int, ...]

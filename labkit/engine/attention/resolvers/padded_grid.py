@@ -30,20 +30,20 @@ class PaddedGridResolver(Resolver):
     def lookup(
         self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
     ) -> tuple[PaddedGridLookup, float]:
-        """Return the lookup; no map is built."""
+        """Return the lookup, which needs no map."""
         longest = int(np.diff(cu_seqlens_q).max(initial=0))
         return PaddedGridLookup(longest, -(-longest // BQ)), 0.0
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide by the longest query; a token past the end of its sequence is surplus."""
+        """Divide by the longest query. A token past the end of its sequence is surplus."""
         sequence, row = unit // lookup.tokens, unit % lookup.tokens
         token = cu[sequence] + row
         return (sequence if token < cu[sequence + 1] else -1), token, 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide by the Q-blocks of the longest query; the kernel detects a surplus Q-block."""
+        """Divide by the Q-blocks of the longest query. The kernel detects a surplus Q-block."""
         return unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0
 
     @staticmethod

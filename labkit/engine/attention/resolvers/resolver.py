@@ -56,12 +56,18 @@ class Resolver:
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return a unit's (sequence, packed query token, search steps); sequence -1: surplus."""
+        """Return a unit's (sequence, packed query token, search steps).
+
+        The sequence is -1 for a surplus unit, which has no work.
+        """
         raise NotImplementedError
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return a Q-block's (sequence, first row in it, search steps); sequence -1: surplus."""
+        """Return a Q-block's (sequence, first row in the sequence, search steps).
+
+        The sequence is -1 for a surplus Q-block, which has no work.
+        """
         raise NotImplementedError
 
     @staticmethod

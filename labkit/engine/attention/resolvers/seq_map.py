@@ -89,7 +89,7 @@ class UserResolver(SeqMapResolver):
     Parameters
     ----------
     path
-        ``package.module:Class``; the class is called without arguments.
+        ``package.module:Class``. The class is called without arguments.
 
     Raises
     ------
