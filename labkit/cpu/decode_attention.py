@@ -200,7 +200,7 @@ def add_value_rows(
 
 @inlined
 def run_length(params: Any, key: int, end: int) -> int:
-    """Return the number of keys to read together: ``RUN_KEYS`` if so many are adjacent, else 1."""
+    """Return the number of keys to read together: ``RUN_KEYS`` if they are adjacent, else 1."""
     return RUN_KEYS if run_end(params, key, end) - key >= RUN_KEYS else 1
 
 

@@ -215,7 +215,7 @@ class TileCall(NamedTuple):
 
 
 class WidenCall(NamedTuple):
-    """The arguments of a function that widens one panel of a span; see ``TileCall``."""
+    """The arguments of a function that widens one panel of a span, as in ``TileCall``."""
 
     span: Any
     records: Any

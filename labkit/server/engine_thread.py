@@ -105,7 +105,7 @@ class EngineThread:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the current step or command started; 0 while idle."""
+        """Seconds since the current step or command started, or 0 while the thread is idle."""
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 

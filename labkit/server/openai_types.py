@@ -88,7 +88,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 
 
 class Function(Struct, forbid_unknown_fields=True):
-    """A function that the model may call; ``parameters`` is a JSON schema."""
+    """A function that the model may call. ``parameters`` is a JSON schema of its arguments."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
     description: str | None = None

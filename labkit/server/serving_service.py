@@ -168,7 +168,10 @@ class Service:
         return generation
 
     def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
-        """Remove an ended request and record its metrics; if ``abort``, abort it in the engine."""
+        """Remove an ended request from the live ones and record its metrics.
+
+        If ``abort`` is true, the request is also aborted in the engine.
+        """
         generation = self._live.pop(request_id, None)
         if generation is None:
             return

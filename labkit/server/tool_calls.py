@@ -154,7 +154,10 @@ class ToolCallParser:
             yield from _nonempty(buffered)
 
     def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
-        """Yield the calls in the text between two marks; if none, yield text and marks as text."""
+        """Yield the calls in the text between a start and an end mark.
+
+        If the text contains no call, yield it with its marks as plain text.
+        """
         calls = self._format.parse(text, self._tools)
         yield from calls or _nonempty(f"{self._format.start}{text}{mark}")
 
