@@ -235,7 +235,7 @@ def peak_rss() -> int:
 
 
 def _process_sizes(pid: str) -> dict[str, int]:
-    """Return a process's ``Vm*`` sizes in bytes."""
+    """Return the ``Vm*`` sizes in /proc/PID/status, in bytes by name."""
     lines = _read_text(f"/proc/{pid}/status").splitlines()
     words = [line.split() for line in lines if line.startswith("Vm")]
     sizes = {name.rstrip(":"): int(size) * 1024 for name, size, _ in words}
@@ -256,7 +256,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the ids of a process's live children; empty where the kernel does not list them."""
+    """Return the ids of a process's live children, or none if the kernel does not list them."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         lists = [_read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads]

@@ -57,7 +57,7 @@ class MemoryProfile:
     wired: WiredSettings | None = None
 
     def __post_init__(self) -> None:
-        """Check that the sizes are consistent."""
+        """Check that neither the available memory nor the working set exceeds the total."""
         if not (0 <= self.available <= self.total and 0 < self.working_set <= self.total):
             raise ValueError(
                 f"{self.name}: {self.total} bytes of memory, {self.available} available and a "

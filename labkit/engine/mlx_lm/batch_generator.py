@@ -131,7 +131,7 @@ class MlxLmEngine:
         return any(request.request_id == request_id for request in requests)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request and free its KV memory; unknown or finished ids are ignored."""
+        """Drop a request and free its KV memory. Unknown or finished ids are ignored."""
         self._pending_refusals = [
             event for event in self._pending_refusals if event.request_id != request_id
         ]

@@ -37,7 +37,7 @@ class TimedResponse(NamedTuple):
 def measure(streams: int, silence_s: float) -> dict[str, Any]:
     """Measure the client's overhead with a null server that serves ``streams`` requests at once.
 
-    A response is failed when nothing of it has arrived for ``silence_s`` seconds.
+    ``silence_s`` is that of ``HttpClient``.
 
     Returns
     -------

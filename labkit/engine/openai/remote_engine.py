@@ -108,7 +108,7 @@ class RemoteEngine:
         self._client.send(key, self._payloads.path, payload.body)
 
     def abort(self, request_id: str) -> None:
-        """Close a request's connection; unknown or finished ids are ignored."""
+        """Drop a request and close its connection. Unknown or finished ids are ignored."""
         self._pending_refusals = [
             event for event in self._pending_refusals if event.request_id != request_id
         ]

@@ -34,7 +34,7 @@ ENDPOINT_PATHS = {Api.completions: "/v1/completions", Api.chat: "/v1/chat/comple
 
 
 class PayloadBuilder:
-    """Builds request bodies for one server.
+    """A builder of request bodies for one server.
 
     Parameters
     ----------

@@ -15,9 +15,9 @@ COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 class NullChunkTimes(NamedTuple):
-    """The times of a null server's chunk (``time.perf_counter``): two of the server, one of ours.
+    """The times of a null server's chunk, on ``time.perf_counter``.
 
-    ``chunk_received`` is the time at which the client read the chunk.
+    The server measures ``request_received`` and ``chunk_sent``, the client ``chunk_received``.
     """
 
     request_received: float

@@ -27,7 +27,8 @@ def check(experiment: config.Experiment) -> None:
     Raises
     ------
     ConfigError
-        A size is not a multiple of the number of ranks. The message is one line with the size.
+        A size of the model cannot be divided among the ranks. The message is one line with the
+        size.
     """
     size = experiment.engine.parallel.size
     if size == 1 or experiment.engine.name != "paged" or experiment.model.shape is not None:

@@ -37,7 +37,7 @@ class RankShutdown(Exception):
 
 
 class RankWorker:
-    """Executes the calls that arrive over ``pipe`` on the engine of one rank."""
+    """A worker that executes the calls that arrive over ``pipe`` on one rank's engine."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe

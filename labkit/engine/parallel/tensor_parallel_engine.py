@@ -85,7 +85,7 @@ class TensorParallelEngine:
         self._live.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request; unknown or finished ids are ignored."""
+        """Drop a request in all ranks. Unknown or finished ids are ignored."""
         if request_id in self._live:
             self._call("abort", request_id)
             self._live.discard(request_id)
@@ -114,7 +114,7 @@ class TensorParallelEngine:
         return events
 
     def is_running(self, request_id: str) -> bool:
-        """Return whether a request is admitted and has not ended."""
+        """Return whether the ranks' schedulers have admitted a request that has not ended."""
         return request_id in self._snapshot.running
 
     def kv_bytes(self) -> KVBytes:

@@ -36,7 +36,7 @@ SPLIT_PATTERN = (
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
-    """Build a file's tokenizer.
+    """Build the tokenizer of a GGUF file from its metadata.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class Question:
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """Return the packaged questions with their texts."""
+    """Return the packaged questions, each with the text that it is about."""
     return tuple(
         Question(_text(entry), entry["question"])
         for entry in json.loads((PACKAGE_DIR / "questions.json").read_text("utf-8"))

@@ -104,7 +104,10 @@ class Reference:
             return
 
     def check(self, workload: Workload, wanted: int, taken: FrameDigests) -> dict[str, Any]:
-        """Return the record's outputs of a request: expected and actual picks, pixels, reference.
+        """Check a request and return its outputs for the record.
+
+        The outputs are the expected and the actual picks, and the digests of the arm's and of the
+        reference's frames.
 
         Raises
         ------
