@@ -85,7 +85,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class CaseRecord:
-    """The results of one case of the workload, or the reason why it was skipped."""
+    """The results of one case of the workload, or the reason that the case was skipped."""
 
     case: str
     skipped: str | None = None

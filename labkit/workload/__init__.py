@@ -1,7 +1,7 @@
 """Workloads: the work that an engine is measured on, such as kernel cases or requests.
 
-A new workload of a known kind is one file in ``conf/workload``. A new kind is a user's class,
-named by ``workload.kind=package.module:Class`` and created without arguments.
+To add a workload of a known kind, add a file to ``conf/workload``. To add a kind, write a class
+that takes no arguments and set ``workload.kind=package.module:Class``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def kind_of(experiment: Experiment) -> WorkloadKind:
     Raises
     ------
     ConfigError
-        A user's class cannot be imported or created.
+        The user's class that ``workload.kind`` names cannot be imported or created.
     """
     name = experiment.workload.kind
     if is_class_path(name):
@@ -52,7 +52,7 @@ def check(experiment: Experiment) -> None:
 
 
 def prepare(experiment: Experiment) -> None:
-    """Check that the engine can serve the workload and cache what the workers need.
+    """Check that the engine can serve the workload and cache its prompts for the workers.
 
     See ``WorkloadKind.prepare``.
     """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from labkit.config import ArrivalKind, Arrivals, require
 from labkit.workload.tokenized_prompts import Prompt
 
-STREAM = 7  # random stream of the seed; prompts and warm-up use others
+STREAM = 7  # number of the seed's random stream; prompts and warm-up use other streams
 
 
 def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
@@ -28,7 +28,7 @@ def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np
 
 
 def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float] | None:
-    """Return the earliest time to send each request (seconds); None in a closed loop.
+    """Return the earliest time (seconds) to send each request, or None in a closed loop.
 
     With a rate, the drawn times are the arrivals of sessions. A later request of a session has
     time 0, because it waits only for the answer to the request before. With the same seed, a

@@ -12,7 +12,7 @@ EXACT_SOURCES = ("synthetic", "trace")  # sources whose lengths are known withou
 
 
 def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:
-    """Return warnings about the server, the KV memory and the batch rows, one sentence each.
+    """Return the warnings about the server, the KV memory and the number of batch rows.
 
     ``together``: prompt and output tokens of the longest requests that can be in flight at once.
     """

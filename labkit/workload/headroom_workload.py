@@ -42,15 +42,16 @@ class Claim:
 
 
 def claim(experiment: Experiment) -> Claim:
-    """Compute an arm's claim.
+    """Compute the memory that an arm claims.
 
-    A pool of blocks takes all memory that the policy grants. Without a pool (``auto``, as in
-    mlx_lm) memory grows with the requests, and the largest set that can be in flight counts.
+    An engine with a pool of blocks claims all memory that the policy grants. Without a pool
+    (``auto``, as in mlx_lm) memory grows with the requests. Then the claim is the memory of the
+    longest requests that can be in flight together.
 
     Raises
     ------
     ConfigError
-        The policy refuses, or the model's sizes are unknown.
+        The policy refuses the model, or the model's sizes are unknown.
     """
     engine = experiment.engine
     planned = budget.check(experiment)

@@ -9,8 +9,8 @@ equally often in each position:
    leaves there and not what the previous arm left. On cold caches a flush evicts both.
 2. The output is poisoned, the launch is timed, the output is checked. Small batches on hot
    caches are launched three times and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
-   On a device with a queue a chain of launches is timed, then a launch by itself; on cold
-   caches only the latter, because the second launch of a chain would find them hot.
+   On a device with a queue, a chain of launches is timed and then a single launch. On cold
+   caches only the single launch is timed, because a chain's second launch would find hot caches.
 
 Without the wash-out, the first launch after a switch of arms is 2 % slower than the second on
 small cases, which would penalise an arm that has more to load.
@@ -165,7 +165,7 @@ class InterleavedKernels:
         arm.report = (single or fastest).report
 
     def _timed_launch(self, arm: ArmSamples, launch_name: str, chain_length: int) -> TimedLaunch:
-        """Time a launch or a chain, check its outputs and count it."""
+        """Time a launch or a chain, check the outputs and update the arm's counters."""
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
@@ -176,7 +176,7 @@ class InterleavedKernels:
         return launch
 
     def _measurement(self, index: int) -> Measurement:
-        """Return one arm's measurement of all its cases."""
+        """Return the measurement of one arm (its index), with all its cases."""
         arm, records = self._arms.arms[index], []
         values: dict[str, NDArray[np.float32]] = {}
         for case in arm.workload.cases:

@@ -62,7 +62,7 @@ class KernelArms:
     Parameters
     ----------
     arms
-        At least one.
+        The arms, in the cell's order; not empty.
     seed
         Seed of the inputs and block tables; the same in every run.
     clock

@@ -87,7 +87,7 @@ class KernelWarmup:
             return replace(prepared, chain_digests=self._first_chain(prepared))
 
     def _first_chain(self, prepared: PreparedArm) -> tuple[bytes, ...]:
-        """Launch a chain and return the digests of its outputs; empty if chains are not timed."""
+        """Launch the first chain, if chains are timed, and return the digests of its outputs."""
         length, launch_name = prepared.batch.chain_length, "the first chain"
         if length == 1:
             return ()

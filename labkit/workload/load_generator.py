@@ -54,7 +54,7 @@ class LoadGenerator:
     Parameters
     ----------
     engine
-        The engine under test. It receives no other requests meanwhile.
+        The engine under test. It must receive no other requests during the run.
     requests
         In the order of the schedule.
     schedule

@@ -20,7 +20,7 @@ class InvalidOutput(Exception):
 
 
 class StaleOutput(Exception):
-    """An output that another launch wrote: the kernel's stamp is not the expected one."""
+    """An output was written by another launch: the kernel's stamp is not the expected stamp."""
 
     outcome = "stale"  # of the run that raises it: labkit.experiment.run_failures
 

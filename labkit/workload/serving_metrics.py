@@ -85,7 +85,7 @@ class ServedRequest:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None for a single token."""
+        """Seconds per token after the first token, or None if there is only one token."""
         if self.output_tokens < 2:
             return None
         return (self.e2e - self.ttft) / (self.output_tokens - 1)

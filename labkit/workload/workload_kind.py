@@ -111,7 +111,7 @@ class WorkloadKind(Protocol):
         """
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check that this engine can serve the workload, and cache what workers need.
+        """Check that the engine can serve the workload, and cache its prompts for the workers.
 
         Raises
         ------

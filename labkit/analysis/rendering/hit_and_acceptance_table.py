@@ -47,7 +47,7 @@ def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[Att
 
 @section("Attainable and attained rates")
 def hit_and_acceptance_section(report: CellReport) -> Parts:
-    """Show prefix hits, accepted drafts and padding beside what was attainable."""
+    """Show every arm's attainable and attained prefix hits, accepted drafts and padding."""
     return table_parts(hit_and_acceptance_table(report.cell, report.records))
 
 

@@ -102,7 +102,7 @@ class RunTimeline:
         return PHASES if self.waiting_known else PHASES[1:]
 
     def caption(self) -> str:
-        """Return a caption with the arm, the run and notes on what is missing."""
+        """Return a caption with the arm, the run and notes on missing phases or requests."""
         text = f"{self.arm}, run {self.run}: memory, and below it each request's phases"
         if not self.waiting_known:
             text += " (prefill includes waiting: this engine does not report admissions)"

@@ -75,7 +75,7 @@ def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] 
 
 @section("Request outcomes")
 def request_outcomes_section(report: CellReport) -> Parts:
-    """Show how many requests were served, refused and failed."""
+    """Show the numbers of served, refused and failed requests."""
     return table_parts(request_outcomes_table(report.cell, report.records))
 
 

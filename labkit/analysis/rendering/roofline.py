@@ -165,7 +165,7 @@ def case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
 def cases_line(points: Sequence[RooflinePoint]) -> str:
     """Return the legend line with each case's number and name.
 
-    If there are several arms, it notes why their marks are drawn side by side.
+    If there are several arms, the line explains why their marks are drawn side by side.
     """
     text = "; ".join(f"{n} {case}" for case, n in case_numbers(points).items())
     arms = len({p.arm for p in points})
