@@ -90,7 +90,7 @@ class Counters:
         self._values[name] = max(self._values[name], value)
 
     def add_all(self, amounts: Mapping[str, float]) -> None:
-        """Add to each named counter its amount."""
+        """Add each amount to the counter of its name."""
         values = self._values
         for name, amount in amounts.items():
             values[name] += amount

@@ -60,7 +60,7 @@ class InputBuilder:
         self._logit_rows: Ints = read_only(np.zeros(0, np.int32))
 
     def build(self, output: SchedulerOutput) -> Batch:
-        """Return the batch of a step, with its chunks packed in their order."""
+        """Return the batch of a step: its chunks, packed in their order."""
         if output.is_decode_only:
             return self._build_decodes(output.chunks)
         tokens: list[int] = []

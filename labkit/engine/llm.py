@@ -196,7 +196,7 @@ class LLM:
 def defer_sigint() -> Iterator[None]:
     """Defer ctrl-C to the end of the context, so that a step is never interrupted.
 
-    Only in the main thread, because Python raises ``KeyboardInterrupt`` nowhere else.
+    This has an effect in the main thread only: Python raises ``KeyboardInterrupt`` nowhere else.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:

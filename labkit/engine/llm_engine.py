@@ -120,7 +120,7 @@ class LLMEngine:
         return bool(self._refused) or self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
-        """Run one batch. Return the error events of refused requests, then those of the batch.
+        """Run one batch. Return error events of refused requests, then the batch's token events.
 
         An exception aborts every request, because the state of the step in flight is unknown.
         """

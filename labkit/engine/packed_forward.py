@@ -90,7 +90,7 @@ class PackedForward:
         self._num_all_reduces = loaded.num_all_reduces
 
     def __call__(self, batch: Batch, step: StepAttention, counters: Counters) -> Logits:
-        """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
+        """Run a step and return the logits of ``batch.logit_rows``: float32 [rows, vocabulary].
 
         Raises
         ------

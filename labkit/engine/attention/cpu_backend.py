@@ -83,7 +83,7 @@ class CpuBackend(PagedBackend):
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
-        """Write and attend; see ``Attention.forward``."""
+        """Write new keys and values, then attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
         batch: CpuPrepared = metadata.prepared
         launch = batch.launches.get(bound.kind) or self.prepare(metadata, bound)

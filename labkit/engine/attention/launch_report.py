@@ -94,7 +94,7 @@ class LaunchReport:
         return counters
 
     def _labelled(self, *names: str) -> dict[str, float]:
-        """Return the number of launches as counter ``<field>.<value>``, as in ``kernel.decode``."""
+        """Return a launch counter ``<field>.<value>`` for each field, such as ``kernel.decode``."""
         values = {name: getattr(self, name) for name in names}
         return {f"{name}.{v}": self.launches for name, v in values.items() if v is not None}
 

@@ -66,7 +66,7 @@ class MetalBackend(MlxBackend):
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
-        """Write and attend; see ``Attention.forward``."""
+        """Write new keys and values, then attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
         prepared: _MetalPrepared = metadata.prepared
         params = prepared.params.get(bound.kind) or self.prepare(metadata, bound)

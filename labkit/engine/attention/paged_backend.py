@@ -212,7 +212,7 @@ class PagedBackend:
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
-        """Write and attend; see ``Attention.forward``."""
+        """Write new keys and values, then attend; see ``Attention.forward``."""
         bound = self.bound_layer(layer)
         input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         if k is not None:

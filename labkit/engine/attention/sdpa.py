@@ -61,7 +61,7 @@ class SdpaAttention:
         self._layers[layer] = SdpaLayer(layer, scale, window, mlx_sinks)
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, step: SdpaStep, out: Any = None) -> Any:
-        """Write and attend; see ``Attention.forward``."""
+        """Write new keys and values, then attend; see ``Attention.forward``."""
         if k is not None:
             step.write(layer, k, v)
         result, report = step.attend(self._layers[layer], q)

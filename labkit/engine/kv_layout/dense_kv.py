@@ -143,7 +143,7 @@ class DenseKVCacheManager(KVCacheManager):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes allocated now."""
+        """Bytes of the arrays allocated now, for all requests."""
         return self.stats.allocated
 
     @property

@@ -140,7 +140,7 @@ class PagedKVCacheManager(KVCacheManager):
         return len(shared) * self.block_size
 
     def _match_prefix(self, state: RequestState) -> list[int]:
-        """Return the cached blocks of the request's prefix, without its last known token."""
+        """Return the cached blocks of the request's prefix that end before its last known token."""
         max_blocks = (state.num_tokens - 1) // self.block_size
         blocks = self._prefix_cache.match(state.token_ids, max_blocks)
         return blocks[: len(blocks) - len(blocks) % self._reuse_blocks]
