@@ -12,7 +12,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel, its operands and its grid."""
+    """A Metal kernel's source with the operands and the grid of one call."""
 
     name: str  # as Metal's tools show it
     header: str  # Metal source before the kernel

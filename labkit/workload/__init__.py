@@ -52,7 +52,7 @@ def check(experiment: Experiment) -> None:
 
 
 def prepare(experiment: Experiment) -> None:
-    """Check that the engine can serve the workload and cache its prompts for the workers.
+    """Check that the engine can serve the workload, and cache inputs such as prompts.
 
     See ``WorkloadKind.prepare``.
     """

@@ -216,7 +216,7 @@ class KernelMemory:
         return memory if memory.q is self.q else replace(memory, out=np.empty_like(memory.q))
 
     def view(self, size: CaseGeometry, workload: Workload, block_size: int) -> Arrays:
-        """Return the beginning of each array in the shape of a case."""
+        """Return views of the first elements of each array, in the shapes of a case."""
         rows = (size.total_q, workload.num_heads, workload.head_dim)
         pool = (size.num_blocks, block_size, workload.num_kv_heads, workload.head_dim)
         return Arrays(

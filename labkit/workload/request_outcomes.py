@@ -24,7 +24,7 @@ def outcome_notes(
     entries
         All requests, served or not.
     workload
-        Its arrivals and latency limits are used.
+        The workload, for its arrivals and latency limits.
     cpu_s
         CPU seconds of the load generator: everything but the engine's steps.
     seconds

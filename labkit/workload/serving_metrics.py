@@ -145,7 +145,7 @@ def serving_metrics(
 
 
 def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
-    """Return the sent rate and the lateness in an open loop; an empty tuple in a closed loop.
+    """Return the request rate and the lateness of an open loop, or nothing in a closed loop.
 
     ``entries``: all requests, served or not.
     """

@@ -111,7 +111,7 @@ class WorkloadKind(Protocol):
         """
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check that the engine can serve the workload, and cache its prompts for the workers.
+        """Check that the engine can serve the workload, and cache inputs such as prompts.
 
         Raises
         ------

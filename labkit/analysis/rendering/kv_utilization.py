@@ -35,7 +35,7 @@ class KVUtilization:
 
     @property
     def label(self) -> str:
-        """Both numbers and the waste: ``1.50 of 4.00 MiB, 62.5 % wasted``."""
+        """Used and reserved memory and the waste: ``1.50 of 4.00 MiB, 62.5 % wasted``."""
         waste_pct = 100 * (1 - self.used_mib / self.reserved_mib)
         return (
             f"{value_text(self.used_mib)} of {value_text(self.reserved_mib)} MiB, "
