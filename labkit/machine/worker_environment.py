@@ -2,6 +2,8 @@
 
 Inherited variables change results (``OPENBLAS_CORETYPE=Haswell`` halves the speed of sgemm on an
 AVX-512 machine), so a worker starts with a clean, known set of variables.
+
+The module imports only the standard library.
 """
 
 from __future__ import annotations
