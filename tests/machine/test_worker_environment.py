@@ -69,7 +69,7 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
         cwd=tmp_path,
         check=True,
     )
-    assert list((tmp_path / "cache" / "pycache").rglob("memory_profile.*.pyc"))
+    assert list((tmp_path / "cache" / "pycache").rglob("machine_memory.*.pyc"))
 
 
 def test_core_count_respects_quota_and_affinity(monkeypatch):

@@ -73,7 +73,7 @@ class RemoteEngine:
         self._pending_refusals: list[TokenEvent] = []
         self._counters = Counters()
         self._client_overhead: Mapping[str, Any] | None = None
-        self._cpu_s, self._loop_cpu_start_start_s = 0.0, client.cpu_seconds()
+        self._cpu_s, self._loop_cpu_start_s = 0.0, client.cpu_seconds()
         self._num_sent = 0
 
     def submit(self, request: Request) -> None:

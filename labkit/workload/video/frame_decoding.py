@@ -142,8 +142,8 @@ def _opencv(path: Path, wanted: int, threads: int) -> DecodedFrames:
         while left and capture.grab():
             place, counts.frames_decoded = counts.frames_decoded, counts.frames_decoded + 1
             if place in left:
-                frame_digests, picture = capture.retrieve()
-                if not frame_digests:
+                decoded, picture = capture.retrieve()
+                if not decoded:
                     break
                 frames[place] = np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
                 left.discard(place)
