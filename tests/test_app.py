@@ -52,7 +52,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["engine.attention.resolver=identity"], "it serves pure decode only"),
         (
             ["ablation=seq_map", "design.isolation=in_process", "engine.memory_limit=1073741824"],
-            "set design.isolation=process",
+            "set design.isolation to process or auto",
         ),
         (["workload=chat", "engine.memory_limit=268435456"], "engine.budget.bytes=1073741824"),
         (["model=local"], "set model.path=PATH"),
