@@ -31,6 +31,11 @@ $(DEV): $(READY)
 
 demo: $(READY)  ## one question, one table
 	$(RUN) -m labkit engine=paged ablation=seq_map -m
+	@echo
+	@echo "Try next:"
+	@echo "  $(RUN) -m labkit engine=paged ablation=gqa_sharing -m   # a choice with a visible effect"
+	@echo "  $(RUN) -m labkit ablation=batching -m                   # the same for an engine that serves requests"
+	@echo "  $(RUN) -m labkit.doctor                                 # what this machine can measure in a minute"
 
 test: $(DEV)
 	$(RUN) -m pytest -n 2 -m "not slow and not metal"
