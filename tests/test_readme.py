@@ -10,7 +10,7 @@ REFERENCES = ROOT / "outputs" / "reference"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["seq_map", "keyframes"])
+@pytest.mark.parametrize("name", ["gqa_sharing", "seq_map", "keyframes"])
 def test_the_committed_report_is_that_of_the_committed_records(name, tmp_path):
     import shutil
 
