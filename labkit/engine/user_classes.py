@@ -31,7 +31,7 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
     try:
         instance = getattr(importlib.import_module(module), attribute)(*args, **options)
     except Exception as error:
-        raise ValueError(f"{key}={path}: {one_line(error)}") from error
+        raise ValueError(f"{key}={path}: {one_line_with_type(error)}") from error
     name = getattr(instance, "name", None)
     if not isinstance(name, str) or not name:
         raise ValueError(f"{key}={path}: the class has no attribute `name` (a word)")
@@ -39,8 +39,3 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
         if not callable(getattr(instance, method, None)):
             raise ValueError(f"{key}={path}: the class has no method {method}()")
     return instance
-
-
-def one_line(error: Exception) -> str:
-    """Return an exception's type and message as one line."""
-    return one_line_with_type(error)

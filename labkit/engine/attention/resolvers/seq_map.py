@@ -16,6 +16,7 @@ import numpy as np
 from labkit.engine import user_classes
 from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 from labkit.kernel_abi import BQ
+from labkit.machine.exception_text import one_line_with_type
 
 SURPLUS = -1
 
@@ -115,7 +116,7 @@ class UserResolver(SeqMapResolver):
             maps = self._user_resolver.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
             raise ValueError(
-                f"resolver={self._path}: maps() {user_classes.one_line(error)}"
+                f"resolver={self._path}: maps() {one_line_with_type(error)}"
             ) from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:
