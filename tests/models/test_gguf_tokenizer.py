@@ -30,7 +30,7 @@ def test_the_smollm_pre_tokenizer_splits_digits(tmp_path):
     assert names(built(tmp_path), "12") == ["1", "2"]
     assert names(built(tmp_path, tokenizer__ggml__pre="gpt-2"), "12") == ["12"]
     assert names(built(tmp_path, tokenizer__ggml__pre="qwen2"), "12") == ["1", "2"]
-    assert names(built(tmp_path, tokenizer__ggml__pre="llama-bpe"), "12") == ["12"]
+    assert names(built(tmp_path, tokenizer__ggml__pre="llama-bpe"), "12") == ["<|start|>", "12"]
 
 
 def test_control_and_user_defined_tokens_are_matched_whole(tmp_path):
@@ -52,6 +52,24 @@ def test_the_bos_token_is_prepended(tmp_path, no_cache):
     assert chat.count(1) == 2  # the template's own, of the question and of the answer
 
 
+@pytest.mark.parametrize(
+    ("changes", "added"),
+    [
+        ({"pre": "llama-bpe"}, ([1], [])),
+        ({"pre": "llama-bpe", "add_bos_token": False}, ([], [])),
+        *(({"pre": pre}, ([], [])) for pre in ("gpt-2", "smollm", "qwen2")),
+        ({"pre": "qwen2", "add_bos_token": True}, ([1], [])),
+        ({"add_eos_token": True}, ([], [2])),
+        ({"add_bos_token": True, "add_eos_token": True, "eos_token_id": 1}, ([1], [1])),
+    ],
+)
+def test_a_text_has_the_special_tokens_that_llama_cpp_adds(tmp_path, changes, added):
+    """A key that is absent has llama.cpp's default for its pre-tokenizer (llama-vocab.cpp)."""
+    bpe = built(tmp_path, **{f"tokenizer__ggml__{key}": value for key, value in changes.items()})
+    (before, after), plain = added, bpe.encode("in", add_special_tokens=False).ids
+    assert ids(bpe, "in") == [*before, *plain, *after]
+
+
 def test_end_tokens(tmp_path):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
     generation = gguf_tokenizer.generation_config(gguf_header.read_header(path))
@@ -62,6 +80,14 @@ def test_end_tokens(tmp_path):
     ("changes", "message"),
     [
         ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama'; supported is gpt2"),
+        (
+            {"tokenizer__ggml__pre": "llama-bpe", "tokenizer__ggml__bos_token_id": None},
+            "tokenizer.ggml.bos_token_id is missing",
+        ),
+        (
+            {"tokenizer__ggml__add_bos_token": 1},
+            "tokenizer.ggml.add_bos_token is 1; it must be true or false",
+        ),
         ({"tokenizer__ggml__pre": "tekken"}, "pre-tokenizer 'tekken'; supported are gpt-2"),
         ({"tokenizer__ggml__tokens": ["a", "a"]}, "has duplicates"),
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),

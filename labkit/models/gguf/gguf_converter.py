@@ -14,7 +14,7 @@ import numpy.typing as npt
 from labkit.machine import cache_dir
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
 
-RECIPE_VERSION = 1  # part of the cache key: raise it when the written files change
+RECIPE_VERSION = 2  # part of the cache key: raise it when the written files change
 SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights held in memory
 
 

@@ -61,7 +61,7 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     _set_pre_tokenizer(built, pre)
     built.decoder = decoders.ByteLevel()
     _add_added_tokens(built, file, tokens)
-    _add_bos_processor(built, file, tokens)
+    _add_special_tokens_processor(built, file, tokens)
     return built
 
 
@@ -152,14 +152,29 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
             built.add_tokens([AddedToken(token, normalized=False)])
 
 
-def _add_bos_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    """Make the tokenizer prepend the BOS token, if the file sets ``add_bos_token``."""
-    if file.metadata.get("tokenizer.ggml.add_bos_token") is not True:
-        return
-    bos = _token_id(file, "tokenizer.ggml.bos_token_id")
-    built.post_processor = processors.TemplateProcessing(
-        single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]
-    )
+def _add_special_tokens_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
+    """Make the tokenizer add the BOS and EOS tokens that llama.cpp would add to a text.
+
+    A file without ``add_bos_token`` leaves the choice to llama.cpp's default for its
+    pre-tokenizer.
+    """
+    pre = file.string("tokenizer.ggml.pre", "default")
+    adds_bos = _flag(file, "tokenizer.ggml.add_bos_token", default=pre == "llama-bpe")
+    adds_eos = _flag(file, "tokenizer.ggml.add_eos_token", default=False)
+    bos = [_token_id(file, "tokenizer.ggml.bos_token_id")] if adds_bos else []
+    eos = [_token_id(file, "tokenizer.ggml.eos_token_id")] if adds_eos else []
+    if bos or eos:
+        built.post_processor = processors.TemplateProcessing(
+            single=[*(tokens[i] for i in bos), "$A", *(tokens[i] for i in eos)],
+            special_tokens=[(tokens[i], i) for i in dict.fromkeys([*bos, *eos])],
+        )
+
+
+def _flag(file: GGUFFile, key: str, *, default: bool) -> bool:
+    value = file.metadata.get(key, default)
+    if not isinstance(value, bool):
+        raise GGUFError(f"{key} is {value!r}; it must be true or false")
+    return value
 
 
 def _token_id(file: GGUFFile, key: str) -> int:
