@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from labkit import config
+from labkit.config import option_index
 from labkit.engine.engine_factory import create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.incremental_detokenizer import Tokenizer
@@ -49,17 +50,18 @@ class LLM:
     path
         A directory that mlx_lm can load.
     **options
-        The options of ``labkit.config.Engine``, named without their group:
-        ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``. ``parallel_size`` is
-        ``engine.parallel.size``. The ranks are started and ended with the ``LLM``. ``name`` is
-        not accepted. Neither are ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``,
-        because they must be set before MLX and numba are imported (``labkit.machine``,
-        ``NUMBA_NUM_THREADS``, MLX's own variables).
+        The options of ``labkit.config.Engine``, with or without their group: ``block_size`` or
+        ``kv_block_size`` is ``engine.kv.block_size``, and ``parallel_size`` is
+        ``engine.parallel.size``, whose ranks are started and ended with the ``LLM``. ``dtype`` is
+        ``engine.dtype``; ``engine.kv.dtype`` is ``kv_dtype``, because an option without a group
+        takes precedence. ``name`` and the group ``server`` are not accepted. Neither are ``blas``,
+        ``threads``, ``memory_limit`` and the group ``mlx``, because they must be set before MLX
+        and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own variables).
 
     Raises
     ------
     ConfigError
-        An option is unknown, or its value is not allowed.
+        An option is unknown, ambiguous or set twice, or its value is not allowed.
     EngineError
         The model cannot be served. The message gives the reason.
     """
@@ -241,46 +243,61 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
 
 
 def engine_config(options: dict[str, Any]) -> config.Engine:
-    """Return the engine's config from options that are named without their group.
-
-    For example, ``block_size`` sets ``engine.kv.block_size``.
+    """Return the engine's config from the options of ``LLM``, which ``option_key`` names.
 
     Raises
     ------
     ConfigError
-        An option is unknown, or its value is not allowed.
+        An option is unknown, ambiguous or set twice, or its value is not allowed.
     """
     tree: dict[str, Any] = {}
-    groups = _option_groups()
+    names: dict[str, str] = {}
     for name, value in options.items():
-        config.require(
-            name in groups,
-            f"{name}: no such engine option; allowed are {', '.join(sorted(groups))}",
-        )
-        group = groups[name]
-        leaf = CONFIG_NAMES.get(name, name)
+        key = option_key(name, LLM_KEYS)
+        config.require(key not in names, f"{name}: {names.get(key)} sets engine.{key} already")
+        names[key] = name
+        group, _, leaf = key.rpartition(".")
         (tree.setdefault(group, {}) if group else tree)[leaf] = value
     return config.from_plain(config.Engine, tree)
 
 
-# Options that must be set before MLX and numba are imported, and the preset's name.
-EXCLUDED_OPTIONS = ("name", "blas", "threads", "memory_limit", "mlx")
-# Options of ``LLM`` whose name in the config differs.
-CONFIG_NAMES = {"parallel_size": "size"}
+def option_key(name: str, keys: Sequence[str]) -> str:
+    """Return the key, relative to ``engine``, of the option that ``LLM`` calls ``name``.
+
+    Every option has its key with ``_`` for each dot: ``kv_dtype`` is ``engine.kv.dtype``, and
+    ``dtype`` is ``engine.dtype``. The group may be omitted (``block_size``) if no other option of
+    ``keys`` has the same last name.
+
+    Raises
+    ------
+    ConfigError
+        No option of ``keys`` has this name, or several have.
+    """
+    named = [key for key in keys if key.replace(".", "_") == name]
+    named = named or [key for key in keys if key.rpartition(".")[2] == name]
+    if not named:
+        short = sorted(option_name(key, keys) for key in keys)
+        raise config.ConfigError(f"{name}: no such engine option; allowed are {', '.join(short)}")
+    if len(named) > 1:
+        full = " or ".join(key.replace(".", "_") for key in named)
+        raise config.ConfigError(f"{name}: several engine options have this name; write {full}")
+    return named[0]
 
 
-def _option_groups() -> dict[str, str | None]:
-    """Return the group of every engine option by its name (None: an option of no group)."""
-    groups: dict[str, str | None] = {}
-    default = config.Engine()
-    for item in dataclasses.fields(default):
-        value = getattr(default, item.name)
-        if item.name in EXCLUDED_OPTIONS:
-            continue
-        if dataclasses.is_dataclass(value):
-            names = {leaf: name for name, leaf in CONFIG_NAMES.items()}
-            leaves = (leaf.name for leaf in dataclasses.fields(value))
-            groups |= {names.get(leaf, leaf): item.name for leaf in leaves}
-        else:
-            groups[item.name] = None
-    return groups
+def option_name(key: str, keys: Sequence[str]) -> str:
+    """Return the shortest name of an option: without its group, if that is unambiguous."""
+    leaf = key.rpartition(".")[2]
+    alone = sum(other.rpartition(".")[2] == leaf for other in keys) == 1
+    return leaf if alone else key.replace(".", "_")
+
+
+# Groups and options that ``LLM`` lacks: the preset's name with the servers that only engine=openai
+# starts, and what must be set before MLX and numba are imported.
+EXCLUDED_OPTIONS = ("name", "server", "blas", "threads", "memory_limit", "mlx")
+# The keys, relative to ``engine``, of the options that ``LLM`` has.
+LLM_KEYS = tuple(
+    entry.key
+    for group in option_index.option_groups(config.Engine)
+    for entry in group.entries
+    if entry.key.partition(".")[0] not in EXCLUDED_OPTIONS
+)

@@ -6,7 +6,7 @@ import pytest
 from labkit.config import ConfigError, Model, ModelShape
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.llm import as_prompts, engine_config
+from labkit.engine.llm import LLM_KEYS, as_prompts, engine_config, option_key, option_name
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,42 @@ def test_options_go_by_their_own_names():
         engine_config({"block_size": 3})
 
 
+@pytest.mark.parametrize("key", LLM_KEYS)
+def test_every_option_has_its_key_s_name_and_the_last_name_no_other_s(key):
+    """``dtype`` was engine.kv.dtype, and engine.dtype had no name."""
+    last = key.rpartition(".")[2]
+    assert option_key(key.replace(".", "_"), LLM_KEYS) == key
+    assert option_key(option_name(key, LLM_KEYS), LLM_KEYS) == key
+    same = [other for other in LLM_KEYS if other.rpartition(".")[2] == last]
+    if same == [key] or last == key:
+        assert option_key(last, LLM_KEYS) == key
+    elif last in LLM_KEYS:
+        assert option_key(last, LLM_KEYS) == last
+    else:
+        with pytest.raises(ConfigError, match=f"^{last}: several"):
+            option_key(last, LLM_KEYS)
+
+
+def test_a_name_of_two_options_is_refused():
+    keys = ("size", "kv.size", "kv.policy", "budget.policy")
+    assert option_key("size", keys) == "size" and option_name("size", keys) == "size"
+    assert option_name("kv.size", keys) == "kv_size"
+    with pytest.raises(ConfigError) as caught:
+        option_key("policy", keys)
+    assert str(caught.value) == (
+        "policy: several engine options have this name; write kv_policy or budget_policy"
+    )
+
+
+def test_the_type_computed_in_and_that_of_the_kv_cache_are_two_options():
+    chosen = engine_config({"dtype": "float16", "backend": "gather"})
+    assert (chosen.dtype.value, chosen.kv.dtype.value) == ("float16", "float32")
+    chosen = engine_config({"kv_dtype": "float16"})
+    assert (chosen.dtype.value, chosen.kv.dtype.value) == ("model", "float16")
+    with pytest.raises(ConfigError, match=r"^kv_block_size: block_size sets engine.kv.block_size"):
+        engine_config({"block_size": 8, "kv_block_size": 16})
+
+
 def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
     def fail(batch):
         raise RuntimeError("no more")
@@ -100,7 +136,9 @@ def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
     assert len(llm.generate("Third", LONG)[0].token_ids) == 30
 
 
-@pytest.mark.parametrize("name", ["name", "blas", "threads", "memory_limit"])
+@pytest.mark.parametrize(
+    "name", ["name", "blas", "threads", "memory_limit", "mlx_tf32", "server_url"]
+)
 def test_process_wide_settings_are_not_options(name, tmp_path):
     with pytest.raises(
         ConfigError, match=f"^{name}: no such engine option; allowed are "
