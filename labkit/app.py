@@ -160,7 +160,7 @@ def initialized() -> AbstractContextManager[Any]:
 
 
 def compose_cells(command: Command) -> list[ComposedCell]:
-    """Compose and check every arm of every cell, without writing anything.
+    """Compose and check every arm of every cell. Only the cache is written: a GGUF file's model.
 
     Raises
     ------
@@ -299,17 +299,19 @@ def run(command: Command) -> int:
     """Run a study, or print its plan, and return the exit code."""
     from labkit.analysis.number_format import count_text
     from labkit.experiment.job_launcher import is_lost_job
+    from labkit.machine import cache_dir
     from labkit.study_runner import Study
 
-    cells, launcher = compose_cells(command), launcher_of(command)
-    out, overrides = study_folder(command, absolute=not launcher.is_local)
-    study = Study(out, cells)
-    study.refuse_changes()
-    if cells[0].experiment.plan:
-        from labkit.experiment.study_plan import print_plan
+    with cache_dir.recorded_entries() as written:
+        cells, launcher = compose_cells(command), launcher_of(command)
+        out, overrides = study_folder(command, absolute=not launcher.is_local)
+        study = Study(out, cells)
+        study.refuse_changes()
+        if cells[0].experiment.plan:
+            from labkit.experiment.study_plan import print_plan
 
-        print_plan(cells, out)
-        return 0
+            print_plan(cells, out, written)
+            return 0
     same_command = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
     jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:

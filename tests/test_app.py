@@ -126,6 +126,23 @@ def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monkeypatch):
+    """A GGUF file is converted to see its sizes: 517 MB of "nothing was written"."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "models"))
+    import gguf_files
+
+    file = gguf_files.model(tmp_path / "m.gguf")
+    words = ["model=local", f"model.path={file}", "workload.num_requests=2", "plan=true"]
+    code, out, err = run_app(*words)
+    assert (code, err) == (0, "")
+    (converted,) = (no_cache / "models").iterdir()
+    size = sum(part.stat().st_size for part in converted.iterdir()) / 1e6
+    assert "nothing was run; written to the cache (LABKIT_CACHE)" in out
+    assert out.endswith(f": {converted} ({size:.1f} MB)\n")
+    code, out, err = run_app(*words)
+    assert out.endswith("plan=true: nothing was run, nothing was written\n")
+
+
 @pytest.mark.parametrize(
     ("words", "shows"),
     [

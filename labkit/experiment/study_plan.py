@@ -15,7 +15,7 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.noise_history import StudyHistory
-from labkit.machine import machine_memory
+from labkit.machine import cache_dir, machine_memory
 from labkit.workload.measurement import Estimate
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class CellPlan:
 
 
 def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
-    """Plan a cell and, if declared, the cell that confirms it. Nothing is run or written."""
+    """Plan a cell and, if declared, the cell that confirms it. Nothing is run."""
     cell, *confirming = to_cells(composed, out / composed.name)
     first = _plan(cell, composed, history, power_forecast.one_minute_line(composed, history))
     return [first, *(_plan(other, composed, history, None) for other in confirming)]
@@ -94,8 +94,12 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
         yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
 
 
-def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
-    """Print every cell's schedule and estimates."""
+def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Path]) -> None:
+    """Print every cell's schedule and estimates, and the cache entries written for them.
+
+    ``written``: the entries of the cache that composing and planning the cells has written
+    (:func:`labkit.machine.cache_dir.recorded_entries`).
+    """
     from rich.console import Console
     from rich.markup import escape
 
@@ -109,7 +113,18 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     total = sum(plan.seconds for plan in plans)
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_duration(total)} in all")
-    console.print("plan=true: nothing was run, nothing was written")
+    console.print(escape(_written_line(written)), soft_wrap=True)
+
+
+def _written_line(written: Sequence[Path]) -> str:
+    """Return the plan's last line: what planning has written, which only the cache may hold."""
+    if not written:
+        return "plan=true: nothing was run, nothing was written"
+    sizes = (f"{path} ({cache_dir.entry_bytes(path) / 1e6:.1f} MB)" for path in written)
+    return (
+        "plan=true: nothing was run; written to the cache (LABKIT_CACHE), for the runs to read: "
+        f"{', '.join(sizes)}"
+    )
 
 
 def _schedule_table(cell: Cell) -> Table:

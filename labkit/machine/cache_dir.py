@@ -12,9 +12,13 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from labkit.machine import numba_sources
+
+# The list that ``recorded_entries`` of this context has yielded.
+_recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", default=None)
 
 
 class CacheError(ValueError):
@@ -51,6 +55,23 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 @contextmanager
+def recorded_entries() -> Iterator[list[Path]]:
+    """Yield a list to which the path of every entry is added that this context writes."""
+    entries: list[Path] = []
+    token = _recorded.set(entries)
+    try:
+        yield entries
+    finally:
+        _recorded.reset(token)
+
+
+def _record(path: Path) -> None:
+    entries = _recorded.get()
+    if entries is not None:
+        entries.append(path)
+
+
+@contextmanager
 def building_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``path``, and rename it to ``path`` when the context ends.
 
@@ -65,6 +86,7 @@ def building_file(path: Path) -> Iterator[Path]:
         with _one_line_errors(path):
             _fsync(temporary)
             temporary.replace(path)
+        _record(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -90,8 +112,16 @@ def building_directory(path: Path) -> Iterator[Path]:
             except OSError:
                 if not path.is_dir():
                     raise
+            else:
+                _record(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def entry_bytes(path: Path) -> int:
+    """Return the size of an entry, a file or a folder of files, in bytes."""
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 @contextmanager

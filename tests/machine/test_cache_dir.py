@@ -60,6 +60,22 @@ def test_the_second_builder_of_a_directory_keeps_the_first(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_recorded_entries_are_those_written_in_the_context(tmp_path):
+    with cache_dir.recorded_entries() as outer:
+        cache_dir.write_file(tmp_path / "a", b"1234")
+        with cache_dir.building_directory(tmp_path / "d") as folder:
+            (folder / "file").write_bytes(b"123")
+            (folder / "below").mkdir()
+            (folder / "below" / "other").write_bytes(b"12")
+        with pytest.raises(ValueError, match="no"), cache_dir.building_file(tmp_path / "b"):
+            raise ValueError("no")
+        with cache_dir.building_directory(tmp_path / "d") as folder:
+            (folder / "file").touch()
+    cache_dir.write_file(tmp_path / "c", b"")
+    assert outer == [tmp_path / "a", tmp_path / "d"]
+    assert [cache_dir.entry_bytes(path) for path in outer] == [4, 5]
+
+
 def _write_many(path: Path, letter: bytes) -> None:
     for _ in range(40):
         cache_dir.write_file(path, letter * 200_000)
