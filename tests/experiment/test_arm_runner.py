@@ -172,12 +172,23 @@ def test_a_single_arm_runs_the_same_stages(make, world):
     assert world.events == ["warm up", ("turn", 0, "seq_map"), "close"]
 
 
-def test_the_order_depends_on_the_block_alone(make, world):
-    def drawn(number):
-        return [r.cases[0].metrics[0].repeats for r in block_of(make(), number)]
+def test_the_order_depends_on_the_seed_and_the_block_alone(make, world):
+    def drawn(number, seed=7):
+        return [r.cases[0].metrics[0].repeats for r in block_of(make(seed=seed), number)]
 
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)
+    assert drawn(0) != drawn(0, seed=8)
+
+
+def test_two_processes_of_an_arm_in_one_block_have_different_orders(make, world, replace):
+    arms = make().arms[:1]
+    first = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+    drawn = [
+        arm_runner.WorkerProcess([record], arms, StageTimer(0)).run()[0].cases[0].metrics
+        for record in (first, replace(first, position=4))
+    ]
+    assert drawn[0] != drawn[1]
 
 
 def test_a_vacuous_arm_fails_alone(make, world):

@@ -134,6 +134,25 @@ def repeats(measurement, index=0):
     return measurement.cases[index].metrics[0].repeats
 
 
+def test_the_default_clock_counts_waiting_for_a_device():
+    """A GPU that works while the host waits takes no CPU time."""
+    world = World()
+    wait_s = 0.005
+
+    class Waiting(Backend):
+        def forward(self, *arguments):
+            time.sleep(wait_s)
+            return super().forward(*arguments)
+
+    backend = Waiting(world, lambda world: 0.0)
+    arm = KernelArm("paged", lambda: backend, make_workload(FEW), block_size=16)
+    interleaved = InterleavedKernels([arm], TurnContext(3, random.Random(0), world.enter, world))
+    interleaved.warm_up()
+    (result,) = interleaved.measure(lambda text: None)
+    assert min(repeats(result)) >= wait_s * 1e6
+    assert result.notes["launch_s"] >= wait_s * len(repeats(result))
+
+
 def test_only_the_launch_is_timed():
     world = World()
     # 2 s for the first arm, 5 s for the second; a pulse, a plan and a wash-out take theirs.

@@ -2,7 +2,8 @@
 
 import gc
 import random
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -91,6 +92,26 @@ def alone(seconds, **options):
     )
     session.warm_up()
     return session.measure(lambda text: None)
+
+
+def test_the_default_clocks_count_waiting_for_a_device():
+    """A GPU or a server that works while the host waits takes no CPU time."""
+    wait_s, base = 0.002, Base()
+
+    def seconds(step, live):
+        time.sleep(wait_s)
+        return 0.0
+
+    def e2e_ms(engine, **clock):
+        prompts = PROMPTS[:1]
+        session = ServingSession(engine, prompts, chat(), seed=5, vocab_size=50, **clock)
+        with clock["clock"].running() if clock else nullcontext():
+            (case,) = session.measure(lambda text: None).cases
+        return {metric.name: metric.repeats for metric in case.metrics}["e2e_p50_ms"][0]
+
+    for clock in ({}, {"clock": ArmClock()}):
+        engine = StubEngine(base, seconds)
+        assert e2e_ms(engine, **clock) >= 1e3 * wait_s * engine.steps > 0
 
 
 class Together:

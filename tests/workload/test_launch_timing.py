@@ -335,6 +335,24 @@ def test_a_stale_stamp_in_a_chain_and_a_launch_that_did_not_run_are_refused():
         interleaved.measure(lambda text: None)
 
 
+@pytest.mark.parametrize("lost", [1, -1], ids=["lost", "doubled"])
+def test_a_chain_with_a_lost_or_a_second_launch_is_refused(lost):
+    """Its time is divided by the launches that were asked for."""
+    world = World()
+
+    class Unreliable(Backend):
+        def report(self, plan):
+            self.lost = lost if len(plan.launched) == 4 and armed else 0
+            return super().report(plan)
+
+    armed: list[bool] = []
+    interleaved = interleave_kernels(world, Unreliable(world))
+    interleaved.warm_up()
+    armed.append(True)
+    with pytest.raises(InvalidOutput, match=rf"few: round 0: {4 - lost} of 4 launches ran"):
+        interleaved.measure(lambda text: None)
+
+
 def test_chains_do_similar_work_in_every_case():
     batch = make_workload(FEW, num_heads=16, num_kv_heads=4, head_dim=128)
 

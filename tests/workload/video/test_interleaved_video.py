@@ -146,6 +146,28 @@ def test_a_job_keeps_to_its_requests_in_flight(folder):
     assert found.cases[-1].notes["job"] == {"requests": 12, "in_flight": 3}
 
 
+def test_times_count_waiting_for_a_decoder(folder):
+    """A hardware decoder that works while the host waits takes no CPU time."""
+    wait_s, decoded = 0.01, {}
+
+    def decode_frames(path, workload, wanted):
+        if path not in decoded:
+            decoded[path] = frame_decoding.decode_frames(path, workload, wanted)
+        time.sleep(wait_s)
+        return decoded[path]
+
+    arm = files.asks("keyframes", clips=str(folder), concurrency=3, repeats=2)
+    turns = turns_of([arm], decode_frames)
+    turns.warm_up()
+    for source in turns._sources[0]:
+        decode_frames(source.path, arm, source.wanted)
+    (measurement,) = turns.measure(lambda what: None)
+    *clips, job = measurement.cases
+    assert min(ms for clip in clips for ms in clip.metrics[0].repeats) >= 1e3 * wait_s
+    (rate,) = job.metrics[0].repeats
+    assert rate <= job.notes["job"]["requests"] / wait_s
+
+
 # ------------------------------------------------------------------ checked
 
 
