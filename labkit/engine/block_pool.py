@@ -8,6 +8,9 @@ request may begin with the same tokens.
     touch               adds a reference (evictable -> in use)
     free                removes a reference; after the last: evictable if cached, else free
     cache, evict        mark a block's contents as reusable, or not (evictable -> free)
+
+The pool never evicts a block itself. If too few blocks are free, ``PagedKVCacheManager`` lets the
+prefix cache choose the blocks to evict, and then allocates.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ class BlockPool:
     """Allocates KV blocks by id. Block 0 is the null block and is never allocated.
 
     The block freed last is allocated first, so that few requests touch little of a large pool.
-    ``num_blocks`` includes the null block and is at least 2. ``peak_used`` is the largest number of
-    blocks in use at once (evictable blocks are not in use).
+    ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
+    blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
+    use at once.
     """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"num_blocks={num_blocks}: allowed are 2 or more")
+            raise ValueError(f"num_blocks={num_blocks}: must be 2 or more")
         self.num_blocks = num_blocks
         self.capacity = num_blocks - 1  # blocks that can be allocated, without the null block
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))

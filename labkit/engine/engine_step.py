@@ -2,17 +2,20 @@
 
 A synchronous step:
 
-    scheduled = scheduler.schedule()         # chunks of requests, and drafts
+    scheduled = speculation.draft(scheduler.schedule())    # chunks of requests, and drafts
     batch     = input_builder.build(scheduled)
     batch     = decode_padding.pad(batch)
-    step      = launcher.launch(batch)       # attention metadata, then one forward
-    sampled   = sampler(step.wait_logits())  # drafts are accepted or rejected
+    step      = launcher.launch(batch)                     # attention metadata, then one forward
+    sampled   = sampler(step.wait_logits())                # drafts are accepted or rejected
     events    = scheduler.update(scheduled, sampled)
 
 ``overlap`` keeps one step in flight. While step N runs, the host schedules and builds step N+1.
 When step N has ended, its tokens are sampled and replace the placeholders in the batch of step N+1,
 which is launched. While N+1 runs, N's results are processed (append, stop, free, detokenise).
 Scheduling, block management and sampling stay in the calling thread.
+
+    host   schedule N+1, build | wait | sample N, launch N+1 | update N, schedule N+2, build | wait
+    model  step N .................. |                       | step N+1 ..........................
 
 Invariants, each pinned by a test:
 

@@ -18,6 +18,13 @@ A step with the default options (the alternatives are in ``scheduling_policies``
             preempt the last in the queue's order, back to waiting
         budget -= tokens
 
+A prompt that does not fit the budget takes several steps. With ``max_num_batched_tokens=8``,
+request ``a``, which decodes, and request ``b``, whose prompt has 20 tokens, share these steps:
+
+    step           1    2    3    4
+    tokens of a    1    1    1    1
+    tokens of b    7    7    6    1    # step 3 samples b's first output token, step 4 computes it
+
 Invariants, each pinned by a test:
 
 - A request has no prefill or decode state: ``num_computed_tokens`` catches up with the known
@@ -167,9 +174,9 @@ class Scheduler:
             elif step.pending[phase] or self._waiting:
                 self._schedule_prefills(step)
             if self._split and step.only_phase is not None:
-                break
+                break  # composition=split: decodes or prefills, never both
         self._last_phase = step.only_phase
-        self._count(step)
+        self._count_policies(step)
         output = step.output()
         for chunk in output.chunks:  # in flight until ``update`` records the results
             chunk.state.num_in_flight_tokens += chunk.num_tokens
@@ -184,10 +191,11 @@ class Scheduler:
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedule prompt tokens of running requests, then of requests that it admits."""
         options, start = self._options, step.num_tokens
-        left = max(0, step.token_budget - start)
-        limit = start + scheduling_policies.prefill_budget(
+        left = step.token_budget - start
+        budget = scheduling_policies.prefill_budget(
             left, options.prefill_cap, options.prefill_floor
         )
+        limit = start + budget
         chunk_cap = self._chunk_cap(options.chunk, len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
             self._schedule_chunk(step, Phase.prefill, state, limit, chunk_cap)
@@ -197,9 +205,10 @@ class Scheduler:
                 break
             step.pending[Phase.prefill].append(admitted)
             self._schedule_chunk(step, Phase.prefill, admitted, limit, chunk_cap)
-        if limit < start + left and step.num_tokens == limit:
+        spent = step.num_tokens - start
+        if spent == budget < left:
             self.counts.add("steps.prefill_capped")
-        if step.num_tokens > start + left:
+        if spent > left:
             self.counts.add("steps.prefill_floored")
 
     def _schedule_chunk(
@@ -261,7 +270,7 @@ class Scheduler:
             self.counts.add(f"queue.{self._options.queue.value}")
         return state
 
-    def _count(self, step: StepBuilder) -> None:
+    def _count_policies(self, step: StepBuilder) -> None:
         if all(step.pending):  # order and composition matter only where both phases have work
             self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")

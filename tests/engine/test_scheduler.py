@@ -50,6 +50,24 @@ def test_decodes_come_first_whatever_the_order_of_arrival():
     assert output.total_tokens == 6
 
 
+def test_the_worked_example_of_a_prompt_that_exceeds_the_budget():
+    """The table in the docstring of ``labkit.engine.scheduler``."""
+    scheduler = make_scheduler(max_num_seqs=8, max_num_batched_tokens=8)
+    scheduler.add(Request("a", (1,), SamplingParams(max_tokens=9)))
+    scheduler.update(scheduler.schedule(), {"a": [Sampled(7, None)]})
+    scheduler.add(Request("b", tuple(range(20)), SamplingParams(max_tokens=9)))
+    tokens, samples = {"a": [], "b": []}, {"a": [], "b": []}
+    for _ in range(4):
+        output = scheduler.schedule()
+        for chunk in output.chunks:
+            tokens[chunk.state.request_id].append(chunk.num_tokens)
+            samples[chunk.state.request_id].append(chunk.samples)
+        sampling = [c.state.request_id for c in output.chunks if c.samples]
+        scheduler.update(output, {name: [Sampled(7, None)] for name in sampling})
+    assert tokens == {"a": [1, 1, 1, 1], "b": [7, 7, 6, 1]}
+    assert samples["b"] == [False, False, True, True]
+
+
 def _mixed(decodes, prompts, **options):
     """Return the prompt tokens of a step beside so many decodes, of so many prompts of 20."""
     manager = PagedKVCacheManager(BlockPool(200), 4)
