@@ -126,6 +126,7 @@ def min_p(blocks: int, runs: int) -> float:
 def _block_relabellings(runs: int) -> NDArray[np.int8]:
     """Return all relabellings of one block, int8 [C(2r, r), 2r]; the observed one is first."""
     rows = []
+    # Combinations start with the last columns, which are the arm's own runs.
     for chosen in combinations(reversed(range(2 * runs)), runs):
         row = np.full(2 * runs, -1, np.int8)
         row[list(chosen)] = 1
@@ -191,13 +192,35 @@ def two_sided_p(null_distribution: Floats) -> float:
 
 
 def permutation_test(baseline: Floats, arm: Floats) -> float:
-    """Return the two-sided p of "the arm does not differ from the baseline".
+    """Return the two-sided p-value of the hypothesis that the arm equals the baseline.
 
     Parameters
     ----------
     baseline, arm : float64 [blocks, runs]
         One value per run, on the log scale where effects are ratios.
+
+    Returns
+    -------
+    float
+        At least :func:`min_p` of the design, at most 1.
+
+    Raises
+    ------
+    ValueError
+        The shapes differ, are not [blocks, runs], or are empty.
+
+    Examples
+    --------
+    In each of six blocks the arm took longer than the baseline. Of the ``2 ** 6 = 64``
+    relabellings, the observed one and its mirror image are the farthest from 0, so p is 2 / 64:
+
+    >>> import numpy as np
+    >>> baseline = np.log([[10.0], [11.0], [12.0], [10.0], [13.0], [11.0]])
+    >>> arm = np.log([[10.4], [11.3], [12.6], [10.2], [13.4], [11.5]])
+    >>> permutation_test(baseline, arm)
+    0.03125
     """
     values = pool_by_block(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
     labels = relabellings(*np.shape(baseline))
-    return two_sided_p(labels.mean_differences(values))
+    null_distribution = labels.mean_differences(values)
+    return two_sided_p(null_distribution)
