@@ -1,4 +1,17 @@
-"""Experiments: compose a study's cells, schedule their runs, launch them and record them."""
+"""Experiments: compose a study's cells, schedule their runs, launch them and record them.
+
+Each line calls the next:
+
+    labkit.study_runner    runs the cells of one command
+    cell_runner            runs the missing blocks of one cell, in the order of permuted_blocks
+    run_launcher           starts a worker process, and returns a record however the process ends
+    worker                 is the program of that process: it reads arms and writes records
+    arm_runner             runs the stages of one arm, or of all arms of a block interleaved
+    labkit.workload        measures kernels on cases, or engines on requests
+
+optimum-benchmark has the same layers: launcher and worker, and under other names our engine (its
+backend), workload (its scenario) and record (its report).
+"""
 
 
 class StudyError(RuntimeError):

@@ -1,5 +1,11 @@
 """The runner of a cell: plan its blocks, then launch, check and record the runs of each.
 
+    for block in blocks that are not finished:      # each a random permutation of the arms' runs
+        for runs in processes of block:             # isolation=process: one run per process
+            for record in launcher.launch(runs):    # a fresh process; a crash gives a record too
+                write record to runs/
+        if an interim look is due and every comparison is decided: break
+
 A block is finished when all its records exist. The same command on the same folder runs what is
 missing. The records of an unfinished block move to ``runs/abandoned`` and the whole block runs
 again, because half a block is no randomised comparison. Nothing is deleted.

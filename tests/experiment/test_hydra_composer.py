@@ -1,9 +1,12 @@
 """The Hydra composer: Hydra's own configs, with every choice of files read once."""
 
+import doctest
+
 import pytest
 
 from labkit import app
 from labkit.config import ConfigError
+from labkit.experiment import hydra_composer
 from labkit.experiment.hydra_composer import Composer, expand_sweep, hydra_quote
 
 
@@ -19,6 +22,8 @@ def test_sweeps_expand_in_the_sweepers_order():
         ["workload=chat", "seed=1"],
         ["workload=ragged", "seed=1"],
     ]
+    results = doctest.testmod(hydra_composer)
+    assert results.attempted == 1 and results.failed == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections import Counter
 from itertools import permutations
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from labkit.experiment import permuted_blocks
 from labkit.experiment.permuted_blocks import block_order, schedule
 
 ARMS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6, unique=True)
@@ -55,3 +57,8 @@ def test_no_arms_or_the_same_twice_is_refused(arms):
         block_order(arms, 0, 1, 0)
     with pytest.raises(ValueError, match="at least 1"):
         block_order(["a"], 0, 0, 0)
+
+
+def test_the_worked_example():
+    results = doctest.testmod(permuted_blocks)
+    assert results.attempted == 1 and results.failed == 0
