@@ -15,8 +15,8 @@ from labkit.doctor import __main__ as doctor
 from labkit.doctor import detectable_effect, machine_caveats, measurement_process, terminal_screen
 from labkit.experiment import Interrupted, doctor_noise
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine import machine_memory
-from labkit.machine.machine_memory import GIB, MemoryProfile
+from labkit.machine import memory_capacity
+from labkit.machine.memory_capacity import GIB, MemoryProfile
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -104,7 +104,7 @@ def test_lines_of_a_mac():
         "thermal": "fair",
     }
     measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
-    machine = machine_memory.simulated_mac("sim_m1_pro_32gb")
+    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
     lines = dict(
         terminal_screen.machine_lines(machine_caveats.MachineFacts(environment, machine, measured))
     )
@@ -267,7 +267,7 @@ def test_the_whole_command():
         [sys.executable, "-m", "labkit.doctor"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert machine_memory.THIS_MACHINE in done.stdout and "GFLOP/s" in done.stdout
+    assert memory_capacity.THIS_MACHINE in done.stdout and "GFLOP/s" in done.stdout
     assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
     assert done.stderr.strip() == f"labkit doctor: {doctor.PROGRESS_TEXT}"
 

@@ -22,7 +22,7 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis import frame_identity
+from labkit.analysis import frame_verification
 from labkit.analysis.first_divergence import (
     Outputs,
     StoredValues,
@@ -136,7 +136,7 @@ def _difference(
     """Return a phrase on how a case's outputs differ from the reference's, or None if equal."""
     theirs = None if other is None else other.outputs
     if theirs is not None and theirs["kind"] == "frames":
-        return frame_identity.frames_difference(mine.outputs, theirs, bitwise)
+        return frame_verification.frames_difference(mine.outputs, theirs, bitwise)
     if mine.skipped is not None or (mine.outputs is None and theirs is None):
         return None
     if mine.outputs is not None and mine.outputs["kind"] == "frames":
@@ -169,7 +169,7 @@ def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
 def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
     """Return the share of each request, token row or pick that agrees from its start, 0 to 1."""
     if a["kind"] == "frames":
-        return {} if b is None else frame_identity.verified_shares(b)
+        return {} if b is None else frame_verification.verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
         return text_shares(a, b)
     if b is None or a["kind"] != b["kind"]:

@@ -5,15 +5,7 @@ checks its options when it is created, and ``to_plain``/``from_plain`` pass it t
 so that workers import neither Hydra nor OmegaConf. docs/options.md is generated from the schema.
 """
 
-from labkit.config.attention import (
-    ATTENTION_BACKENDS,
-    KV,
-    RESOLVERS,
-    Attention,
-    Device,
-    KVLayout,
-    Precision,
-)
+from labkit.config.attention import ATTENTION_BACKENDS, RESOLVERS, Attention, Device
 from labkit.config.budget import (
     DEFAULT_FRACTION,
     DEFAULT_POOL_BYTES,
@@ -47,6 +39,7 @@ from labkit.config.experiment import (
     Redo,
     Scale,
 )
+from labkit.config.kv_cache import KV, KVLayout, Precision
 from labkit.config.mlx_variables import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
 from labkit.config.openai_server import PRESETS, Api, EosHandling, OpenAIServer, ServerPreset

@@ -1,4 +1,4 @@
-"""Options of the KV cache and of the attention kernels."""
+"""Options of the attention kernels."""
 
 from __future__ import annotations
 
@@ -6,30 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from labkit.config.option import CLASS_PATH, Group, ReadBy, option
-from labkit.config.requests import MAX_LENGTH_TOKENS
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
-
-
-class KVLayout(Enum):
-    """Memory layout of keys and values.
-
-    padded: one tensor for the batch, padded to its longest request. contiguous: a growing cache
-    per request. paged: blocks of a pool.
-    """
-
-    padded = "padded"
-    contiguous = "contiguous"
-    paged = "paged"
-
-
-class Precision(Enum):
-    """Floating-point type."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
 
 
 class Device(Enum):
@@ -38,27 +17,6 @@ class Device(Enum):
     cpu = "cpu"
     emulated = "emulated"
     metal = "metal"
-
-
-@dataclass
-class KV(Group, place="engine.kv"):
-    """KV cache: layout, block size and precision."""
-
-    layout: KVLayout = option(KVLayout.paged)
-    block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
-    dtype: Precision = option(
-        Precision.float32,
-        "Precision in which keys and values are stored; attention computes in float32.",
-    )
-    set_aside: int | None = option(
-        None,
-        "KV memory reserved for every request when it starts, regardless of its length.",
-        ge=1,
-        le=MAX_LENGTH_TOKENS,
-        unit="tokens",
-        null_means="a cache that grows",
-        read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
-    )
 
 
 BACKEND = "engine.attention.backend"

@@ -10,7 +10,7 @@ from labkit.config.option import Group, ReadBy, option
 # Used for engine.budget.fraction=null; the default of vLLM's gpu_memory_utilization.
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
-# Simulated Macs, for which budgets can be computed on any machine (labkit.machine.machine_memory).
+# Simulated Macs, for which budgets can be computed on any machine (labkit.machine.memory_capacity).
 SIMULATED_MAC_NAMES = (
     "sim_m1_8gb",
     "sim_m1_pro_16gb",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
+from labkit.config.attention import Attention, Device
 from labkit.config.budget import Budget, BudgetPolicy
+from labkit.config.kv_cache import KV, KVLayout, Precision
 from labkit.config.mlx_variables import Mlx
 from labkit.config.openai_server import OpenAIServer
 from labkit.config.option import Group, is_class_path, option, require

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from labkit.config.attention import Device, Precision
+from labkit.config.attention import Device
 from labkit.config.budget import BudgetPolicy
 from labkit.config.design import Design
 from labkit.config.engine import PRESET_LAYOUTS, Engine
+from labkit.config.kv_cache import Precision
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, require
 from labkit.config.workload import Workload

@@ -79,7 +79,7 @@ PRESETS = {
         tested=True,
     ),
     "xllamacpp": ServerPreset(
-        "{python} {labkit}/engine/openai/llama_cpp_server.py --model {gguf} --port {port} "
+        "{python} {labkit}/engine/openai/xllamacpp_server.py --model {gguf} --port {port} "
         "--threads {threads}",
         token_prompts=True,
         eos_handling=EosHandling.ignore_eos,

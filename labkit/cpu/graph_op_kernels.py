@@ -33,7 +33,7 @@ from labkit.cpu.gemm import (
     multiply_panels,
     take_packed_row,
 )
-from labkit.cpu.graph_attention import LAUNCH_BYTES, launch_at
+from labkit.cpu.graph_attention_structs import LAUNCH_BYTES, launch_at
 from labkit.cpu.greedy_sampling import find_candidate, num_parts
 from labkit.cpu.jit import inner, intrinsic
 from labkit.cpu.low_precision_matmul import MAX_FUSED_ROWS, multiply_task, take_row
@@ -315,8 +315,9 @@ def compute_unit(op, params, unit, units, rows, launches, slots):  # type: ignor
     rows
         Number of rows of the step.
     launches, slots
-        Used by ``STORE_KV`` only: the address of an array of ``graph_attention.LAUNCH``, and the
-        address of int64 [rows], the KV pool slots of the new keys and values.
+        Used by ``STORE_KV`` only: the address of an array of ``LAUNCH`` structs
+        (``graph_attention_structs``), and the address of int64 [rows], the KV pool slots of the
+        new keys and values.
     """
     _compute(op, params, unit, units, rows, launches, slots)
     return 0

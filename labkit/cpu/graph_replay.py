@@ -27,12 +27,12 @@ from labkit.cpu.address_views import (
 from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.attention_intrinsics import call_body, take_ticket
 from labkit.cpu.attention_launch import AttentionLaunch, run_decode_worker
-from labkit.cpu.graph_attention import LAUNCH_BYTES, AttentionInputs, launch_at
+from labkit.cpu.graph_attention_structs import LAUNCH_BYTES, AttentionInputs, launch_at
 from labkit.cpu.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
+from labkit.cpu.graph_launch_audit import audit_launches
 from labkit.cpu.graph_op_kernels import attention_at, compute_unit, greedy_at, num_units
 from labkit.cpu.greedy_sampling import CANDIDATE, MAX_PARTS, merge_candidates
 from labkit.cpu.jit import inner, intrinsic, kernel
-from labkit.cpu.launch_stamps import audit_launches
 from labkit.cpu.simd_emitter import POINTER
 from labkit.cpu.traced_array import Operand
 

@@ -19,7 +19,7 @@ from labkit.doctor.measurement_process import MeasurementError, measure
 from labkit.experiment import StudyError, doctor_noise
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.file_locks import timing_lock
-from labkit.machine import fingerprint, machine_memory, wired_advice, worker_environment
+from labkit.machine import fingerprint, memory_capacity, wired_advice, worker_environment
 from labkit.machine.best_effort import collect
 from labkit.machine.operating_system import operating_system
 
@@ -90,7 +90,7 @@ def _console(stream: Any) -> Console:
 
 
 def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
-    machine = machine_memory.simulated_mac(name)
+    machine = memory_capacity.simulated_mac(name)
     lines = terminal_screen.simulated_lines(machine)
     terminal_screen.show(
         console, f"{name} (simulated)", lines, budget_ceilings(machine, fraction), machine
@@ -114,7 +114,7 @@ def _show_this_machine(console: Console, fraction: float | None) -> None:
     )
 
 
-def _budget_bytes(machine: machine_memory.MemoryProfile, fraction: float | None) -> int:
+def _budget_bytes(machine: memory_capacity.MemoryProfile, fraction: float | None) -> int:
     return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
 
 
@@ -122,7 +122,7 @@ def _measure_facts() -> MachineFacts:
     """Read and measure the facts of this machine, and show the progress."""
     import psutil
 
-    machine = machine_memory.this_machine()
+    machine = memory_capacity.this_machine()
     measured, pilots = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return MachineFacts(

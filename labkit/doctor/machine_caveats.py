@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine.machine_memory import GIB, MemoryProfile
+from labkit.machine.memory_capacity import GIB, MemoryProfile
 
 MAX_NOISE_PCT = 2.0  # the default margin; more noise would hide effects larger than the margin
 MAX_OTHERS_PCT = 5.0

@@ -52,7 +52,7 @@ def cpu_bandwidth() -> dict[str, Any]:
     import numpy as np
 
     from labkit.cpu.roofline_peaks import read_gb_per_s
-    from labkit.machine.machine_memory import this_machine
+    from labkit.machine.memory_capacity import this_machine
     from labkit.machine.worker_environment import core_count
 
     size = min(STREAM_BYTES, this_machine().available // 8) // 4096 * 4096

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.machine.machine_memory import GIB, MemoryProfile
+from labkit.machine.memory_capacity import GIB, MemoryProfile
 from labkit.machine.wired_advice import WiredAdvice
 
 if TYPE_CHECKING:

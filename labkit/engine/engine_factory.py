@@ -32,7 +32,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import PreparedModel, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_launcher import create_launcher
-from labkit.machine import machine_memory
+from labkit.machine import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring
@@ -115,7 +115,7 @@ def _create_own(
             "requests need a prefill; set another resolver"
         )
     kv_layout.create_factory(options)  # raises now rather than after the model is loaded
-    machine = machine_memory.find_profile(options.budget.machine)
+    machine = memory_capacity.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
     prepared = models.prepare(
         model_dir,

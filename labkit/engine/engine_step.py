@@ -34,7 +34,6 @@ from typing import NamedTuple
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.decode_padding import DecodePadding
-from labkit.engine.device_logits import WaitLogits
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
@@ -43,6 +42,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculator
 from labkit.engine.step_launcher import StepLauncher
+from labkit.engine.step_logits import WaitLogits
 
 SampledTokens = dict[str, Sequence[Sampled]]  # by request id
 

@@ -6,7 +6,7 @@ import os
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
-from labkit.machine import machine_memory, wired_advice
+from labkit.machine import memory_capacity, wired_advice
 
 
 def check_preconditions(options: config.Engine) -> None:
@@ -41,7 +41,7 @@ def require_wired_collector(budget: config.Budget) -> None:
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:
         return
-    machine = machine_memory.find_profile(budget.machine)
+    machine = memory_capacity.find_profile(budget.machine)
     reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
     if reason is None:
         return

@@ -14,7 +14,7 @@ from typing import Any
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.layer_cache import KVHandle
-from labkit.engine.module_rebinding import PACKAGE, ModuleLoader, import_plain
+from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.device_logits import Logits, Rows
 from labkit.engine.engine_protocol import InvalidLogitsError, Logprobs
 from labkit.engine.request import RequestState, SamplingParams
+from labkit.engine.step_logits import Logits, Rows
 
 Ids = NDArray[np.intp]
 
@@ -45,7 +45,7 @@ class Sampler:
         """Return a token for each state from its row of ``logits``.
 
         ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``device_logits``). Rows after the last state are padding.
+        greedy tokens already (``step_logits``). Rows after the last state are padding.
 
         Raises
         ------

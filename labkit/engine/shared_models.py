@@ -17,7 +17,7 @@ from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.logits_self_test import ExpectedLogits
 from labkit.engine.model_loader import LoadedModel, load_model
 from labkit.engine.packed_forward import ForwardChoice, choose_forward
-from labkit.machine import machine_memory
+from labkit.machine import memory_capacity
 
 if TYPE_CHECKING:
     from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
@@ -89,7 +89,7 @@ class SharedModels:
             expected = replace(expected, shapes=logits_self_test.kv_shapes(fresh)[0])
             self._expected[expected_key] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
-        machine_memory.trim_heap()  # frees dequantised weights, and MLX weights that were copied
+        memory_capacity.trim_heap()  # frees dequantised weights, and MLX weights that were copied
         prepared = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._prepared[key] = prepared

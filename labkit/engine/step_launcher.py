@@ -9,9 +9,9 @@ from functools import partial
 
 from labkit import config
 from labkit.engine.batch import Batch
-from labkit.engine.device_logits import Logits, WaitLogits
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.model_runner import ModelRunner, RunModel
+from labkit.engine.step_logits import Logits, WaitLogits
 
 
 class StepLauncher:

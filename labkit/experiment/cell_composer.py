@@ -26,7 +26,7 @@ from labkit.config import (
     to_plain,
     user_classes,
 )
-from labkit.experiment import engaged_claims, published_rows
+from labkit.experiment import claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.hydra_composer import Composer, hydra_quote
 from labkit.records import PROCESSES_SUFFIX, Arm
@@ -106,9 +106,9 @@ def compose_cell(
         experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
         _check_arm(name, experiments[name], overrides)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
-    engaged_claims.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
-    engaged_claims.check_weights(ablation.claims.engaged, experiments)
-    engaged_claims.check_launches(ablation.claims.engaged, experiments)
+    claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
+    claim_validation.check_weights(ablation.claims.engaged, experiments)
+    claim_validation.check_launches(ablation.claims.engaged, experiments)
     arms = [_arm(name, ablation, experiments[name]) for name in names]
     if experiment.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
@@ -253,10 +253,10 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         resolve(arm.model)
     from labkit import workload
     from labkit.engine import budget, parallel
-    from labkit.workload import device_check
+    from labkit.workload import device_availability
 
     try:
-        device_check.check(arm)
+        device_availability.check(arm)
         workload.check(arm)
         budget.check(arm)
         parallel.check(arm)

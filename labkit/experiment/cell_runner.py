@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from labkit.config import Isolation
-from labkit.experiment import StudyError, stored_outputs
+from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_manifest import (
     AllDecided,
@@ -135,8 +135,8 @@ class _BlockRunner:
                     self.launcher.prepare(cell)
                 for block in due:
                     records += self._run_block(block)
-                    if block[0].block == stored_outputs.BLOCK:
-                        stored_outputs.drop_equal(cell.dir, records)
+                    if block[0].block == differing_outputs.BLOCK:
+                        differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, all_decided):
                     self.progress.note(f"all is decided at the look after {end} blocks")
                     break
@@ -232,7 +232,7 @@ def _plan_blocks(
             _abandon_block(block, cell, progress, status.run_reason)
     if blocks:
         _refuse_another_host(cell, records)
-    stored_outputs.drop_equal(cell.dir, records)
+    differing_outputs.drop_equal(cell.dir, records)
     return blocks, records
 
 

@@ -17,7 +17,7 @@ stage (key of a record's  work
 ``fingerprint``           the machine's state at the end
 ========================  ======================================================================
 
-:class:`labkit.experiment.arm_runner.WorkerProcess` runs them in this order.
+:class:`labkit.experiment.worker_process.WorkerProcess` runs them in this order.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.noise_history import StudyHistory
-from labkit.machine import cache_dir, machine_memory
+from labkit.machine import cache_dir, memory_capacity
 from labkit.workload.measurement import Estimate
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         f"{len(plan.cell.arms)} arms){missing}; estimated: {_duration(plan.seconds)} "
         f"and {plan.bytes / 2**30:.1f} GiB per {process}"
     )
-    memory = machine_memory.this_machine().total
+    memory = memory_capacity.this_machine().total
     if plan.bytes > memory:
         yield f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
     yield from plan.warnings

@@ -2,8 +2,8 @@
 
 ``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
-(:mod:`labkit.experiment.arm_runner`). ``--keep CELL`` stores array outputs in that cell's
-folder (:mod:`labkit.experiment.stored_outputs`). ``--prepare ARM ...`` loads and warms up arms
+(:mod:`labkit.experiment.worker_process`). ``--keep CELL`` stores array outputs in that cell's
+folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...`` loads and warms up arms
 without measuring, so that nothing is compiled during a measured run.
 
 A record is written by rename. If the parent process has died, no record is written.
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import run_stages, stored_outputs
-from labkit.experiment.arm_runner import WorkerProcess
+from labkit.experiment import differing_outputs, run_stages
 from labkit.experiment.run_draft import StageTimer
+from labkit.experiment.worker_process import WorkerProcess
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.exception_text import one_line
 from labkit.records import (
@@ -39,7 +39,7 @@ from labkit.records import (
 )
 
 if TYPE_CHECKING:
-    from labkit.experiment.stored_outputs import Values
+    from labkit.experiment.differing_outputs import Values
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
@@ -75,7 +75,7 @@ def perform(
 
 def _store_outputs(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
-        stored_outputs.save(cell_dir, values)
+        differing_outputs.save(cell_dir, values)
 
 
 def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:

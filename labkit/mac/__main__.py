@@ -14,7 +14,7 @@ from pathlib import Path
 from labkit.cli_errors import print_error
 from labkit.mac import report_bundle
 from labkit.mac.mac_steps import INTERRUPTED, PASSED, MacStep, all_steps, run_steps
-from labkit.machine import machine_memory, macos
+from labkit.machine import macos, memory_capacity
 
 PROG = "python -m labkit.mac"
 
@@ -30,7 +30,7 @@ def main(
     try:
         folder.mkdir(parents=True)
         facts = report_bundle.surroundings()
-        steps = make_steps(folder, machine_memory.this_machine().total)
+        steps = make_steps(folder, memory_capacity.this_machine().total)
         outcomes = run_steps(steps, folder, _show)
         path = report_bundle.write_bundle(
             folder, facts, outcomes, report_bundle.Redactor.for_this_computer()

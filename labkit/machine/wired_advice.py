@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.machine.machine_memory import GIB, MIB, MemoryProfile
+from labkit.machine.memory_capacity import GIB, MIB, MemoryProfile
 
 COLLECTOR_OFF = "sudo sysctl iogpu.disable_wired_collector=1"
 COLLECTOR_ON = "sudo sysctl iogpu.disable_wired_collector=0"

@@ -24,7 +24,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernel_workload",
     "requests": "request_workload",
-    "headroom": "headroom_workload",
+    "headroom": "memory_claims",
     "video": "video",
 }
 

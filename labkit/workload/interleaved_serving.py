@@ -3,7 +3,7 @@
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
 arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
 round of slices affect all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.stall_times`). The record also holds the times as measured.
+(:mod:`labkit.workload.machine_stalls`). The record also holds the times as measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload import stall_times
+from labkit.workload import machine_stalls
 from labkit.workload.arm_clock import ArmClock
 from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
@@ -125,8 +125,8 @@ def _stalled_seconds(progress: Sequence[ServingProgress]) -> list[NDArray[np.flo
     times = [arm.generator.step_seconds() for arm in progress]
     schedules = [[step.receivers for step in arm.generator.steps] for arm in progress]
     if len(progress) > 1 and all(schedule == schedules[0] for schedule in schedules):
-        return list(stall_times.by_same_step(np.stack(times)))
+        return list(machine_stalls.by_same_step(np.stack(times)))
     return [
-        stall_times.by_similar_steps(own, np.diff(arm.tokens, prepend=0.0))
+        machine_stalls.by_similar_steps(own, np.diff(arm.tokens, prepend=0.0))
         for arm, own in zip(progress, times, strict=True)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from labkit.config import Device, Experiment, State, Workload, require
-from labkit.workload import device_check, in_process_rules, kernel_cases
+from labkit.workload import device_availability, in_process_rules, kernel_cases
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
 
@@ -78,7 +78,7 @@ class KernelKind:
                 make_backend=partial(attention.create_from_config, e.engine.attention),
                 workload=e.workload,
                 block_size=e.engine.kv.block_size,
-                queued=device_check.queued(e.engine.attention),
+                queued=device_availability.queued(e.engine.attention),
             )
             for e in experiments
         ]
@@ -98,7 +98,9 @@ class KernelKind:
             launch = _launch_seconds(size, experiment, written)
             washout = _launch_seconds(_washed(size, w, block_size), experiment, 0)
             flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
-            queued = w.state is not State.cold and device_check.queued(experiment.engine.attention)
+            queued = w.state is not State.cold and device_availability.queued(
+                experiment.engine.attention
+            )
             timed = launch * _timed_launches(size, experiment, queued)
             seconds += launch + (w.warmup + 2) * washout + rounds * (timed + washout + flush)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))

@@ -7,7 +7,7 @@ import pytest
 from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbed_runs import disturbed_blocks
-from labkit.analysis.rendering.cell_report import noise_lines
+from labkit.analysis.rendering.cell_report_content import noise_lines
 from labkit.analysis.sensitivity_analysis import probe_correlations, sensitivity_results
 
 

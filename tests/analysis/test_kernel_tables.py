@@ -13,6 +13,7 @@ from labkit.analysis.rendering.counter_tables import (
     launch_queue_table,
     roofline_table,
 )
+from labkit.analysis.rendering.host_times_table import host_times_table
 from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (
     RooflineLimits,
@@ -24,7 +25,6 @@ from labkit.analysis.rendering.roofline import (
     cases_line,
     roofline_points,
 )
-from labkit.analysis.rendering.supplementary_tables import host_times_table
 from labkit.analysis.rendering.svg_elements import power_of_ten_text, power_of_ten_ticks
 from labkit.records import Metric
 

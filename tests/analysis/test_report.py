@@ -20,7 +20,7 @@ from labkit.analysis.latency_throughput import METRICS
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.memory_timeline_chart import run_timelines
 from labkit.analysis.rendering.report_files import FORMATS
 from labkit.records import Metric

@@ -8,7 +8,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.budget import model_footprint, plan
 from labkit.engine.engine_protocol import NO_TOKEN
 from labkit.engine.logits_self_test import TOLERANCE
-from labkit.machine import machine_memory
+from labkit.machine import memory_capacity
 
 LENGTHS = (3, 40, 17, 33, 1, 40)
 HALVES = ("float16", "bfloat16")
@@ -87,7 +87,7 @@ def test_no_choice_changes_a_token(dtype, changes, engaged, model_dir):
 
 def test_a_budget_of_bytes_holds_twice_the_blocks():
     model = model_footprint.from_shape(config.ModelShape(), "m")
-    machine = machine_memory.simulated_mac("sim_m3_ultra_512gb")
+    machine = memory_capacity.simulated_mac("sim_m3_ultra_512gb")
     fixed = config.Budget(policy=config.BudgetPolicy.fixed, bytes=1 << 30)
     pools = {
         dtype: plan(

@@ -27,7 +27,7 @@ from labkit.mac.mac_steps import (
     run_steps,
 )
 from labkit.machine import macos
-from labkit.workload import device_check
+from labkit.workload import device_availability
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -130,7 +130,7 @@ def kernels(cells):
 
 
 def test_every_study_composes_on_a_mac_and_every_kernel_study_is_verified(tmp_path, monkeypatch):
-    for module in (macos, device_check, compute_dtype):
+    for module in (macos, device_availability, compute_dtype):
         monkeypatch.setattr(module, "has_metal", lambda: True)
     app.register()
     cells = {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.machine import cgroups, machine_memory
+from labkit.machine import cgroups, memory_capacity
 
 
 def write(folder, **files):
@@ -92,7 +92,7 @@ def test_an_ancestors_limit_counts(controller, files, tmp_path, monkeypatch):
     monkeypatch.setattr(cgroups, "folders", lambda controller="": folders.get(controller, []))
     assert cgroups.memory_limit() == 5_000_000
     assert cgroups.memory_headroom() == 1_000_000
-    machine = machine_memory.this_machine()
+    machine = memory_capacity.this_machine()
     assert (machine.total, machine.available) == (5_000_000, 1_000_000)
 
 

@@ -12,8 +12,8 @@ from labkit import config
 from labkit.engine import environment_checks
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine import wired_advice
-from labkit.machine.machine_memory import simulated_mac
 from labkit.machine.macos import WiredSettings
+from labkit.machine.memory_capacity import simulated_mac
 
 DEMANDS = config.WiredCollector
 

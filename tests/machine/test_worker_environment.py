@@ -64,12 +64,12 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
     base["PATH"] = os.environ["PATH"]
     environment, _ = worker_environment.worker_environment(base, threads=1, cores=1)
     subprocess.run(
-        [sys.executable, "-c", "import labkit.machine.machine_memory"],
+        [sys.executable, "-c", "import labkit.machine.memory_capacity"],
         env=environment,
         cwd=tmp_path,
         check=True,
     )
-    assert list((tmp_path / "cache" / "pycache").rglob("machine_memory.*.pyc"))
+    assert list((tmp_path / "cache" / "pycache").rglob("memory_capacity.*.pyc"))
 
 
 def test_core_count_respects_quota_and_affinity(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.config import Experiment, Model, from_plain
 from labkit.models import resolve, tokenizer
-from labkit.workload.sources import agent, chat, source_of
+from labkit.workload.sources import agent, single_turn_chat, source_of
 
 TEMPLATE = (
     "{% for message in messages %}<|bos|>{{ message.role }}\n{{ message.content }}<|eos|>\n"
@@ -45,9 +45,11 @@ def make_prompts(kind, path):
 
 def test_a_question_is_one_user_message(plain_dir, chat_dir):
     reader = tokenizer.load(chat_dir)
-    texts = [q.prompt for q in chat.questions()]
+    texts = [q.prompt for q in single_turn_chat.questions()]
     for plain, templated in zip(
-        make_prompts("chat", plain_dir), make_prompts("chat", chat_dir), strict=True
+        make_prompts("chat", plain_dir),
+        make_prompts("chat", chat_dir),
+        strict=True,
     ):
         text = reader.decode(plain.token_ids)
         assert text in texts

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
-from labkit.workload import device_check, kernel_cases
+from labkit.workload import device_availability, kernel_cases
 from labkit.workload.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
@@ -288,7 +288,7 @@ def test_an_unavailable_device_is_refused(monkeypatch, device, message):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=message) as raised:
-        device_check.check(experiment(make(DECODE), attention={"device": device}))
+        device_availability.check(experiment(make(DECODE), attention={"device": device}))
     assert "\n" not in str(raised.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.config import Attention, Case, Device, Precision, State, Workload
 from labkit.engine import attention
-from labkit.workload import device_check, kernel_cases, launch_timing
+from labkit.workload import device_availability, kernel_cases, launch_timing
 from labkit.workload.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
@@ -380,8 +380,8 @@ def test_chains_do_similar_work_in_every_case():
     ],
 )
 def test_only_metal_has_a_queue(monkeypatch, metal, options, queued):
-    monkeypatch.setattr(device_check, "has_metal", lambda: metal)
-    assert device_check.queued(Attention(**options)) is queued
+    monkeypatch.setattr(device_availability, "has_metal", lambda: metal)
+    assert device_availability.queued(Attention(**options)) is queued
 
 
 # ------------------------------------------------------------------ on MLX, which is lazy

@@ -13,7 +13,7 @@ from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import tokenized_prompts
 from labkit.workload.request_workload import RequestKind
-from labkit.workload.sources import chat, source_of
+from labkit.workload.sources import single_turn_chat, source_of
 from labkit.workload.tokenized_prompts import Prompt
 
 
@@ -23,7 +23,11 @@ def experiment(seed=0, engine=None, **workload):
         {
             "engine": engine or {},
             "model": {"shape": {}},
-            "workload": {"name": "chat", "prompts": {"source": "chat"}, **workload},
+            "workload": {
+                "name": "chat",
+                "prompts": {"source": "chat"},
+                **workload,
+            },
             "ablation": {"arms": {"base": {}}},
             "seed": seed,
         },
@@ -32,7 +36,7 @@ def experiment(seed=0, engine=None, **workload):
 
 def chat_prompts(**options):
     configured = experiment(**options)
-    return chat.SOURCE.make(configured, resolve(configured.model))
+    return single_turn_chat.SOURCE.make(configured, resolve(configured.model))
 
 
 def make_prompts(experiment):
@@ -112,10 +116,10 @@ def test_chat_prompts_run_from_ten_to_fifteen_hundred_tokens():
 def test_chat_prompts_are_the_questions_in_the_seed_s_order():
     prompts = chat_prompts(seed=7, num_requests=12)
     decode = tokenizer.load(resolve(experiment().model).path).decode
-    plan = chat.plan(7, 12)
+    plan = single_turn_chat.plan(7, 12)
     assert [p.request_id for p in prompts] == [f"r{i:03d}" for i in range(12)]
     for prompt, (question, output) in zip(prompts, plan, strict=True):
-        assert decode(prompt.token_ids) == chat.questions()[question].prompt
+        assert decode(prompt.token_ids) == single_turn_chat.questions()[question].prompt
         assert prompt.max_tokens == output
     with pytest.raises(ConfigError, match=r"workload\.num_requests=65: chat has 64"):
         chat_prompts(num_requests=65)
@@ -208,7 +212,7 @@ def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):
         for n, m in ((32, 16), (8, 16), (32, 1))
     )
     assert a.seconds > b.seconds and c.seconds > a.seconds and a.bytes > c.bytes
-    guessed = [prompt for prompt, _ in chat.SOURCE.lengths(experiment())]
+    guessed = [prompt for prompt, _ in single_turn_chat.SOURCE.lengths(experiment())]
     assert sum(guessed) == pytest.approx(sum(len(p.token_ids) for p in chat_prompts()), rel=0.2)
     assert not workload_cache.exists()
 

@@ -27,7 +27,7 @@ from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 
 if TYPE_CHECKING:
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 CaseAndArm = tuple[str, str]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import count_text
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.report_sections import HTML_SECTIONS
 from labkit.analysis.rendering.study_overview import machine_overviews
 

@@ -13,7 +13,7 @@ from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
 if TYPE_CHECKING:
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 TOKEN_COUNTERS = ("usage", "tokenizer", "stream")

@@ -15,7 +15,7 @@ from labkit.analysis.verdict_sentences import real_arms
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 X_LABEL = "KV memory (MiB)"

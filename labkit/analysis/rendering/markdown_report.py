@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.report_parts import (
     BulletList,
     Part,

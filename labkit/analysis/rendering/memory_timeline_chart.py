@@ -26,7 +26,7 @@ from labkit.records import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 # Label of each series in a record's timeline. Series that stay 0 are not shown.
 SERIES_LABELS = {

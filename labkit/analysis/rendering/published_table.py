@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.output_identity import OutputAgreement
+from labkit.analysis.rendering.host_times_table import host_times
 from labkit.analysis.rendering.report_parts import Part, Prose, TablePart, section, table_parts
-from labkit.analysis.rendering.supplementary_tables import host_times
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 
 if TYPE_CHECKING:
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # of outputs, in publications

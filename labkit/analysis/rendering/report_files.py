@@ -9,7 +9,7 @@ from typing import Any
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import figure_style, save_figure
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.csv_latex import csv_text, latex_text
 from labkit.analysis.rendering.html_report import study_html
 from labkit.analysis.rendering.markdown_report import markdown_table, study_markdown

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from labkit.analysis.rendering.tables import Table
 
 if TYPE_CHECKING:
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 

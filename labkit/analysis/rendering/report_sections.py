@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering import html_charts
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.counter_tables import (
     dispatch_section,
     engine_counters_section,
@@ -18,10 +18,13 @@ from labkit.analysis.rendering.counter_tables import (
     roofline_section,
 )
 from labkit.analysis.rendering.hit_and_acceptance_table import hit_and_acceptance_section
+from labkit.analysis.rendering.host_times_table import host_times_section
 from labkit.analysis.rendering.http_stream_tables import http_section
 from labkit.analysis.rendering.kv_utilization import kv_utilization_section
 from labkit.analysis.rendering.matplotlib_figures import case_names, case_stem, run_positions
+from labkit.analysis.rendering.medians_table import medians_section
 from labkit.analysis.rendering.memory_timeline_chart import memory_timeline_section
+from labkit.analysis.rendering.output_agreement_table import outputs_section
 from labkit.analysis.rendering.published_table import published_section
 from labkit.analysis.rendering.report_parts import (
     BulletList,
@@ -35,11 +38,8 @@ from labkit.analysis.rendering.report_parts import (
     table_parts,
 )
 from labkit.analysis.rendering.request_outcome_tables import request_outcomes_section
-from labkit.analysis.rendering.supplementary_tables import (
+from labkit.analysis.rendering.sensitivity_and_failures_tables import (
     failures_section,
-    host_times_section,
-    medians_section,
-    outputs_section,
     sensitivity_table,
 )
 from labkit.analysis.rendering.video_tables import (

@@ -18,7 +18,7 @@ from labkit.records import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 NotesByArm = Mapping[str, Sequence[Json]]

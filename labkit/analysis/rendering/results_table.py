@@ -3,7 +3,7 @@
 The layout follows the article's ``batch | kernel | baseline | arm | delta``, extended by the
 interval, the p-value, the verdict and the published difference. The table leaves out the arms' own
 medians: the difference is estimated within blocks, so the quotient of two medians can contradict
-it. The medians are in :func:`labkit.analysis.rendering.supplementary_tables.medians_table`.
+it. The medians are in :func:`labkit.analysis.rendering.medians_table.medians_table`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
+from labkit.analysis.rendering.medians_table import MEDIANS_TITLE
 from labkit.analysis.rendering.published_table import published_source
-from labkit.analysis.rendering.supplementary_tables import MEDIANS_TITLE
 from labkit.analysis.rendering.tables import Column, Table, broken_name
 from labkit.analysis.verdict_sentences import control_name, level_text, relabellings_text
 from labkit.records import Record, parse_run_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from labkit.analysis.rendering.request_outcome_tables import (
     latency_throughput_chart,
     latency_throughput_table,
 )
-from labkit.analysis.rendering.supplementary_tables import cells_table
-from labkit.analysis.rendering.tables import Table
+from labkit.analysis.rendering.tables import Column, Table
+
+Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,18 @@ def machine_overviews(
         )
         for number, group in enumerate(groups, start=1)
     ]
+
+
+def cells_table(study: Json, indices: Iterable[int]) -> Table[tuple[int, Json]]:
+    """Return the study's cells at ``indices`` with their answers and gates."""
+    columns: tuple[Column[tuple[int, Json]], ...] = (
+        Column("cell", lambda c: c[1]["cell"], numeric=False, link=lambda c: f"#cell{c[0]}"),
+        Column("answer", lambda c: c[1]["answer"], numeric=False),
+        Column("gates", lambda c: c[1]["gates"], gates_text, numeric=False),
+    )
+    return Table(columns, tuple((i, study["cells"][i]) for i in indices), prose=True)
+
+
+def gates_text(gates: Mapping[str, str]) -> str:
+    """Return all gates on one line: ``healthy pass, engaged pass, identical unclaimed``."""
+    return ", ".join(f"{name} {status}" for name, status in gates.items())

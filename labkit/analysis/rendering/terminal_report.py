@@ -13,7 +13,7 @@ from labkit.analysis.number_format import (
     percent_text,
     value_text,
 )
-from labkit.analysis.rendering.cell_report import CellReport
+from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
 from labkit.analysis.rendering.tables import Column, Table, broken_name
 from labkit.analysis.study_analysis import AnalysisCache

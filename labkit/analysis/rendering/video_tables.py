@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from labkit.analysis.rendering.cell_report import CellReport
+    from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
 ClipAndArm = tuple[str, str]

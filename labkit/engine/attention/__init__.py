@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from labkit.engine.attention.backend_factory import create, create_from_config
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.paged_attention_op import paged_attention
+    from labkit.engine.attention.standalone_paged_attention import paged_attention
 
 __all__ = ["create", "create_from_config", "paged_attention"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "paged_attention":
-        from labkit.engine.attention.paged_attention_op import paged_attention
+        from labkit.engine.attention.standalone_paged_attention import paged_attention
 
         return paged_attention
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

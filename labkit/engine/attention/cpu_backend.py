@@ -28,7 +28,7 @@ from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.launch_report import Reports
 from labkit.engine.attention.launch_totals import Launch, report_launches
 from labkit.engine.attention.paged_backend import PagedBackend
-from labkit.engine.attention.prepared_launch import LAYER_ARRAYS, CpuPrepared, PreparedLaunch
+from labkit.engine.attention.prepared_cpu_launch import LAYER_ARRAYS, CpuPrepared, PreparedLaunch
 from labkit.kernel_abi import BQ, RESOLVER_IDS
 
 for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():

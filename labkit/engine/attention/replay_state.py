@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_launch import COUNTER_COLUMNS
-from labkit.cpu.graph_attention import LAUNCH, SUMMARY, AttentionInputs
+from labkit.cpu.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
 from labkit.engine.attention.attention_metadata import AttentionMetadata
-from labkit.engine.attention.captured_layers import CapturedLayers
+from labkit.engine.attention.captured_graph_layers import CapturedLayers
 from labkit.engine.attention.launch_totals import LaunchTotals, launch_stamp, report_launches
-from labkit.engine.attention.prepared_launch import CpuPrepared, PreparedLaunch
+from labkit.engine.attention.prepared_cpu_launch import CpuPrepared, PreparedLaunch
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_abi import STAMP_MASK
 
@@ -151,7 +151,7 @@ def _params(
 def _launches(
     layers: CapturedLayers, prepared: list[PreparedLaunch], params: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return a ``graph_attention.LAUNCH`` record for each launch."""
+    """Return a ``graph_attention_structs.LAUNCH`` record for each launch."""
     launches = np.zeros(len(params), LAUNCH)
     launches["params"] = address_of(params) + params.itemsize * np.arange(len(params))
     launches["kind"] = layers.kind_of_launch

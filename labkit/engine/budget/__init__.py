@@ -17,8 +17,8 @@ from labkit.engine.budget.budget_decision import (
 )
 from labkit.engine.budget.budget_policies import POLICIES
 from labkit.engine.budget.model_footprint import ModelFootprint
-from labkit.machine import machine_memory
-from labkit.machine.machine_memory import MemoryProfile
+from labkit.machine import memory_capacity
+from labkit.machine.memory_capacity import MemoryProfile
 
 __all__ = [
     "BudgetDecision",
@@ -58,7 +58,7 @@ def plan(
         scheduler = engine.scheduler
         activations = model.activation_bytes(scheduler.max_step_tokens, scheduler.max_num_seqs)
     if machine is None:
-        machine = machine_memory.find_profile(engine.budget.machine)
+        machine = memory_capacity.find_profile(engine.budget.machine)
     model = model_footprint.with_kv_bytes(model, kv_bytes_per_token(engine, model))
     inputs = PolicyInputs(engine.budget, engine.kv.block_size, model, machine, activations)
     return apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))

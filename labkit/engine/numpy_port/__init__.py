@@ -12,7 +12,7 @@ Replacement: ``convert`` copies a loaded model's tree of modules.
   half-precision matrices are multiplied in their stored format. Projections of the same input
   (q, k, v; gate, up) become one product, computed when the first of them is called.
 - A class that contains layers (attention, MLP, block, model) becomes the same class of a copy of
-  its module. ``engine.module_rebinding`` executes the copy with ``mlx_shim`` in place of
+  its module. ``engine.rebound_model_modules`` executes the copy with ``mlx_shim`` in place of
   ``mlx.core`` and ``mlx.nn``. Two functions of the copies are labkit's: ``swiglu``, which is a
   kernel, and ``scaled_dot_product_attention``, which calls the ``attend`` of the cache's
   ``KVHandle``.

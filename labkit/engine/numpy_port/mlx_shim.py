@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu import activations, norms
-from labkit.engine.module_rebinding import PACKAGE, ModuleLoader
+from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]
 

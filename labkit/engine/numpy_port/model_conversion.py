@@ -19,10 +19,10 @@ from labkit.cpu.low_precision_weights import (
 )
 from labkit.cpu.packed_linear import WeightMatrix, share_format
 from labkit.cpu.rope import RotaryTable
-from labkit.engine.module_rebinding import PACKAGE, import_plain
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 from labkit.engine.parallel import mlx_ring
+from labkit.engine.rebound_model_modules import PACKAGE, import_plain
 
 Array = NDArray[np.float32]
 

@@ -10,6 +10,8 @@ from labkit.config import Experiment
 from labkit.models import ModelDir
 from labkit.workload.tokenized_prompts import Prompt
 
+_MODULES = {"chat": "single_turn_chat"}  # the others are named after the option's value
+
 
 class PromptSource(Protocol):
     """A source of a workload's prompts."""
@@ -34,5 +36,6 @@ class PromptSource(Protocol):
 
 def source_of(experiment: Experiment) -> PromptSource:
     """Return the source that ``workload.prompts.source`` names."""
-    module = import_module(f"labkit.workload.sources.{experiment.workload.prompts.source}")
+    source = experiment.workload.prompts.source
+    module = import_module(f"labkit.workload.sources.{_MODULES.get(source, source)}")
     return cast(PromptSource, module.SOURCE)

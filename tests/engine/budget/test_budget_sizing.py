@@ -16,7 +16,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import model_footprint, pool_sizing
 from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.machine import machine_memory
+from labkit.machine import memory_capacity
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 
@@ -174,7 +174,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
         return 100 * MIB
 
     shapes = (KVShape(4, 64, 64),) * 4
-    machine = machine_memory.simulated_mac("sim_m1_8gb")
+    machine = memory_capacity.simulated_mac("sim_m1_8gb")
     chosen = options(policy=config.BudgetPolicy(policy))
     if policy == "fraction":
         chosen.budget.fraction = 0.5
@@ -186,7 +186,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
 def test_activations_of_a_costly_step_are_estimated(tiny_dir):
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     chosen.scheduler.max_num_batched_tokens = 1 << 20
-    machine = machine_memory.simulated_mac("sim_m3_ultra_512gb")
+    machine = memory_capacity.simulated_mac("sim_m3_ultra_512gb")
 
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")

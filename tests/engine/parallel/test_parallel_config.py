@@ -28,7 +28,7 @@ from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.machine import machine_memory
+from labkit.machine import memory_capacity
 from labkit.models import resolve
 
 KERNELS = {
@@ -122,7 +122,7 @@ def test_arms_with_ranks_do_not_share_a_process():
 
 
 def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
-    machine = machine_memory.find_profile("sim_m1_pro_16gb")
+    machine = memory_capacity.find_profile("sim_m1_pro_16gb")
     whole = (KVShape(2, 64, 64),) * 3
     half = (KVShape(1, 64, 64),) * 3
     blocks = [

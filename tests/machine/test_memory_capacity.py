@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from labkit import config
-from labkit.machine import machine_memory, macos, wired_advice
-from labkit.machine.machine_memory import GIB, MIB, MemoryProfile
+from labkit.machine import macos, memory_capacity, wired_advice
 from labkit.machine.macos import WiredSettings
+from labkit.machine.memory_capacity import GIB, MIB, MemoryProfile
 
 # --------------------------------------------------------------------------- macOS
 
@@ -35,23 +35,23 @@ def test_missing_sysctls_are_none():
 def test_without_metal_the_working_set_is_all_memory():
     assert macos.recommended_working_set() is None
     assert macos.sysctl("hw.memsize") is None
-    machine = machine_memory.this_machine()
+    machine = memory_capacity.this_machine()
     assert not machine.metal and machine.working_set == machine.total and machine.wired is None
 
 
 @pytest.mark.metal
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
 def test_a_real_mac_reports_its_working_set():
-    machine = machine_memory.this_machine()
+    machine = memory_capacity.this_machine()
     assert machine.metal and machine.total // 2 < machine.working_set <= machine.total
-    assert macos.sysctl("hw.memsize") == machine_memory.operating_system().memory()[0]
+    assert macos.sysctl("hw.memsize") == memory_capacity.operating_system().memory()[0]
 
 
 # --------------------------------------------------------------------------- machines
 
 
 def test_the_schema_lists_the_simulated_machines():
-    assert tuple(machine_memory.SIMULATED_MACS) == config.SIMULATED_MAC_NAMES
+    assert tuple(memory_capacity.SIMULATED_MACS) == config.SIMULATED_MAC_NAMES
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_the_schema_lists_the_simulated_machines():
     ],
 )
 def test_simulated_machines(name, ram_gib, working_set_mib, free_gib):
-    machine = machine_memory.find_profile(name)
+    machine = memory_capacity.find_profile(name)
     assert machine.total == ram_gib * GIB and machine.available == free_gib * GIB
     assert machine.working_set // MIB == working_set_mib
     assert machine.is_simulated and machine.metal and machine.slack == 0
 
 
 def test_this_machine():
-    machine = machine_memory.find_profile(None)
+    machine = memory_capacity.find_profile(None)
     assert not machine.is_simulated
-    assert 0 < machine.available <= machine.total <= machine_memory.operating_system().memory()[0]
+    assert 0 < machine.available <= machine.total <= memory_capacity.operating_system().memory()[0]
     assert machine.slack > 0
 
 
@@ -94,7 +94,7 @@ def test_inconsistent_sizes_are_refused(numbers):
 
 
 def test_a_budget_above_the_working_set_gets_advice():
-    machine = machine_memory.simulated_mac("sim_m1_pro_32gb")
+    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
     limit, collector = wired_advice.advise(machine, 26 * GIB)
     assert limit.command == "sudo sysctl iogpu.wired_limit_mb=26624"
     assert "21.3 GiB" in limit.finding and "6.0 GiB" in limit.risk
@@ -103,7 +103,7 @@ def test_a_budget_above_the_working_set_gets_advice():
 
 
 def test_no_advice_without_an_obstacle():
-    machine = machine_memory.simulated_mac("sim_m1_pro_32gb")
+    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
     (only,) = wired_advice.advise(machine, 20 * GIB)
     assert "collector" in only.command
     off = MemoryProfile(
@@ -136,7 +136,7 @@ def test_peak_rss_includes_freed_memory_and_excludes_the_parents():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; glibc keeps freed memory")
 def test_trim_heap_returns_freed_memory():
     code = (
-        "from labkit.machine import machine_memory\n"
+        "from labkit.machine import memory_capacity\n"
         "def held():\n"
         "    return 4096 * int(open('/proc/self/statm').read().split()[1])\n"
         "del (first := [bytearray(b'x') * (31 << 20)])[0]  # from now on they share a heap\n"
@@ -144,7 +144,7 @@ def test_trim_heap_returns_freed_memory():
         "last = bytearray(b'x') * (1 << 20)\n"
         "blocks.clear()\n"
         "before = held()\n"
-        "machine_memory.trim_heap()\n"
+        "memory_capacity.trim_heap()\n"
         "print(before, held())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

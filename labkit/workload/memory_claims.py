@@ -13,7 +13,7 @@ from labkit.config import ConfigError, Experiment, KVLayout, require
 from labkit.engine import budget, compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.engine.budget.kv_demand import slots_for
-from labkit.machine import machine_memory
+from labkit.machine import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.sources import source_of
@@ -60,7 +60,7 @@ def claim(experiment: Experiment) -> Claim:
             f"workload.kind=headroom: the KV memory of engine={engine.name} with "
             f"model={experiment.model.name} cannot be planned; choose another engine or model"
         )
-    total = machine_memory.find_profile(engine.budget.machine).total
+    total = memory_capacity.find_profile(engine.budget.machine).total
     if engine.kv.layout is KVLayout.paged:
         taken = sum(part.bytes for part in planned.parts)
         tokens = (planned.blocks - 1) * engine.kv.block_size

@@ -13,7 +13,7 @@ many tokens. This estimate is rougher, so only a step over ``ROUGH_SPIKE_RATIO``
 time counts as a spike. A step with few similar steps (a long prefill) counts as measured.
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
-One process cannot tell the two apart, many can: :mod:`labkit.analysis.stall_origin`.
+One process cannot tell the two apart, many can: :mod:`labkit.analysis.machine_stall_attribution`.
 
 Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired standard deviation
 between processes): on an idle machine 1.0 % for a copy of the baseline and 0.5 % for an arm with a

@@ -1,6 +1,6 @@
 """A program that runs llama.cpp's server from the package xllamacpp: the preset ``xllamacpp``.
 
-    python llama_cpp_server.py --model FILE.gguf --port 8080 --threads 2
+    python xllamacpp_server.py --model FILE.gguf --port 8080 --threads 2
 
 The program is started by its path, with an interpreter that has xllamacpp and may lack labkit.
 """

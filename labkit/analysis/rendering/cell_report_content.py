@@ -18,7 +18,7 @@ from labkit.analysis.rendering import svg_elements, video_tables
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.report_parts import ArmLegend
 from labkit.analysis.rendering.results_table import ResultLine, results_table
-from labkit.analysis.rendering.supplementary_tables import gates_text
+from labkit.analysis.rendering.study_overview import gates_text
 from labkit.analysis.rendering.tables import Table
 from labkit.analysis.sensitivity_analysis import (
     MIN_CORRELATION,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.cpu.graph_attention import (
+from labkit.cpu.graph_attention_structs import (
     LAUNCH_BYTES,
     SUMMARY_BYTES,
     AttentionInputs,

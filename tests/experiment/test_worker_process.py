@@ -11,7 +11,7 @@ import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import arm_runner, run_stages
+from labkit.experiment import run_stages, worker_process
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.run_launcher import ProcessLauncher
@@ -121,7 +121,7 @@ def block_of(cell, number=0, arms=None) -> list[Record]:
         Record(arm.name, arm.role, number, i, cell.seed, "ok", "2026-11-20T20:00:00Z")
         for i, arm in enumerate(arms)
     ]
-    return arm_runner.WorkerProcess(new, arms, StageTimer(0)).run()
+    return worker_process.WorkerProcess(new, arms, StageTimer(0)).run()
 
 
 def test_every_arm_has_its_record_and_its_thread_budget_in_its_turns(make, world):

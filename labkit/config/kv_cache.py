@@ -1,0 +1,50 @@
+"""Options of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from labkit.config.option import Group, ReadBy, option
+from labkit.config.requests import MAX_LENGTH_TOKENS
+
+
+class KVLayout(Enum):
+    """Memory layout of keys and values.
+
+    padded: one tensor for the batch, padded to its longest request. contiguous: a growing cache
+    per request. paged: blocks of a pool.
+    """
+
+    padded = "padded"
+    contiguous = "contiguous"
+    paged = "paged"
+
+
+class Precision(Enum):
+    """Floating-point type."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+@dataclass
+class KV(Group, place="engine.kv"):
+    """KV cache: layout, block size and precision."""
+
+    layout: KVLayout = option(KVLayout.paged)
+    block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
+    dtype: Precision = option(
+        Precision.float32,
+        "Precision in which keys and values are stored; attention computes in float32.",
+    )
+    set_aside: int | None = option(
+        None,
+        "KV memory reserved for every request when it starts, regardless of its length.",
+        ge=1,
+        le=MAX_LENGTH_TOKENS,
+        unit="tokens",
+        null_means="a cache that grows",
+        read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
+    )
