@@ -6,7 +6,7 @@ Each line calls the next:
     cell_runner            runs the missing blocks of one cell, in the order of permuted_blocks
     run_launcher           starts a worker process, and returns a record however the process ends
     worker                 is the program of that process: it reads arms and writes records
-    arm_runner             runs the stages of one arm, or of all arms of a block interleaved
+    worker_process         runs the stages of one arm, or of all arms of a block interleaved
     labkit.workload        measures kernels on cases, or engines on requests
 
 optimum-benchmark has the same layers: launcher and worker, and under other names our engine (its

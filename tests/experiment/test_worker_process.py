@@ -185,7 +185,7 @@ def test_two_processes_of_an_arm_in_one_block_have_different_orders(make, world,
     arms = make().arms[:1]
     first = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
     drawn = [
-        arm_runner.WorkerProcess([record], arms, StageTimer(0)).run()[0].cases[0].metrics
+        worker_process.WorkerProcess([record], arms, StageTimer(0)).run()[0].cases[0].metrics
         for record in (first, replace(first, position=4))
     ]
     assert drawn[0] != drawn[1]
