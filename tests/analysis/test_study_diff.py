@@ -243,6 +243,15 @@ def test_the_control_s_own_change_is_printed(make_cell, capsys):
     assert "Monte Carlo, 100,000 draws" in out and "exact" not in out
 
 
+def test_a_narrow_terminal_shows_whole_names(make_cell, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = str(make_cell("study/cell").parent)
+    main([folder, folder])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("seq_map" in line and "equivalent" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+
+
 @pytest.mark.parametrize(
     ("scale", "flags", "code", "word"),
     [

@@ -131,6 +131,11 @@ def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
     return text.replace("%", "").replace(" to ", ", ") if column.numeric else text
 
 
+# Characters. Without a minimum, rich shrinks names to one character per line; the verdict column
+# has room for "inconclusive".
+MIN_TEXT_COLUMN = 11
+
+
 def print_changes(comparison: StudyComparison, out: Console) -> None:
     """Print the changes between two studies: caveats, then one line per row and arm."""
     from rich import box
@@ -140,16 +145,18 @@ def print_changes(comparison: StudyComparison, out: Console) -> None:
     for line in comparison.caveats:
         out.print(Text(f"! {line}", style="yellow"))
     rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in CHANGE_COLUMNS:
+    columns = [column for column in CHANGE_COLUMNS if out.width >= column.min_width]
+    for column in columns:
         rich_table.add_column(
             column.heading,
             justify="right" if column.numeric else "left",
-            no_wrap=column.numeric or column.is_verdict,
+            no_wrap=column.numeric,
             overflow="fold",
+            min_width=None if column.numeric else MIN_TEXT_COLUMN + column.is_verdict,
         )
     for change in comparison.changes:
         style = VERDICT_STYLES[change.verdict.word]
-        cells = (Text(c.text(change), style=style if c.is_verdict else "") for c in CHANGE_COLUMNS)
+        cells = (Text(c.text(change), style=style if c.is_verdict else "") for c in columns)
         rich_table.add_row(*cells)
     out.print(rich_table)
     for line in comparison.notes:
@@ -190,8 +197,8 @@ def _measured(key: str) -> Callable[[RowChange], str]:
 CHANGE_COLUMNS: tuple[Column[RowChange], ...] = (
     Column("row", _row_name, numeric=False),
     Column("arm", lambda change: change.arm, numeric=False),
-    Column("old", _measured("old")),
-    Column("new", _measured("new")),
+    Column("old", _measured("old"), min_width=100),
+    Column("new", _measured("new"), min_width=100),
     Column("change\n%", _compared("effect_pct"), lambda pct: percent_text(pct).rstrip("%")),
     Column(
         "adjusted\nCI %",
