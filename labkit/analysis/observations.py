@@ -26,7 +26,8 @@ from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Metric, Record, RecordError
 
 MEASURED_OUTCOMES = ("ok", "vacuous")
-MAX_POLISH_PASSES = 10
+POLISH_TOLERANCE = 1e-9  # of a log ratio
+MAX_POLISH_PASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,11 @@ def median_over_rounds(log_ratios: Floats) -> float:
 def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floats:
     """Return log values without the effect of an arm's position in a round.
 
-    Median polish (J. W. Tukey) of the differences from each round's median, by arm and by
-    position. The same effects are subtracted from all arms, so swapping two arms' labels swaps
-    their results.
+    Median polish (J. W. Tukey) of the differences from each round's mean, by arm and by position,
+    until it changes by at most 1e-9. An effect of an arm moves its differences alike in all rounds,
+    so the position effects do not depend on it. (A difference from the round's median would be 0
+    for one arm of every round, and a part of the arm's effect would be read as one of position.)
+    The same effects are subtracted from all arms, so swapping two arms' labels swaps their results.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
     positions
         int [arms, rounds]: 0 for the arm that came first in the round, 1 for the second, ...
     """
-    centred = logs - _medians(logs.T)
+    centred = logs - logs.mean(axis=0)
     effects = np.zeros(positions.max() + 1)
     masks = [(position, positions == position) for position in np.unique(positions)]
     for _ in range(MAX_POLISH_PASSES):
@@ -140,7 +143,7 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
         residual = centred - _medians(centred - effects[positions])[:, None]
         for position, mask in masks:
             effects[position] = _medians(residual[mask])
-        if np.array_equal(before, effects):
+        if np.abs(effects - before).max() <= POLISH_TOLERANCE:
             break
     without: Floats = logs - effects[positions]
     return without

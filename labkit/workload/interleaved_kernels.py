@@ -2,8 +2,8 @@
 
 A case in one state of the caches (hot or cold) has a number of *rounds*, spread at random over
 the whole process. A round begins with a pulse: a fixed piece of work, the same for all arms,
-which is timed and wakes the threads. Then every arm has a *turn*, in random order, each arm
-equally often in each position:
+which is timed and wakes the threads. Then every arm has a *turn*, in random order; of every n
+rounds of n arms, each arm has each position once:
 
 1. On hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
    leaves there and not what the previous arm left. On cold caches a flush evicts both.

@@ -1,0 +1,169 @@
+"""Simulated error rates of whole studies whose arms are interleaved, from rounds to verdicts.
+
+A study has a baseline, an arm and a control. In each process every round holds one turn of each
+arm, in the orders that :class:`labkit.workload.kernel_samples.CaseRounds` draws. The turn that
+comes first is slower, whichever arm has it. The studies go through position effects, medians over
+rounds, tests, looks and verdicts as a report does. Fixed seeds; the quick sizes run always, the
+figures of ``docs/statistics.md`` are those of the slow ones (2,000 studies each).
+"""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from labkit.analysis import observations
+from labkit.analysis.arm_comparison import DecisionCriteria, compare_arm
+from labkit.analysis.observations import MetricRow, RunValue, without_position_effects
+from labkit.analysis.statistics import permutation_test
+from labkit.analysis.statistics.effect_size import to_log_ratio
+from labkit.analysis.verdict import judge
+from labkit.config import State
+from labkit.workload.kernel_samples import CaseRounds
+
+ARMS = ("base", "arm", "control")
+LOOKS = ((8, 0.02), (10, 0.03))  # conf/design/standard.yaml, interleaved
+PROCESSES = LOOKS[-1][0]
+MARGIN = 2.0
+ROUND_SD, TURN_SD, PROCESS_SD = 0.02, 0.02, 0.005
+PLACES, ROUNDS = (5.0, 8.0, 11.0), (3, 5, 7, 10, 16, 32)
+QUICK, STUDIES = 200, 2_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fewer_relabellings():
+    """Draw 4,000 relabellings if they are not enumerated, which keeps the p-values valid."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation_test, "N_RESAMPLES", 4_000)
+        patch.setattr(permutation_test, "MAX_ENUMERATED", 5_000)
+        permutation_test.relabellings.cache_clear()
+        yield
+    permutation_test.relabellings.cache_clear()
+
+
+def positions_of(order, rounds):
+    """Return the arms' positions in one process, int [arms, rounds], as a study draws them."""
+    case = CaseRounds("case", State.hot, rounds, list(range(len(ARMS))), 0)
+    return np.argsort([case.next_order(order) for _ in range(rounds)], axis=1).T
+
+
+def simulate_processes(seed, rounds, place_pct=8.0, effect=0.0, stalls=False, processes=PROCESSES):
+    """Return logs, float64 [processes, arms, rounds], and positions of the same shape."""
+    rng, order = np.random.default_rng([seed, rounds]), random.Random(f"{seed} {rounds}")
+    shape = (processes, len(ARMS), rounds)
+    positions = np.stack([positions_of(order, rounds) for _ in range(processes)])
+    logs = rng.normal(0, ROUND_SD, (processes, 1, rounds)) + rng.normal(0, TURN_SD, shape)
+    logs = logs + rng.normal(0, PROCESS_SD, (processes, len(ARMS), 1))
+    logs += (positions == 0) * to_log_ratio(place_pct)
+    if stalls:
+        logs += (rng.random(shape) < 0.02) * rng.exponential(0.3, shape)
+    logs[:, 1] += effect
+    return logs, positions
+
+
+def as_row(logs, positions):
+    times = np.exp(logs)
+    return MetricRow("case", "us", "us", "lower", True, paired_baseline="base", arms={
+        arm: [
+            RunValue(p, 0, "", float(np.median(each)), tuple(each), tuple(positions[p, a]))
+            for p, each in enumerate(times[:, a])
+        ]
+        for a, arm in enumerate(ARMS)
+    })  # fmt: skip
+
+
+DECIDED = {"faster", "slower", "equivalent", "trivial"}
+
+
+def final_answer(row):
+    """Return the comparison and verdict at the first look that decides the row, else the last."""
+    for blocks, alpha in LOOKS:
+        so_far = MetricRow(
+            row.case, row.metric, row.unit, row.better, True, paired_baseline="base",
+            arms={arm: values[:blocks] for arm, values in row.arms.items()},
+        )  # fmt: skip
+        so_far._rounds = row._rounds
+        criteria = DecisionCriteria(1, alpha, MARGIN)
+        (found,), (control,) = (compare_arm([so_far], a, "base", criteria) for a in ARMS[1:])
+        word = judge(found, "lower", criteria, [], control).word
+        if word in DECIDED:
+            break
+    return found, word
+
+
+def simulate(studies, rounds, place_pct, effect, seed, **options):
+    for study in range(studies):
+        logs, positions = simulate_processes(
+            seed * 100_000 + study, rounds, place_pct, effect, **options
+        )
+        yield final_answer(as_row(logs, positions))
+
+
+def rates(studies, rounds, place_pct, **options):
+    """Return the shares of false verdicts and false equivalents, of intervals with the truth,
+    and the mean error of the estimate (percentage points).
+
+    False verdicts are those without an effect; the others are of an effect of the margin.
+    """
+    null = simulate(studies, rounds, place_pct, 0.0, 1, **options)
+    false = np.mean([word in {"faster", "slower", "trivial"} for _, word in null])
+    moved = list(simulate(studies, rounds, place_pct, to_log_ratio(MARGIN * 1.0001), 2, **options))
+    equal = np.mean([word in {"equivalent", "trivial"} for _, word in moved])
+    covered = np.mean([found.ci_pct[0] <= MARGIN <= found.ci_pct[1] for found, _ in moved])
+    return false, equal, covered, np.mean([found.effect_pct for found, _ in moved]) - MARGIN
+
+
+def at_most(share, studies, promised=0.05):
+    """Return whether a share exceeds the promised one by no more than 3 standard deviations."""
+    return share <= promised + 3 * math.sqrt(promised * (1 - promised) / studies)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5, 16, 33])
+def test_an_arms_effect_is_never_read_as_one_of_position(rounds):
+    logs, positions = simulate_processes(1, rounds, stalls=True)
+    moved = logs.copy()
+    moved[:, 1] += 0.02
+    for one, other, places in zip(logs, moved, positions, strict=True):
+        change = without_position_effects(other, places) - without_position_effects(one, places)
+        assert change[1] == pytest.approx(0.02, abs=1e-12)
+        assert change[[0, 2]] == pytest.approx(0, abs=1e-12)
+
+
+def test_position_effects_are_polished_until_they_no_longer_change(monkeypatch):
+    logs, positions = simulate_processes(2, 16)
+    found = [without_position_effects(*one) for one in zip(logs, positions, strict=True)]
+    for one, other, places in zip(logs, found, positions, strict=True):
+        again = without_position_effects(other, places)
+        assert np.abs(again - other).max() < 1e-3  # a start elsewhere ends in another flat part
+        assert np.ptp((one - other)[places == 0]) < 1e-12
+    monkeypatch.setattr(observations, "MAX_POLISH_PASSES", 100_000)
+    more = [without_position_effects(*one) for one in zip(logs, positions, strict=True)]
+    assert np.array_equal(found, more)
+
+
+def test_every_arm_has_every_position_equally_often_up_to_one_round():
+    for rounds in (3, 5, 16, 32, 96):
+        counts = [np.bincount(each, minlength=3) for each in positions_of(random.Random(1), rounds)]
+        assert np.ptp(counts) == (rounds % 3 > 0)
+
+
+@pytest.mark.parametrize("rounds", [3, 5, 16])
+def test_interleaved_studies_estimate_without_bias_and_keep_their_error_rates(rounds):
+    false, equal, covered, error = rates(QUICK, rounds, 8.0)
+    assert at_most(false, QUICK) and at_most(equal, QUICK) and at_most(1 - covered, QUICK)
+    assert abs(error) < 0.13  # 0.2 to 0.3 if the distances were from the rounds' medians
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("place_pct", PLACES)
+@pytest.mark.parametrize("stalls", [False, True], ids=["plain", "stalls"])
+def test_error_rates_of_interleaved_studies(rounds, place_pct, stalls):
+    """Print a line of the table in docs/statistics.md (``pytest -m slow -s``)."""
+    false, equal, covered, error = rates(STUDIES, rounds, place_pct, stalls=stalls)
+    shares = " | ".join(f"{100 * x:.1f} %" for x in (false, equal, covered))
+    noise = "stalls" if stalls else "plain"
+    print(f"\n| {noise} | {place_pct:g} % | {rounds} | {shares} | {error:+.2f} |")
+    assert at_most(false, STUDIES) and at_most(equal, STUDIES) and at_most(1 - covered, STUDIES)
+    assert abs(error) < 0.08
