@@ -88,7 +88,9 @@ def compare_outputs(
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
         return IdentityReport(None, (), ())
-    expected = {c.case: c for c in reference.cases}
+    # A case that the reference run lacks, although the baseline has it elsewhere, has no outputs.
+    cases = (c.case for r in records if r.ok and r.arm == arms[0] for c in r.cases)
+    expected = {name: CaseRecord(name) for name in cases} | {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[OutputDifference] = []
     # Results by pair of digests, because many runs differ from the reference in the same way.
@@ -98,10 +100,10 @@ def compare_outputs(
     for record in records:
         if not record.ok or record.arm not in arms:
             continue
-        cases = {c.case: c for c in record.cases}
+        theirs_by_case = {c.case: c for c in record.cases}
         worst = shares.setdefault(record.arm, {})
         for name, case in expected.items():
-            other = cases.get(name)
+            other = theirs_by_case.get(name)
             where = _difference(case, other, values, known, claim == "bitwise")
             if where is None:
                 continue

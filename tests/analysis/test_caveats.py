@@ -200,6 +200,29 @@ def test_results_without_disturbed_blocks_are_shown_beside_the_verdicts(make_cel
     assert analysis.comparisons[0]["seq_map"].blocks == 4
 
 
+@pytest.mark.parametrize("runs", ["all", "binary_search", "seq_map", "control"])
+def test_a_disturbed_block_is_excluded_from_every_arm(make_cell, runs):
+    """Even if only one arm's runs were disturbed, no arm keeps the block's values."""
+
+    def disturb(record):
+        slow = record.block == 1 and runs in ("all", record.arm)
+        return replace(record, probe={"before": {"matmul_us": 150.0 if slow else 100.0}})
+
+    options = {"blocks": 6, "noise": 0.02}
+    results = sensitivity_results(analyse(make_cell("a/whole", change=disturb, **options)))
+    without = analyse(
+        make_cell("a/without", change=lambda r: None if r.block == 1 else disturb(r), **options)
+    )
+    assert [(s.row, s.arm) for s in results] == [
+        (row, arm) for row in (0, 1) for arm in ("seq_map", "control")
+    ]
+    for result in results:
+        expected = without.comparisons[result.row][result.arm]
+        assert result.how == "without disturbed blocks (1)" and result.blocks == 5
+        assert result.effect_pct == pytest.approx(expected.effect_pct)
+        assert result.p == pytest.approx(expected.p)
+
+
 OBSERVED = [
     ({"foreign_cores": [0.1, 1.4]}, "0.8 cores used by others"),
     ({"memory_pressure_level": [1, 4]}, "memory pressure"),
@@ -230,10 +253,20 @@ def test_disturbances_that_an_arm_may_have_caused_are_marked(make_cell):
         own_samples = {"mhz": [1500.0 if record.block == 2 else 2000.0]}
         return replace(record, notes={**record.notes, "observer": {"samples": own_samples}})
 
-    hot = sensitivity_results(analyse(make_cell("a/hot", change=apply)))
+    def both(record):
+        """Disturb the machine in block 1 and in the hot block."""
+        slow = 150.0 if record.block in (1, 2) else 100.0
+        return replace(apply(record), probe={"before": {"matmul_us": slow}})
+
+    hot, mixed = (
+        sensitivity_results(analyse(make_cell(f"a/{change.__name__}", change=change)))
+        for change in (apply, both)
+    )
     slow = sensitivity_results(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
-    assert hot and all("an arm may have caused the disturbance" in s.how for s in hot)
-    assert slow and not any("may cause" in s.how for s in slow)
+    assert {s.how for s in slow} == {"without disturbed blocks (1)"}
+    words = "; an arm may have caused the disturbance"
+    assert {s.how for s in hot} == {f"without disturbed blocks (2){words}"}
+    assert {s.how for s in mixed} == {f"without disturbed blocks (1, 2){words}"}
 
 
 def test_waiting_for_memory_names_a_disturbed_block(make_cell):
@@ -241,8 +274,9 @@ def test_waiting_for_memory_names_a_disturbed_block(make_cell):
         return memory_waited(0.09 if (record.block, record.position) == (2, 1) else 0.04)(record)
 
     disturbances = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
-    (line,) = disturbances.pop(2)
-    assert not disturbances and str(line).endswith("memory waited for 9 % of the time")
+    (disturbed,) = disturbances.pop(2)
+    assert not disturbances and str(disturbed).endswith("memory waited for 9 % of the time")
+    assert disturbed.during_arm
 
 
 def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):

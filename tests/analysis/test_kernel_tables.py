@@ -14,6 +14,7 @@ from labkit.analysis.rendering.counter_tables import (
     roofline_table,
 )
 from labkit.analysis.rendering.host_times_table import host_times_table
+from labkit.analysis.rendering.published_table import host_time_rows, published_table
 from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (
     RooflineLimits,
@@ -149,6 +150,34 @@ def test_planning_time_has_a_column(make_cell):
     table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:2]] == ["batch", "binary_search (µs)"]
     assert len(table.notes) == 1
+
+
+def test_numbers_beside_published_ones_are_medians_of_runs(make_cell):
+    """One slow run of three changes none of them, and an even count gives the middle of two."""
+    case, counter = "decode, 64 reqs, ctx 128", "attention.search_iterations"
+    rows = [
+        {"case": case, "metric": metric, "unit": unit, "arms": {"binary_search": 1.0}}
+        for metric, unit in (("dispatch_us", "us"), ("map_us", "us"), ("plan_us", "us"))
+    ]
+    published = {"source": "s", "machine": "m", "rows": rows}
+
+    def change(record):
+        factor = (1.0, 2.0, 60.0, 3.0)[record.block]
+        (first, *others) = record.cases
+        metric = replace(first.metrics[0], repeats=(10 * factor,))
+        notes = {**first.notes, "map_us": factor, "plan_us": 5 * factor}
+        first = replace(first, metrics=(metric,), notes=notes)
+        counters = {**record.counters, counter: factor}
+        return replace(record, cases=(first, *others), counters=counters)
+
+    for blocks, median in ((3, 2.0), (4, 2.5)):
+        options = {"blocks": blocks, "runs": 1, "published": published, "change": change}
+        analysis = analyse(make_cell(f"{blocks}/cell", **options))
+        table = published_table(analysis.json, list(host_time_rows(analysis.data.records)))
+        ours = [line.number("seq_map") for line in table.lines if line.own_row is not None]
+        assert list(map(float, ours)) == [10 * median, median, 5 * median]
+        if blocks % 2:
+            assert {arm["counters"][counter] for arm in analysis.json["arms"]} == {median}
 
 
 QUEUED = {

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.observations import MetricRow, RunValue, log_values, median_over_rounds
+from labkit.analysis.observations import (
+    MetricRow,
+    RunValue,
+    log_values,
+    median_over_rounds,
+    run_value,
+)
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.records import RecordError
 
@@ -43,6 +49,18 @@ def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
         assert (log_values(row, name, blocks) - base)[:, 0] == pytest.approx(ratios)
     assert median_over_rounds(np.array([9.0, 0.1, 0.2])) == pytest.approx(0.2)
     assert median_over_rounds(np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "value"),
+    [
+        ((9.0, 1.0, 2.0), 2.0),
+        ((100.0, 0.5, 4.0, 1.0), 2.0),  # the geometric mean of the middle two
+        ((9.0, 0.0, 3.0, -1.0), 1.5),  # which have no logarithm
+    ],
+)
+def test_a_run_s_value_is_the_median_of_its_repeats(repeats, value):
+    assert run_value(repeats) == value
 
 
 def test_an_effect_of_position_common_to_all_arms_is_removed():

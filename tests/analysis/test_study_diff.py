@@ -177,6 +177,18 @@ def test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change(
     assert len(adjusted_ps) == 8 and np.median(adjusted_ps) > 0.3  # nor does it come close
 
 
+def test_the_old_and_the_new_number_are_medians_of_runs(make_cell):
+    def stalled(record):
+        return scaled(record, {"a": 50.0 if record.block == 1 else 1.0})
+
+    options = {"cases": ("a",), "noise": 0.0, "runs": 1, "change": stalled}
+    old, new = (make_cell(f"{name}/cell", **options).parent for name in ("old", "new"))
+    comparison = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
+    for change in comparison.changes:
+        factor = 0.95 if change.arm == "seq_map" else 1.0
+        assert change.old == change.new == pytest.approx(322.6 * 1.001 * factor)
+
+
 def test_an_arm_that_changed_is_named_on_a_machine_of_another_speed(make_cell):
     old = make_cell("old/cell", change=noisy(1, 0.01)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.3}, change=noisy(2, 0.01, 1.15)).parent
@@ -202,6 +214,28 @@ def test_a_change_below_that_of_the_machine_is_not_claimed(make_cell, capsys):
     assert {c.verdict.word for c in comparison.changes if c.comparison} == {"inconclusive"}
     same = make_cell("same/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005)).parent
     assert main([str(old), str(same), "--fail-on", "slower"]) == 1
+
+
+@pytest.mark.parametrize("probe", [1.1, 1 / 1.1], ids=["slower machine", "faster machine"])
+@pytest.mark.parametrize(("arm", "word"), [(1.1, "slower"), (1 / 1.1, "faster")])
+def test_a_claim_needs_the_whole_interval_beyond_the_machine_s_change(make_cell, probe, arm, word):
+    """Whichever way either changed: an end of the interval within it decides nothing."""
+
+    def change(effect):
+        options = {"cases": ("a",), "effects": {"x": effect}}
+        old = make_cell(f"{effect}/old/cell", cases=("a",), effects={"x": 1.0}).parent
+        new = make_cell(f"{effect}/new/cell", change=noisy(2, 0.01, 1.0, probe), **options).parent
+        comparison = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
+        assert any("the machine itself changed" in line for line in comparison.caveats)
+        (change,) = (c for c in comparison.changes if c.arm == "x")
+        return change
+
+    near, far = change(arm), change(arm**3)
+    shift = abs(100 * (probe - 1))
+    low, high = sorted(map(abs, near.comparison.ci_pct))
+    assert low < shift < high and near.comparison.p_adjusted <= 0.05
+    assert near.verdict.word == "inconclusive" and "machine itself" in near.verdict.reason
+    assert far.verdict.word == word
 
 
 def test_many_rows_are_adjusted_by_holm(make_cell):
