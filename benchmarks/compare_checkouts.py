@@ -42,13 +42,13 @@ def main() -> int:
     if options.child:
         child(options.model)
         return 0
-    found: dict[str, list[float]] = {case: [] for case in CASES}
+    ratios_by_case: dict[str, list[float]] = {case: [] for case in CASES}
     for number in range(options.pairs):
         for case, ratio in pair(options.old, options.new, options.model).items():
-            found[case].append(ratio)
+            ratios_by_case[case].append(ratio)
         print(f"pair {number + 1} of {options.pairs}", file=sys.stderr, flush=True)
     print("| | speed of the new, of the old: mean (95 %) | range |\n| --- | --- | --- |")
-    for case, ratios in found.items():
+    for case, ratios in ratios_by_case.items():
         print(f"| {case} | {interval(ratios)} | {min(ratios):.2f} to {max(ratios):.2f} |")
     return 0
 
@@ -68,7 +68,7 @@ def pair(old: Path, new: Path, model: Path) -> dict[str, float]:
         for process in trees.values():
             process.kill()
             process.wait()
-    return {case: statistics.median(found) for case, found in ratios.items()}
+    return {case: statistics.median(values) for case, values in ratios.items()}
 
 
 def start(tree: Path, model: Path) -> subprocess.Popen[str]:
@@ -97,7 +97,7 @@ def answer(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise SystemExit("a process ended; what it said is above")
+        raise SystemExit("a process ended; its output is above")
     return line
 
 

@@ -2,7 +2,7 @@
 
 Every run is a fresh process; the arms of a scenario alternate, and the table shows medians
 over rounds, their ratio, the ratios of the single rounds, and the target. mlx_lm runs on
-OpenBLAS with its best thread count, found with one run of each count. Run as
+OpenBLAS with its best thread count, selected by one run of each count. Run as
 ``python benchmarks/compare_mlx_lm.py``; ``--quick`` is one round, ``--only TEXT`` picks scenarios,
 ``--json FILE`` writes every figure.
 """
@@ -235,7 +235,7 @@ def show_shares(name: str, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure the scenarios asked for and print the table."""
+    """Measure the selected scenarios and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round")
@@ -259,13 +259,13 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
 
     app.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}
-    asked = [s for s in SCENARIOS if only in s.name]
+    scenarios = [s for s in SCENARIOS if only in s.name]
     cases = [s for s in CASES if only in s.name]
     with timing_lock("benchmarks/compare_mlx_lm.py", on_wait=print):
         print(f"{TOKENS}, medians of {rounds} rounds; load average {os.getloadavg()[0]:.1f}")
-        if asked:
+        if scenarios:
             head(OURS, THEIRS)
-        for scenario in asked:
+        for scenario in scenarios:
             results[scenario.name] = against_mlx_lm(scenario, rounds)
             print(row(scenario.name, results[scenario.name]), flush=True)
         if cases:
@@ -276,7 +276,7 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
                 name = f"{scenario.name}, {engine}"
                 print(row(name, results[scenario.name][engine]), flush=True)
     print()
-    for scenario in asked:
+    for scenario in scenarios:
         show_shares(scenario.name, results[scenario.name])
     if target is not None:
         target.write_text(json.dumps(results, indent=1) + "\n")

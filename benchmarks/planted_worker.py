@@ -54,9 +54,9 @@ def plant() -> None:
 
     @contextmanager
     def known(self: WorkerProcess, arm: int) -> Any:
-        asked = re.match(r"planted_([\d.]+)pct", self.runs[arm].arm.name)
+        planted_arm = re.match(r"planted_([\d.]+)pct", self.runs[arm].arm.name)
         with turn(self, arm):
-            planted.share = float(asked[1]) / 100 if asked else 0.0
+            planted.share = float(planted_arm[1]) / 100 if planted_arm else 0.0
             yield
             planted.share = 0.0
 

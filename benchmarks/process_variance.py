@@ -71,10 +71,10 @@ def measure(processes: int, out: Path) -> None:
         def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
             command = [sys.executable, __file__, "--child"]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            found = super().launch(runs, cell)
+            records = super().launch(runs, cell)
             with open(out / "machine.jsonl", "ab") as file:
                 file.write(done.stdout)
-            return found
+            return records
 
     app.register()
     with app.initialized():
@@ -128,8 +128,8 @@ def table(out: Path) -> str:
 def throughput(record: dict[str, Any]) -> float:
     """Return a record's tokens per second."""
     (case,) = record["cases"]
-    (found,) = [metric for metric in case["metrics"] if metric["name"] == "total_tok_s"]
-    return float(found["repeats"][0])
+    (total,) = [metric for metric in case["metrics"] if metric["name"] == "total_tok_s"]
+    return float(total["repeats"][0])
 
 
 if __name__ == "__main__":

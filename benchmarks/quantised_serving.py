@@ -187,8 +187,8 @@ class OnLlama:
         wall = time.perf_counter() - start
         begun = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
         made = sum(output - 1 for _, output in requests)
-        told = [answer["choices"][0].get("logprobs") or {"content": []} for answer in answers]
-        tokens = [[entry["id"] for entry in one["content"]] for one in told]
+        logprobs = [answer["choices"][0].get("logprobs") or {"content": []} for answer in answers]
+        tokens = [[entry["id"] for entry in one["content"]] for one in logprobs]
         times = {"wall": wall, "begun": begun, "rest": wall - begun}
         return {**times, "made": made, "tokens": tokens}
 
@@ -256,13 +256,13 @@ def speed(case: Case, figures: dict[str, Any]) -> float:
     return case.streams * case.prompt / figures["begun"]
 
 
-Found = dict[str, dict[str, list[dict[str, Any]]]]
+Figures = dict[str, dict[str, list[dict[str, Any]]]]
 
 
-def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found:
+def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Figures:
     """Measure the arms in turns. Each round reverses the order; the first round is a warm-up."""
     memory = Memory()
-    found: Found = {case.name: {} for case in cases}
+    figures_by_case: Figures = {case.name: {} for case in cases}
     for number in range(-1, rounds):
         for case in cases:
             for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
@@ -272,8 +272,8 @@ def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found
                 if figures is not None and reads:
                     figures["read_gb_s"] = memory.rates([*before, *memory.read()])
                 if figures is not None and number >= 0:
-                    found[case.name].setdefault(name, []).append(figures)
-    return found
+                    figures_by_case[case.name].setdefault(name, []).append(figures)
+    return figures_by_case
 
 
 class Memory:
@@ -305,12 +305,12 @@ class Memory:
         return round(size / statistics.mean(seconds), 1), round(size / min(seconds), 1)
 
 
-def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
+def summary(cases: tuple[Case, ...], figures_by_case: Figures) -> list[dict[str, Any]]:
     """Return a row per case and arm: tok/s by round, and whether its tokens are those of STORED."""
     rows = []
     for case in cases:
-        ours = [entry["tokens"] for entry in found[case.name].get(STORED, [])]
-        for name, entries in found[case.name].items():
+        ours = [entry["tokens"] for entry in figures_by_case[case.name].get(STORED, [])]
+        for name, entries in figures_by_case[case.name].items():
             tokens = [entry["tokens"] for entry in entries]
             same = tokens == ours if any(tokens[0]) and ours else None
             speeds = [round(speed(case, entry), 1) for entry in entries]
@@ -342,10 +342,10 @@ def table(figures: dict[str, Any]) -> str:
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
     """Return a line on the rate at which one stream reads the weights, as a share of bandwidth."""
-    found = [row for row in rows if "read_gb_s" in row]
-    if not found:
+    measured = [row for row in rows if "read_gb_s" in row]
+    if not measured:
         return []
-    held, (row,) = arms[STORED].loaded["weight_bytes"], found
+    held, (row,) = arms[STORED].loaded["weight_bytes"], measured
     rates = [held * speed / 1e9 for speed in row["tok_s"]]
     shares = [
         [rate / reads[which] for rate, reads in zip(rates, row["read_gb_s"], strict=True)]
@@ -474,13 +474,13 @@ def main() -> None:
     from labkit.experiment.file_locks import timing_lock
     from labkit.machine.worker_environment import core_count
 
-    asked = options.arms.split(",")
-    if LLAMA in asked and importlib.util.find_spec("xllamacpp") is None:
+    arm_names = options.arms.split(",")
+    if LLAMA in arm_names and importlib.util.find_spec("xllamacpp") is None:
         print(f"{LLAMA}: left out, for its bindings are not installed (xllamacpp)")
-        asked.remove(LLAMA)
+        arm_names.remove(LLAMA)
     files = model_files()
     with timing_lock("benchmarks/quantised_serving.py", on_wait=print):
-        arms = {name: Arm(name, *files, core_count()) for name in asked}
+        arms = {name: Arm(name, *files, core_count()) for name in arm_names}
         cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
         rows = summary(cases, measure(arms, cases, options.rounds))
         lines = [*reading(arms, rows), *memory(arms), *agreement(arms), *products()]

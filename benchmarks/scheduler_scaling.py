@@ -191,9 +191,9 @@ def copy_cell(target: Path, runs: int) -> None:
     records = read_runs(source)
     blocks = max(record.block for record in records) + 1
     for number in range(runs):
-        found = records[number % len(records)]
-        found = replace(found, block=found.block + blocks * (number // len(records)))
-        write_record(target / "runs" / f"{found.run}.json", found)
+        record = records[number % len(records)]
+        copy = replace(record, block=record.block + blocks * (number // len(records)))
+        write_record(target / "runs" / f"{copy.run}.json", copy)
     facts = read_cell(source)
     design = {**facts["design"], "blocks": blocks * runs // len(records), "looks": [], "shown": []}
     write_json(target / "cell.json", {**facts, "cell": target.name, "design": design})
@@ -201,20 +201,20 @@ def copy_cell(target: Path, runs: int) -> None:
 
 def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, float]:
     """Call every size's function once per round; return each size's median result."""
-    found: dict[int, list[float]] = {size: [] for size in turns}
+    costs: dict[int, list[float]] = {size: [] for size in turns}
     for turn in turns.values():  # warm up
         turn()
     for _ in range(rounds):
         for size, turn in turns.items():
-            found[size].append(turn())
-    return {size: median(values) for size, values in found.items()}
+            costs[size].append(turn())
+    return {size: median(values) for size, values in costs.items()}
 
 
-def lines(title: str, found: dict[int, float], unit: str) -> Iterator[str]:
+def lines(title: str, costs: dict[int, float], unit: str) -> Iterator[str]:
     """Yield the lines of a table: size, cost, and cost relative to that of the smallest size."""
-    first = next(iter(found.values()))
+    first = next(iter(costs.values()))
     yield f"{title:>22}  {unit:>14}  ratio"
-    for size, cost in found.items():
+    for size, cost in costs.items():
         yield f"{size:22,}  {cost:14.1f}  {cost / first:5.2f}"
     yield ""
 
@@ -225,9 +225,9 @@ def engine(largest: int, rounds: int) -> list[str]:
     gc.freeze()
     failed = []
     for prefixes in ("none", "hash"):
-        found = by_pool(prefixes, largest, rounds)
-        print("\n".join(lines(f"blocks, prefixes={prefixes}", found, "us a step")))
-        if max(found.values()) > MAX_FLAT_RATIO * found[POOLS[0]]:
+        costs = by_pool(prefixes, largest, rounds)
+        print("\n".join(lines(f"blocks, prefixes={prefixes}", costs, "us a step")))
+        if max(costs.values()) > MAX_FLAT_RATIO * costs[POOLS[0]]:
             failed.append(f"prefixes={prefixes}: a step's cost is not flat in the pool's size")
     running = by_running(rounds)
     print("\n".join(lines("requests running", running, "us a step")))
@@ -236,7 +236,7 @@ def engine(largest: int, rounds: int) -> list[str]:
         failed.append("a step's cost grows faster than the requests that run")
     print("\n".join(lines("context", by_context(largest, min(rounds, 2)), "us a step")))
     waiting = by_waiting(largest, min(rounds, 2))
-    print("\n".join(lines("requests asked at once", waiting, "us a request")))
+    print("\n".join(lines("requests submitted at once", waiting, "us a request")))
     if max(waiting.values()) > MAX_FLAT_RATIO * waiting[WAITING[0]]:
         failed.append("a request's cost grows with how many wait")
     return failed
@@ -245,10 +245,10 @@ def engine(largest: int, rounds: int) -> list[str]:
 def records() -> list[str]:
     """Measure and print the time of the analysis. It has no limits, so no line is returned."""
     analysed(1, RUNS[0])  # warm up
-    found = {runs: 1e3 * analysed(1, runs) for runs in RUNS}
-    print("\n".join(lines("runs of one cell", found, "ms a study")))
-    found = {cells: 1e3 * analysed(cells, RUNS[0]) for cells in CELLS}
-    print("\n".join(lines("cells of 30 runs", found, "ms a study")))
+    costs = {runs: 1e3 * analysed(1, runs) for runs in RUNS}
+    print("\n".join(lines("runs of one cell", costs, "ms a study")))
+    costs = {cells: 1e3 * analysed(cells, RUNS[0]) for cells in CELLS}
+    print("\n".join(lines("cells of 30 runs", costs, "ms a study")))
     return []
 
 

@@ -112,9 +112,9 @@ def study(
 
     composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
     began = time.monotonic()
-    found = run(to_cell(replace(composed, name=folder.name), folder))
+    cell = run(to_cell(replace(composed, name=folder.name), folder))
     seconds = time.monotonic() - began
-    return {"study": folder.name, "seconds": round(seconds, 1), **study_result(found)}
+    return {"study": folder.name, "seconds": round(seconds, 1), **study_result(cell)}
 
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
@@ -183,10 +183,10 @@ class SideBySide:
             for arm, pipe in itertools.product([one.arm for one in both], ("there", "turn")):
                 os.mkfifo(Path(folder, f"{arm}.{pipe}"))
             command = (*self._launcher.command, "--beside", folder)
-            found = [other.submit(launch, command, one, cell) for one in both if one != run]
+            pending = [other.submit(launch, command, one, cell) for one in both if one != run]
             mine = launch(command, run, cell)
-            for one in found:
-                record = one.result()
+            for future in pending:
+                record = future.result()
                 self._done[record.run] = record
         return [mine]
 
@@ -198,11 +198,11 @@ def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
     return record
 
 
-def study_result(found: dict[str, Any]) -> dict[str, Any]:
+def study_result(cell: dict[str, Any]) -> dict[str, Any]:
     """Return whether the planted delay was detected, and whether the copy was claimed to differ."""
-    planted = next(arm["name"] for arm in found["arms"] if arm["name"].startswith("planted"))
-    rows = [row for row in found["rows"] if row["primary"]]
-    alpha = found["design"]["alpha"]
+    planted = next(arm["name"] for arm in cell["arms"] if arm["name"].startswith("planted"))
+    rows = [row for row in cell["rows"] if row["primary"]]
+    alpha = cell["design"]["alpha"]
     hits, false = [], []
     for row in rows:
         slower = 1 if row["better"] == "lower" else -1
@@ -226,7 +226,7 @@ def study_result(found: dict[str, Any]) -> dict[str, Any]:
         "false": bool(false),
         "rows": hits,
         "effects": effects,
-        "gates": {name: gate["status"] for name, gate in found["gates"].items()},
+        "gates": {name: gate["status"] for name, gate in cell["gates"].items()},
     }
 
 
@@ -249,17 +249,17 @@ def table(out: Path) -> str:
         kinds.setdefault(path.parent.name.rpartition("-")[0], []).append(path)
     for kind, paths in kinds.items():
         cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        found = [study_result(cell) for cell in cells]
-        named, false = (sum(one[word] for one in found) for word in ("named", "false"))
+        results = [study_result(cell) for cell in cells]
+        named, false = (sum(result[word] for result in results) for word in ("named", "false"))
         arms = [arm["name"] for arm in cells[0]["arms"][1:]]
         ranges = []
         for arm in arms:
-            effects = [effect for one in found for effect in one["effects"][arm]]
+            effects = [effect for result in results for effect in result["effects"][arm]]
             ranges.append(
                 f"{statistics.median(effects):+.2f} % ({min(effects):+.2f} to {max(effects):+.2f})"
             )
         seconds = statistics.median(map(measured_s, paths))
-        n = len(found)
+        n = len(results)
         beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
         arm = json.loads(next((paths[0].parent / "arms").glob("*.json")).read_text("utf-8"))
         threads = arm["config"]["engine"].get("threads")
@@ -287,12 +287,12 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
             json.loads((out / f"{kind}{end}" / "cell.json").read_text("utf-8"))["design"]["blocks"]
             for end in ("", "~processes")
         ]
-        for found in isolation_agreements(AnalysisCache().cell(out / kind)) or []:
-            row = "`ragged` on model=small" if found.case == "all" else found.case
+        for agreement in isolation_agreements(AnalysisCache().cell(out / kind)) or []:
+            row = "`ragged` on model=small" if agreement.case == "all" else agreement.case
             lines.append(
-                f"| {row} | {blocks[0]}, {blocks[1]} | {found.interleaved_pct:+.1f} % | "
-                f"{found.separate_pct:+.1f} % | {abs(found.difference_pct or 0):.1f} % | "
-                f"{found.undetected_pct:.1f} % |"
+                f"| {row} | {blocks[0]}, {blocks[1]} | {agreement.interleaved_pct:+.1f} % | "
+                f"{agreement.separate_pct:+.1f} % | {abs(agreement.difference_pct or 0):.1f} % | "
+                f"{agreement.undetected_pct:.1f} % |"
             )
     return "\n".join(lines)
 

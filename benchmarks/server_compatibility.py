@@ -60,13 +60,13 @@ class Target:
 
     def chat(self, **options: Any) -> Any:
         """Request a chat completion."""
-        asked = {"model": self.model, "messages": HELLO, "max_tokens": 6, "temperature": 0}
-        return self.client().chat.completions.create(**{**asked, **options})
+        defaults = {"model": self.model, "messages": HELLO, "max_tokens": 6, "temperature": 0}
+        return self.client().chat.completions.create(**{**defaults, **options})
 
     def complete(self, *, strict: bool = True, **options: Any) -> Any:
         """Request a completion."""
-        asked = {"model": self.model, "prompt": "hello", "max_tokens": 6, "temperature": 0}
-        return self.client(strict).completions.create(**{**asked, **options})
+        defaults = {"model": self.model, "prompt": "hello", "max_tokens": 6, "temperature": 0}
+        return self.client(strict).completions.create(**{**defaults, **options})
 
     def raw(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         """Send a request; return the status and the body."""
@@ -161,8 +161,8 @@ def _(t: Target) -> None:
 
 @check("`n=2`")
 def _(t: Target) -> None:
-    found = len(t.chat(n=2, temperature=1).choices)
-    assert found == 2, f"{found} choice"
+    count = len(t.chat(n=2, temperature=1).choices)
+    assert count == 2, f"{count} choice"
 
 
 @check("`stop`")
@@ -170,11 +170,11 @@ def _(t: Target) -> None:
     text = t.complete().choices[0].text
     stop = text.split()[1]
     answer = t.complete(stop=[stop]).choices[0]
-    assert answer.finish_reason == "stop", "the text goes on"
-    assert answer.text == text[: text.index(stop)], "the text before it is another"
+    assert answer.finish_reason == "stop", "the text continues after the stop text"
+    assert answer.text == text[: text.index(stop)], "the text before the stop text differs"
 
 
-@check("`seed`: the same again")
+@check("`seed`: same seed, same text")
 def _(t: Target) -> None:
     texts = [t.chat(temperature=1, seed=s).choices[0].message.content for s in (1, 1, 2)]
     assert texts[0] == texts[1], "the same seed gave another text"
@@ -183,19 +183,19 @@ def _(t: Target) -> None:
 
 @check("`logprobs`, `top_logprobs` of a chat")
 def _(t: Target) -> None:
-    found = t.chat(logprobs=True, top_logprobs=2).choices[0]
-    told = (found.logprobs and found.logprobs.content) or []
-    assert len(told) == 6, f"{len(told)} of 6 tokens"
-    assert all(len(item.top_logprobs) == 2 for item in told), "not two at each place"
-    assert "".join(item.token for item in told) == found.message.content, (
+    choice = t.chat(logprobs=True, top_logprobs=2).choices[0]
+    tokens = (choice.logprobs and choice.logprobs.content) or []
+    assert len(tokens) == 6, f"{len(tokens)} of 6 tokens"
+    assert all(len(item.top_logprobs) == 2 for item in tokens), "not two per position"
+    assert "".join(item.token for item in tokens) == choice.message.content, (
         "the tokens are not the text"
     )
 
 
 @check("`logprobs` of a completion")
 def _(t: Target) -> None:
-    found = t.complete(logprobs=2).choices[0].logprobs
-    assert len(found.token_logprobs) == 6 and len(found.top_logprobs[0]) == 2
+    logprobs = t.complete(logprobs=2).choices[0].logprobs
+    assert len(logprobs.token_logprobs) == 6 and len(logprobs.top_logprobs[0]) == 2
 
 
 @check("`logit_bias`")
@@ -206,8 +206,8 @@ def _(t: Target) -> None:
 
 @check("`frequency_penalty`")
 def _(t: Target) -> None:
-    said = {"prompt": "hello hello hello", "max_tokens": 100, "logit_bias": {"300": 20}}
-    texts = [t.complete(**said, frequency_penalty=f).choices[0].text for f in (0, 2)]
+    options = {"prompt": "hello hello hello", "max_tokens": 100, "logit_bias": {"300": 20}}
+    texts = [t.complete(**options, frequency_penalty=f).choices[0].text for f in (0, 2)]
     assert texts[0] != texts[1], "it changes nothing"
 
 
@@ -225,10 +225,10 @@ def _(t: Target) -> None:
     assert len(getattr(choice, "token_ids", None) or []) == 6, "no token ids"
 
 
-@check("tools: a call that must be")
+@check("tools: a required call")
 def _(t: Target) -> None:
-    found = t.chat(tools=[TOOL], tool_choice="required", max_tokens=60).choices[0]
-    (call,) = found.message.tool_calls or [None]
+    choice = t.chat(tools=[TOOL], tool_choice="required", max_tokens=60).choices[0]
+    (call,) = choice.message.tool_calls or [None]
     assert call is not None, "no call"
     assert isinstance(json.loads(call.function.arguments)["sure"], bool)
 
@@ -238,10 +238,10 @@ def _(t: Target) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     text = t.chat(response_format=wanted, max_tokens=40).choices[0].message.content
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         raise AssertionError("it is ignored") from None
-    assert set(found) == {"sure"}
+    assert set(parsed) == {"sure"}
 
 
 @check("an unknown option is refused")
@@ -339,14 +339,14 @@ def outcome(target: Target, function: Check) -> str:
     try:
         function(target)
     except openai.APIResponseValidationError:
-        return "no: the client refuses the answer"
+        return "no: the client refuses the response"
     except openai.APIStatusError as error:
         return f"no: {error.status_code}"
     except json.JSONDecodeError:
-        return "no: the body is no JSON"
+        return "no: the body is not JSON"
     except Exception as error:  # a server's answer may raise anything in a check
-        said = " ".join(str(error).split())[:60]
-        return f"no: {said or type(error).__name__}"
+        message = " ".join(str(error).split())[:60]
+        return f"no: {message or type(error).__name__}"
     return "yes"
 
 
@@ -388,12 +388,12 @@ def outcomes(
             alive = True
             while left and alive:
                 name, function = left.pop(0)
-                said = outcome(target, function)
-                if said != "yes":
+                result = outcome(target, function)
+                if result != "yes":
                     alive = outcome(target, CHECKS["chat"]) == "yes"
-                    said += "" if alive else "; then it serves nothing any more"
-                print(f"{name}: {said}", flush=True)
-                yield said
+                    result += "" if alive else "; then it serves nothing any more"
+                print(f"{name}: {result}", flush=True)
+                yield result
 
 
 def table() -> str:
@@ -405,8 +405,8 @@ def table() -> str:
     rows = [f"| {' | '.join(row)} |" for row in zip(CHECKS, *columns, strict=True)]
     version = importlib.metadata.version
     head = f"| call | labkit.serve | mlx_lm.server {version('mlx-lm')} |\n| --- | --- | --- |"
-    told = f"Client: openai {version('openai')}, `_strict_response_validation=True`."
-    return "\n".join([told, "", head, *rows])
+    client = f"Client: openai {version('openai')}, `_strict_response_validation=True`."
+    return "\n".join([client, "", head, *rows])
 
 
 def main() -> None:

@@ -71,14 +71,14 @@ def child(model: str) -> None:
     engine, encode = loaded.engine, loaded.tokenizer.encode
     print("ready", flush=True)
     for number, line in enumerate(sys.stdin):
-        asked = Load(**json.loads(line))
-        params = SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True)
+        work = Load(**json.loads(line))
+        params = SamplingParams(max_tokens=work.max_tokens, ignore_eos=True)
         start, tokens = time.perf_counter(), 0
         waiting = [
             Request(f"{number}-{at}", tuple(encode(text)), params)
-            for at, text in enumerate(asked.texts)
+            for at, text in enumerate(work.texts)
         ][::-1]
-        for _ in range(min(asked.concurrency, len(waiting))):
+        for _ in range(min(work.concurrency, len(waiting))):
             engine.submit(waiting.pop())
         while engine.has_work():
             for event in engine.step():
@@ -94,10 +94,10 @@ class Inside:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def round(self, asked: Load) -> Round:
+    def round(self, load: Load) -> Round:
         """Run a round."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(vars(asked)) + "\n")
+        self._process.stdin.write(json.dumps(vars(load)) + "\n")
         self._process.stdin.flush()
         return Round(*json.loads(self._process.stdout.readline()))
 
@@ -112,20 +112,20 @@ class Served:
         self._host, _, self._port = urlsplit(url).netloc.partition(":")
         self._extra = extra
 
-    def round(self, asked: Load) -> Round:
+    def round(self, load: Load) -> Round:
         """Run a round."""
-        return asyncio.run(self._round(asked))
+        return asyncio.run(self._round(load))
 
-    async def _round(self, asked: Load) -> Round:
-        waiting, start, tokens = list(asked.texts)[::-1], time.perf_counter(), 0
+    async def _round(self, load: Load) -> Round:
+        waiting, start, tokens = list(load.texts)[::-1], time.perf_counter(), 0
 
         async def client() -> None:
             nonlocal tokens
             while waiting:
-                count = await self._ask(waiting.pop(), asked.max_tokens)
+                count = await self._ask(waiting.pop(), load.max_tokens)
                 tokens += count
 
-        await asyncio.gather(*(client() for _ in range(asked.concurrency)))
+        await asyncio.gather(*(client() for _ in range(load.concurrency)))
         return Round(tokens, time.perf_counter() - start)
 
     async def _ask(self, text: str, max_tokens: int) -> int:
@@ -237,9 +237,9 @@ def free_port() -> int:
     """Return a free port."""
     import socket
 
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 # --- the comparison -------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def compare(options: argparse.Namespace) -> dict[str, list[float]]:
     from labkit.serve import compose
 
     path = models.resolve(compose([f"model={options.model}"]).model).path
-    asked = Load(
+    load = Load(
         texts(path, options.requests, options.prompt_tokens),
         options.output_tokens,
         options.concurrency,
@@ -271,38 +271,38 @@ def compare(options: argparse.Namespace) -> dict[str, list[float]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arms: dict[str, Inside | Served] = {
             INSIDE: stack.enter_context(inside(options.model, folder)),
-            OURS: stack.enter_context(ours(options.model, folder, asked.texts[0])),
+            OURS: stack.enter_context(ours(options.model, folder, load.texts[0])),
         }
         if not options.no_mlx_lm:
-            arms[MLX_LM] = stack.enter_context(mlx_lm(path, folder, asked.texts[0]))
+            arms[MLX_LM] = stack.enter_context(mlx_lm(path, folder, load.texts[0]))
         if options.llama:
-            arms[LLAMA] = stack.enter_context(llama(options.llama, folder, asked.texts[0]))
-        found: dict[str, list[float]] = {name: [] for name in arms}
+            arms[LLAMA] = stack.enter_context(llama(options.llama, folder, load.texts[0]))
+        rates_by_arm: dict[str, list[float]] = {name: [] for name in arms}
         for arm in arms.values():
-            arm.round(Load(asked.texts[: options.concurrency], 8, options.concurrency))
+            arm.round(Load(load.texts[: options.concurrency], 8, options.concurrency))
         order = random.Random(options.seed)
         for number in range(options.rounds):
             for name in order.sample(sorted(arms), len(arms)):
-                done = arms[name].round(asked)
-                found[name].append(done.tok_s)
+                done = arms[name].round(load)
+                rates_by_arm[name].append(done.tok_s)
                 print(f"round {number + 1}, {name}: {done.tokens} tokens, {done.tok_s:.1f} tok/s")
-    return found
+    return rates_by_arm
 
 
-def show(found: dict[str, list[float]]) -> None:
+def show(rates_by_arm: dict[str, list[float]]) -> None:
     """Print the table: each arm's median, and the ratios of labkit's server to it by round."""
     print(
         "\n| arm | tok/s | our server's ratio | rounds | target |\n| --- | --- | --- | --- | --- |"
     )
-    for name, rates in found.items():
-        ratios = [mine / rate for mine, rate in zip(found[OURS], rates, strict=True)]
+    for name, rates in rates_by_arm.items():
+        ratios = [mine / rate for mine, rate in zip(rates_by_arm[OURS], rates, strict=True)]
         least, most = min(ratios), max(ratios)
         target = f"{TARGETS[name]:g}" if name in TARGETS else ""
         print(
             f"| {name} | {statistics.median(rates):.1f} | {statistics.median(ratios):.3f} | "
             f"{least:.3f} to {most:.3f} | {target} |"
         )
-    if LLAMA not in found:
+    if LLAMA not in rates_by_arm:
         print("\nllama.cpp's server: not run (--llama names its command)")
 
 
@@ -324,10 +324,10 @@ def main() -> None:
     if options.child:
         child(options.model)
         return
-    found = compare(options)
-    show(found)
+    rates_by_arm = compare(options)
+    show(rates_by_arm)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(rates_by_arm, indent=1))
 
 
 if __name__ == "__main__":
