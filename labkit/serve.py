@@ -104,6 +104,8 @@ def become_server(config: ServeConfig) -> NoReturn:
         os.environ, threads=config.engine.threads or cores, cores=cores
     )
     environment |= config.engine.mlx.environment()
+    # Texts are tokenised one by one, so threads of the tokenizers library would be idle.
+    environment["TOKENIZERS_PARALLELISM"] = "false"
     # An unnamed file keeps the API key out of the process list and out of any directory.
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(to_plain(config)).encode())

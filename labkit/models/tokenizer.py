@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import tokenizers
 
     from labkit.models.chat_template import ChatTemplate, Message, Tools
+
+LONG_TEXT = 10_000  # characters or ids
 
 
 class Tokenizer:
@@ -35,9 +37,18 @@ class Tokenizer:
         """The number of token ids, including special tokens."""
         return int(self._tokenizer.get_vocab_size())
 
+    @cached_property
+    def max_token_characters(self) -> int:
+        """The length of the longest token (characters), special tokens included."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return a text's token ids; ``special``: whether to add the model's special tokens."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if len(text) < LONG_TEXT:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        # A batch releases the GIL, so other threads run during the seconds this may take.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return list(encoding.ids)
 
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of a conversation, up to the start of the model's next message.
@@ -47,16 +58,28 @@ class Tokenizer:
         ConfigError
             The model has no chat template, or the template refuses the conversation or the tools.
         """
+        return self.encode(self.render_chat(messages, tools), special=False)
+
+    def render_chat(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """Return the text of a conversation, up to the start of the model's next message.
+
+        Raises the same errors as ``encode_chat``.
+        """
         if self.template is None:
             raise ConfigError(
                 "chat template: this model has none; send a text instead of a conversation"
             )
-        return self.encode(self.template.render(messages, tools), special=False)
+        return self.template.render(messages, tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""
         # Streaming decodes every token as a single id, so results for single ids are cached.
-        return self._decode_one(ids[0]) if len(ids) == 1 else self._decode(*ids)
+        if len(ids) == 1:
+            return self._decode_one(ids[0])
+        if len(ids) < LONG_TEXT:
+            return self._decode(*ids)
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
 
     def _decode(self, *ids: int) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -15,8 +15,6 @@ from labkit.server.endpoint_helpers import (
     check_model,
     check_stream,
     decode,
-    encode_conversation,
-    resolve_max_tokens,
     to_params,
 )
 from labkit.server.openai_types import (
@@ -27,6 +25,7 @@ from labkit.server.openai_types import (
     SchemaFormat,
     ToolCall,
 )
+from labkit.server.prompt_encoding import check_contents, encode_conversation, resolve_max_tokens
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
@@ -48,6 +47,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     check_stream(request)
     n = check_choices(service, request.n)
+    check_contents(service, (m.content for m in request.messages), "messages")
     tool_format, tools = _tools(service, request)
     prompt = await encode_conversation(service, to_template_messages(request.messages), tools)
     max_tokens = resolve_max_tokens(

@@ -19,8 +19,6 @@ from labkit.server.endpoint_helpers import (
     clamp_logprob,
     collect,
     decode,
-    encode_text,
-    resolve_max_tokens,
     to_params,
     usage,
 )
@@ -31,6 +29,7 @@ from labkit.server.openai_types import (
     TextLogprobs,
     Usage,
 )
+from labkit.server.prompt_encoding import encode_text, resolve_max_tokens
 from labkit.server.response_streams import DONE, GenerationResponse, sse_event
 from labkit.server.serving_service import Service, new_id
 
@@ -51,6 +50,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     check_stream(request)
     n = check_choices(service, request.n)
+    service.check_num_completions(_num_prompts(request.prompt) * n)
     prompts = await _prompts(service, request.prompt)
     allowed = [
         resolve_max_tokens(
@@ -66,6 +66,10 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     if request.stream:
         return GenerationResponse(generation, timeout_s, events=writer.events())
     return GenerationResponse(generation, timeout_s, body=writer.full_body)
+
+
+def _num_prompts(prompt: str | list[Any]) -> int:
+    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
 async def _prompts(service: Service, prompt: str | list[Any]) -> list[list[int]]:

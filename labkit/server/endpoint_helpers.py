@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
-from labkit.config import ConfigError
 from labkit.engine.engine_protocol import Logprobs
 from labkit.engine.request import SamplingParams
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.openai_types import Sampling, TokenLogprob, TopLogprob, Usage
+from labkit.server.prompt_encoding import encode_conversation, resolve_max_tokens
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 
 T = TypeVar("T")
 MIN_LOGPROB = -9999.0  # JSON has no infinity
-CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -56,42 +54,6 @@ def check_model(service: Service, model: str) -> None:
             param="model",
             code="model_not_found",
         )
-
-
-def resolve_max_tokens(
-    service: Service, prompt: Sequence[int], max_tokens: int | None, *, default: int, param: str
-) -> int:
-    """Return the maximum number of tokens to generate: ``max_tokens``, or if None a default.
-
-    The default is ``default`` or, if less, the number of tokens that still fit after the prompt.
-    ``param`` is the request's field that contains the prompt.
-
-    Raises
-    ------
-    ApiError
-        The prompt is empty, too long or contains invalid ids, or prompt plus ``max_tokens`` exceeds
-        the limits of the model or the server.
-    """
-    options, max_model_len = service.options, service.max_model_len
-    if not prompt:
-        raise invalid("the prompt is empty", param)
-    max_prompt_tokens = min(options.max_prompt_tokens, max_model_len - 1)
-    if len(prompt) > max_prompt_tokens:
-        raise invalid(
-            f"the prompt has {len(prompt)} tokens; allowed are {max_prompt_tokens}",
-            param,
-            CONTEXT_LENGTH_EXCEEDED,
-        )
-    if max(prompt) >= service.vocab_size:
-        raise invalid(f"token ids are 0 to {service.vocab_size - 1}, not {max(prompt)}", param)
-    room = min(options.max_output_tokens, max_model_len - len(prompt))
-    if max_tokens is not None and max_tokens > room:
-        raise invalid(
-            f"max_tokens={max_tokens}: after {len(prompt)} prompt tokens allowed are {room}",
-            "max_tokens",
-            CONTEXT_LENGTH_EXCEEDED,
-        )
-    return min(default, room) if max_tokens is None else max_tokens
 
 
 def to_params(
@@ -207,27 +169,6 @@ def clamp_logprob(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
 
 
-async def encode_text(service: Service, text: str) -> list[int]:
-    """Return a text's token ids, computed in a thread so that the event loop is not blocked."""
-    return await service.run_in_thread(service.tokenizer.encode, text)
-
-
-async def encode_conversation(
-    service: Service, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> list[int]:
-    """Return the token ids of a conversation's prompt.
-
-    Raises
-    ------
-    ApiError
-        The chat template rejects the messages, or the model has no chat template.
-    """
-    try:
-        return await service.run_in_thread(service.tokenizer.encode_chat, messages, tools)
-    except ConfigError as error:
-        raise invalid(str(error), "messages") from None
-
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation and the generation of its next message."""
@@ -265,7 +206,7 @@ async def converse(
     ApiError
         The request cannot be served.
     """
-    prompt = await encode_conversation(service, messages)
+    prompt = await encode_conversation(service, messages, param=param)
     max_tokens = resolve_max_tokens(
         service, prompt, limit, default=service.options.max_output_tokens, param=param
     )

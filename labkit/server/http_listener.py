@@ -57,7 +57,7 @@ def url(bound: socket.socket) -> str:
 class Listener(uvicorn.Server):
     """A uvicorn server without signal handlers that calls ``on_ready`` as soon as it listens."""
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None], options: config.Server) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -92,7 +92,7 @@ async def serve(
     After the first signal, the server refuses new requests and gives running and waiting requests
     ``server.grace_s`` seconds to finish. A second signal ends these requests at once.
     """
-    listener = Listener(app, on_ready)
+    listener = Listener(app, on_ready, service.options)
     stopping: list[asyncio.Task[None]] = []
 
     def stop() -> None:

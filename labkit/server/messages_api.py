@@ -17,6 +17,7 @@ from labkit.server.endpoint_helpers import (
     decode,
 )
 from labkit.server.openai_types import Sampling, TextPart
+from labkit.server.prompt_encoding import check_contents
 from labkit.server.response_streams import GenerationResponse, named_sse_event
 from labkit.server.serving_service import Service
 
@@ -121,6 +122,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     """
     request = decode(_decoder, body)
     check_model(service, request.model)
+    check_contents(service, (message.content for message in request.messages), "messages")
     messages = [{"role": "system", "content": _text(request.system)}] if request.system else []
     messages += [{"role": m.role, "content": _text(m.content)} for m in request.messages]
     sampling = Sampling(

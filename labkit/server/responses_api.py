@@ -20,6 +20,7 @@ from labkit.server.endpoint_helpers import (
     decode,
 )
 from labkit.server.openai_types import JsonObject, Sampling
+from labkit.server.prompt_encoding import check_contents
 from labkit.server.response_streams import GenerationResponse, named_sse_event
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
@@ -173,6 +174,8 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     if request.store:
         raise invalid("store=true: this server does not store responses", "store")
+    if isinstance(request.input, list):
+        check_contents(service, (message.content for message in request.input), "input")
     conversation = await converse(
         service,
         "resp",

@@ -72,6 +72,7 @@ class Service:
         bounds = [server_limit if model.max_context is None else model.max_context]
         bounds += [engine.max_request_tokens()] if isinstance(engine, LengthLimited) else []
         self.max_model_len = min(bounds)
+        self.max_prompt_tokens = min(options.max_prompt_tokens, self.max_model_len - 1)
         self.created = int(time.time())
         self._engine = engine
         self._live: dict[str, Generation] = {}
@@ -115,6 +116,14 @@ class Service:
         """Run slow work (tokenising, templates, grammars) in a thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
+    def check_num_completions(self, count: int) -> None:
+        """Raise ``ApiError`` if a request needs more completions than the server runs at once."""
+        if count > self.options.max_live:
+            raise invalid(
+                f"the request needs {count} completions; allowed are {self.options.max_live} "
+                "at once (server.max_live)"
+            )
+
     def generate(
         self,
         call_id: str,
@@ -134,11 +143,7 @@ class Service:
         if reason is not None or self._thread is None:
             raise ApiError(503, reason or "the server has not started")
         count = len(prompts) * n
-        if count > self.options.max_live:
-            raise invalid(
-                f"the request needs {count} completions; allowed are {self.options.max_live} "
-                "at once (server.max_live)"
-            )
+        self.check_num_completions(count)
         if len(self._live) + count > self.options.max_live:
             raise ApiError(
                 429,

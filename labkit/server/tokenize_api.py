@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from labkit.server.api_error import invalid
 from labkit.server.chat_api import to_template_messages
-from labkit.server.endpoint_helpers import check_model, decode, encode_conversation, encode_text
+from labkit.server.endpoint_helpers import check_model, decode
 from labkit.server.openai_types import ChatMessage, TokenId
+from labkit.server.prompt_encoding import check_contents, encode_conversation, encode_text
 from labkit.server.serving_service import Service
 
 
@@ -68,8 +69,14 @@ async def tokenize(service: Service, body: bytes) -> Response:
     if request.prompt is not None:
         tokens = await encode_text(service, request.prompt)
     else:
-        tokens = await encode_conversation(service, to_template_messages(request.messages or []))
-    strings = [service.tokenizer.piece(t) for t in tokens] if request.return_token_strs else UNSET
+        messages = request.messages or []
+        check_contents(service, (m.content for m in messages), "messages")
+        tokens = await encode_conversation(service, to_template_messages(messages))
+    strings = (
+        await service.run_in_thread(lambda: [service.token_text(token) for token in tokens])
+        if request.return_token_strs
+        else UNSET
+    )
     return _json_response(TokenizeResponse(len(tokens), service.max_model_len, tokens, strings))
 
 
@@ -83,6 +90,10 @@ async def detokenize(service: Service, body: bytes) -> Response:
     """
     request = decode(_detokenize_decoder, body)
     check_model(service, request.model or service.name)
+    if len(request.tokens) > service.max_model_len:
+        raise invalid(
+            f"tokens: {len(request.tokens)} ids; the limit is {service.max_model_len}", "tokens"
+        )
     if max(request.tokens, default=0) >= service.vocab_size:
         raise invalid(f"tokens: allowed are ids from 0 to {service.vocab_size - 1}", "tokens")
     text = await service.run_in_thread(service.tokenizer.decode, request.tokens)

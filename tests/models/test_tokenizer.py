@@ -1,3 +1,6 @@
+import threading
+import time
+
 import pytest
 
 from labkit.config import ConfigError
@@ -34,3 +37,35 @@ def test_an_unreadable_tokenizer_is_one_line(tmp_path):
     with pytest.raises(ConfigError) as error:
         tokenizer.load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_long_text_has_the_tokens_of_its_pieces(folder):
+    loaded = tokenizer.load(folder)
+    text = "so it goes: ünd 🙂, " * tokenizer.LONG_TEXT
+    ids = loaded.encode(text)
+    assert ids == loaded.encode("so it goes: ünd 🙂, ") * tokenizer.LONG_TEXT
+    assert loaded.decode(ids) == text
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised(folder):
+    loaded, ticks, done = tokenizer.load(folder), 0, threading.Event()
+
+    def count():
+        nonlocal ticks
+        while not done.wait(0.001):
+            ticks += 1
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    start = time.perf_counter()
+    loaded.encode("so it goes " * 100_000)
+    ran_for, ticks_meanwhile = time.perf_counter() - start, ticks
+    done.set()
+    counting.join()
+    assert ticks_meanwhile > 20 * ran_for  # with the GIL held: two or three
+
+
+def test_no_token_is_longer_than_the_longest(folder):
+    loaded = tokenizer.load(folder)
+    pieces = [loaded.piece(token) for token in range(loaded.vocab_size)]
+    assert loaded.max_token_characters == max(map(len, pieces)) > 1

@@ -4,12 +4,20 @@ from labkit.engine.engine_protocol import TokenEvent
 
 
 class CharTokenizer:
-    """A tokenizer whose ids are the code points of characters."""
+    """A tokenizer whose ids are the code points of characters; ``encoded`` lists its texts."""
 
     template = None
+    max_token_characters = 1
 
-    def encode(self, text):
+    def __init__(self):
+        self.encoded = []
+
+    def encode(self, text, *, special=True):
+        self.encoded.append(text)
         return [ord(char) for char in text]
+
+    def render_chat(self, messages, tools=()):
+        return "".join(f"{message['role'][0]}{message['content']}" for message in messages)
 
     def piece(self, token):
         return chr(token)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from fake_engine import CharTokenizer, FakeEngine
+from fake_server import FakeModel
 
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
@@ -15,13 +16,6 @@ from labkit.server.api_error import ApiError
 from labkit.server.engine_thread import EngineThread, warm_up
 from labkit.server.routes import create_app
 from labkit.server.serving_service import Service
-
-
-class FakeModel:
-    vocab_size, max_context, eos_token_ids = 128, None, (0,)
-
-    def __init__(self, path):
-        self.path = path
 
 
 def run_scenario(scenario, tmp_path, **options):

@@ -1,0 +1,53 @@
+"""Tests of the bounds that are checked before a prompt is tokenised."""
+
+import pytest
+from fake_server import FakeServer
+
+USER = {"role": "user", "content": "a"}
+LONG = "a" * 101
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server that accepts 100 characters and 8 completions."""
+    folder = tmp_path_factory.mktemp("fake")
+    with FakeServer(folder, max_prompt_tokens=100, max_live=8) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        ("/v1/completions", {"prompt": LONG}, "at least 101 tokens"),
+        ("/v1/completions", {"prompt": ["a", LONG[:50], LONG]}, "at least 101 tokens"),
+        ("/v1/completions", {"prompt": ["a"] * 9}, "needs 9 completions"),
+        ("/v1/completions", {"prompt": ["a"] * 5, "n": 2}, "needs 10 completions"),
+        ("/v1/completions", {"prompt": [[1]] * 9}, "needs 9 completions"),
+        (CHAT, {"messages": [USER] * 101}, "101 messages and parts"),
+        (CHAT, {"messages": [{**USER, "content": LONG}]}, "at least 102 tokens"),
+        (
+            CHAT,
+            {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * 100}]},
+            "101 messages and parts",
+        ),
+        ("/v1/messages", {"messages": [USER] * 101, "max_tokens": 1}, "101 messages and parts"),
+        ("/v1/responses", {"input": [USER] * 101}, "101 messages and parts"),
+        ("/v1/responses", {"input": LONG}, "at least 102 tokens"),
+        ("/tokenize", {"prompt": LONG}, "at least 101 tokens"),
+        ("/detokenize", {"tokens": [1] * 5000}, "5000 ids"),
+    ],
+)
+def test_lengths_are_refused_before_tokenising(server, path, fields, reason):
+    server.tokenizer.encoded.clear()
+    status, body = server.post(path, {"model": "fake", **fields})
+    assert status == 400 and reason in body["error"]["message"]
+    assert all(len(text) <= 100 for text in server.tokenizer.encoded)
+    assert len(server.tokenizer.encoded) < 8
+
+
+def test_the_longest_prompt_is_served(server):
+    status, body = server.post("/v1/completions", {"model": "fake", "prompt": LONG[1:]})
+    assert status == 200 and body["usage"]["prompt_tokens"] == 100
+    prompts = {"model": "fake", "prompt": ["a"] * 4, "n": 2}
+    assert server.post("/v1/completions", prompts)[0] == 200
