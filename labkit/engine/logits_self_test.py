@@ -7,9 +7,12 @@ agree within ``TOLERANCE``.
 
 from __future__ import annotations
 
+import importlib.util
+import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
 from labkit.engine.kv_layout.kv_shape import KVShape
-from labkit.engine.layer_cache import ShapeRecorder
+from labkit.engine.layer_cache import KVHandle, ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, make_prompt_cache
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
@@ -178,8 +181,7 @@ def verify(
         for logits, reference in compute_logits(forward, kv_cache, expected, some_rows=True):
             differences.append(np.abs(logits - reference).max() / np.ptp(reference))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        reason = one_line(error)
-        raise EngineError(f"{where}: refused by the self-test: {reason}") from error
+        raise EngineError(f"{where}: refused by the self-test: {_reason(error)}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
     dtype = max((expected.dtype, kv_dtype), key=lambda name: TOLERANCE[name])
     if not worst <= TOLERANCE[dtype]:
@@ -188,6 +190,32 @@ def verify(
             f"{worst:.1e} of their range, allowed are {TOLERANCE[dtype]:.0e} in {dtype}"
         )
     return worst
+
+
+def _reason(error: Exception) -> str:
+    """Return why the forward failed: mlx_lm's line if it raised the error, else the message.
+
+    MLX's own messages only list the argument types of the function that was called.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and _is_in(frames[-1], "mlx"):
+        frames.pop()  # a layer of mlx.nn that the model calls
+    if not frames or not _is_in(frames[-1], "mlx_lm"):
+        return one_line(error)
+    frame = frames[-1]
+    line = f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+    if KVHandle.__name__ in str(error):
+        return (
+            "mlx_lm's class computes attention itself, without scaled_dot_product_attention, which "
+            f"labkit replaces ({line}); set engine=mlx_lm"
+        )
+    return f"mlx_lm's class does not run over packed tokens ({line}); set engine=mlx_lm"
+
+
+def _is_in(frame: traceback.FrameSummary, package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or ()
+    return any(Path(frame.filename).is_relative_to(folder) for folder in folders)
 
 
 def compute_logits(

@@ -149,8 +149,14 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
     foreign = settings.get("quantization_config") or text.get("quantization_config")
     if not own and (foreign or text.get("quantization")):
         raise EngineError(f"{path}: quantised, but not by mlx_lm; convert it with mlx_lm.convert")
-    if own and own.get("mode", "affine") != "affine":
-        raise EngineError(f"{path}: quantisation mode {own['mode']}; only affine is supported")
+    layers = {name: value for name, value in (own or {}).items() if isinstance(value, dict)}
+    for where, layer in {"": own or {}, **layers}.items():
+        if layer.get("mode", "affine") != "affine":
+            of = f" of layer {where}" if where else ""
+            raise EngineError(
+                f"{path}: quantisation mode {layer['mode']}{of}; only affine is supported; set "
+                "engine=mlx_lm"
+            )
 
 
 def _module(model_type: str) -> ModuleType:

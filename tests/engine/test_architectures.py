@@ -109,7 +109,7 @@ def test_tokens_with_labkit_s_kernels_are_plain_mlx_lm_s(name, directory, plain)
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_packed_is_refused_in_one_line(name, directory):
-    with pytest.raises(EngineError, match=REFUSED[name].words) as caught:
+    with pytest.raises(EngineError, match=REFUSED[name].words.format(name)) as caught:
         create(options(backend="gather"), directory(name))
     assert "\n" not in str(caught.value)
     assert f"model_type={name}" in str(caught.value) or REFUSED[name].words == UNEQUAL

@@ -104,6 +104,16 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
         ({"model_type": "no_such"}, "model_type=no_such: mlx_lm has no such architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, "not by mlx_lm"),
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "mode mxfp4"),
+        (
+            {
+                "quantization": {
+                    "bits": 4,
+                    "group_size": 32,
+                    "model.layers.1.mlp.up_proj": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+                }
+            },
+            r"mode mxfp4 of layer model\.layers\.1\.mlp\.up_proj; .* set engine=mlx_lm",
+        ),
         ({"hidden_size": 128}, "shape"),
         ({"num_hidden_layers": 4}, "parameters"),
     ],

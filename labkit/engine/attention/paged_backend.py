@@ -72,6 +72,13 @@ class PagedBackend:
             The backend does not support the dtype or the shapes.
         """
         input_validation.check_dtype(dtype, self.device, self.dtypes)
+        for shape in shapes:
+            if shape.key_dim != shape.value_dim:
+                raise ValueError(
+                    f"keys of {shape.key_dim} and values of {shape.value_dim} dimensions per head "
+                    "(latent attention) do not fit its pools, which have one width; set "
+                    "engine=mlx_lm (engine=contiguous serves some of these models)"
+                )
         pools = [
             [
                 self._zeros((num_blocks, block_size, shape.num_kv_heads, size), dtype)
