@@ -8,8 +8,9 @@ agree within ``TOLERANCE``.
 from __future__ import annotations
 
 import importlib.util
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
+from labkit.machine.numpy_blas import single_thread
 
 # The largest allowed difference as a fraction of the range of the logits, by dtype. A different
 # order of summation stays below it (at most 5e-3 in float16 and 2e-2 in bfloat16 over 46
@@ -102,9 +104,52 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     steps = step_lengths(block_size)
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
-    with dequantized_on_use(model, numpy_product) if as_stored else nullcontext():
+    with dequantized_on_use(model, numpy_product) if as_stored else nullcontext(), single_thread():
         logits = _all_logits(model, sequences)
+    for array in (*sequences, *logits):
+        array.flags.writeable = False  # engines share them (ExpectedLogitsCache)
     return ExpectedLogits(shapes, dtype, sequences, logits, steps)
+
+
+class ExpectedLogitsCache:
+    """The expected logits of the models that this process loaded last.
+
+    They depend on a model's files and on how it is loaded, not on the engine. Each is written once
+    and never changed, so any number of engines may share a cache.
+    """
+
+    def __init__(self, max_models: int) -> None:
+        self._max_models = max_models
+        self._logits: dict[tuple[Any, ...], ExpectedLogits] = {}
+        self._lock = threading.Lock()
+
+    def get(
+        self, model_dir: Path, loading: tuple[Any, ...], compute: Callable[[], ExpectedLogits]
+    ) -> ExpectedLogits:
+        """Return the logits of a directory that is loaded with ``loading``, computed if new.
+
+        A file that was replaced or written since makes the directory new.
+        """
+        key = (_file_states(model_dir), *loading)
+        with self._lock:
+            known = self._logits.pop(key, None)
+        expected = compute() if known is None else known
+        with self._lock:
+            self._logits[key] = expected  # at the end: the first is the one used longest ago
+            while len(self._logits) > self._max_models:
+                del self._logits[next(iter(self._logits))]
+        return expected
+
+
+def _file_states(model_dir: Path) -> tuple[tuple[Any, ...], ...]:
+    """Return path, inode, size in bytes and modification time in ns of the files of a model."""
+    files = [model_dir / "config.json", *sorted(model_dir.glob("model*.safetensors"))]
+    states = ((file.resolve(), file.stat()) for file in files)
+    return tuple((path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in states)
+
+
+# One for the process, because a model that is loaded again has the same logits.
+EXPECTED_LOGITS = ExpectedLogitsCache(max_models=4)
 
 
 def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:

@@ -7,6 +7,7 @@ weights included.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,11 @@ class SharedModels:
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
         if fresh is not None and expected_key not in self._expected:
-            self._expected[expected_key] = logits_self_test.compute_expected(fresh, block_size)
+            self._expected[expected_key] = logits_self_test.EXPECTED_LOGITS.get(
+                model_dir,
+                expected_key,
+                functools.partial(logits_self_test.compute_expected, fresh, block_size),
+            )
         expected = self._expected[expected_key]
         if prepared is not None:
             return PreparedModel(prepared.loaded, prepared.choice, expected)
