@@ -129,7 +129,7 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.experiment.cell_composer import cell_name
+    from labkit.experiment.cell_name import cell_name
 
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Hydra warns that files of conf/ are validated against the schema of a plugin's launcher.
@@ -254,7 +254,8 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         """Run the cell of one Hydra job. Its arms have been composed and checked before."""
         from hydra.core.hydra_config import HydraConfig
 
-        from labkit.experiment.cell_composer import cell_name, compose_cell
+        from labkit.experiment.cell_composer import compose_cell
+        from labkit.experiment.cell_name import cell_name
 
         facts = HydraConfig.get()
         hydra, task = list(facts.overrides.hydra), list(facts.overrides.task)

@@ -140,3 +140,39 @@ def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
         study.run(cell.name, study.out / cell.name)
     assert "labkit: a: " in capsys.readouterr().err
     assert study.finish() == 1
+
+
+def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypatch, capsys):
+    """Arms of the command line were written out in the folder's name."""
+    from labkit import app
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    app.register()
+    words = ["+ablation.arms.other={engine.kv.block_size:32}", "design.blocks=2"]
+    words += ["design.control=false", "design.isolation=process", f"out={tmp_path / 'study'}"]
+    command, written_out = app.parse(words), "+ablation.arms.other=_engine.kv.block_size_32_"
+    written_out += ",design.control=false,design.isolation=process"
+
+    class Counting(Planted):
+        runs = 0
+
+        def run(self, run, cell):
+            Counting.runs += 1
+            return super().run(run, cell)
+
+    def run():
+        (cell,) = app.compose_cells(command)
+        study = Study(tmp_path / "study", [cell], Counting())
+        study.refuse_changes()
+        study.run(cell.name, study.out / cell.name)
+        return cell
+
+    (cell,) = app.compose_cells(command)
+    assert cell.name.startswith("+other,design.control=false")
+    (tmp_path / "study" / written_out).mkdir(parents=True)
+    assert run().name == written_out
+    assert Counting.runs == 8
+    assert run().name == written_out
+    assert Counting.runs == 8
+    assert [path.name for path in (tmp_path / "study").glob("*=*")] == [written_out]
+    capsys.readouterr()

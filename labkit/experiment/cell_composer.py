@@ -7,10 +7,8 @@ so that workers need no Hydra.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +26,12 @@ from labkit.config import (
 )
 from labkit.experiment import claim_validation, published_rows
 from labkit.experiment.cell import Cell
+from labkit.experiment.cell_name import cell_name
 from labkit.experiment.hydra_composer import Composer, hydra_quote
 from labkit.records import PROCESSES_SUFFIX, Arm
 
 ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
 ENGINE_KEYS = ("engine", "model")  # keys left out of it if the workload has no engine
-KEYS_NOT_IN_CELL_NAME = ("out", "plan", "redo", "design.blocks")
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,6 @@ class ComposedCell:
     experiments: Mapping[str, Experiment]
     isolation: Isolation
     separate_processes_reason: str | None = None
-
-
-def cell_name(task_overrides: Iterable[str]) -> str:
-    """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
-
-    Characters that are awkward in paths become ``_``. A name of over 120 characters is cut and
-    ends in a hash.
-    """
-    named = sorted(
-        o for o in task_overrides if o.lstrip("+~").split("=", 1)[0] not in KEYS_NOT_IN_CELL_NAME
-    )
-    name = re.sub(r"[^A-Za-z0-9=,._+~-]", "_", ",".join(named)) or "default"
-    if len(name) > 120:
-        digest = hashlib.sha256(",".join(named).encode()).hexdigest()[:12]
-        name = f"{name[:107]}-{digest}"
-    return name
 
 
 def compose_cell(

@@ -1,33 +1,8 @@
-"""The cell composer: names of cells, arms and their overrides, errors in one line."""
+"""The cell composer: arms and their overrides, errors in one line."""
 
 import pytest
 
 from labkit.config import ConfigError, DType
-from labkit.experiment.cell_composer import cell_name
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        ([], "default"),
-        (["workload=chat", "ablation=seq_map"], "ablation=seq_map,workload=chat"),
-        (
-            ["out=outputs/x", "plan=true", "redo=failed", "design.blocks=8"],
-            "default",
-        ),
-        (["design=quick", "out=x"], "design=quick"),
-        (["model.path=/a b/c"], "model.path=_a_b_c"),
-        (["~ablation.arms.base"], "~ablation.arms.base"),
-    ],
-)
-def test_cell_folders_are_named_by_their_overrides(overrides, name):
-    assert cell_name(overrides) == name
-
-
-def test_long_names_end_in_a_hash_and_stay_distinct():
-    names = {cell_name([f"model.path={'x' * 200}{i}"]) for i in range(3)}
-    assert len(names) == 3
-    assert all(len(name) <= 120 for name in names)
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):

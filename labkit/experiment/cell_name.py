@@ -1,0 +1,66 @@
+"""The name of a cell's folder, made from the cell's overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+KEYS_NOT_IN_NAME = ("out", "plan", "redo", "design.blocks")
+MAX_LENGTH = 120
+ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
+
+
+def cell_name(task_overrides: Iterable[str]) -> str:
+    """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
+
+    Characters that are awkward in paths become ``_``. An arm of the command line is named after
+    the ablation, without its definition, and claims are left out: ``ablation=seq_map+numpy-`` and
+    a hash of all overrides, because another definition makes another cell. The arms' files in the
+    folder have the definitions. A name of over 120 characters is cut and ends in a hash.
+
+    A study whose folder (``out=DIR``) has this cell under the name that earlier versions gave it,
+    with all definitions written out, keeps that name.
+    """
+    overrides = list(task_overrides)
+    named = sorted(o for o in overrides if _key(o) not in KEYS_NOT_IN_NAME)
+    arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
+    plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
+    written_out = _cut(",".join(named), named)
+    if plain == named:
+        return written_out
+    if any((folder / written_out).is_dir() for folder in _study_folders(overrides)):
+        return written_out
+    words = "".join(f"+{arm}" for arm in arms)
+    ablation = next((i for i, o in enumerate(plain) if _key(o) == "ablation"), None)
+    if ablation is not None:
+        plain[ablation] += words
+    elif words:
+        plain.insert(0, words)
+    name = ",".join(plain) or "default"
+    return _cut(f"{name}-{_digest(named)[:8]}", named)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]
+
+
+def _defines(override: str, prefix: str) -> bool:
+    """Return whether an override sets a key below ``prefix``, rather than deleting it."""
+    return _key(override).startswith(prefix) and not override.startswith("~")
+
+
+def _study_folders(overrides: Sequence[str]) -> list[Path]:
+    return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if _key(o) == "out"]
+
+
+def _cut(name: str, overrides: Sequence[str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9=,._+~-]", "_", name) or "default"
+    if len(name) <= MAX_LENGTH:
+        return name
+    return f"{name[: MAX_LENGTH - 13]}-{_digest(overrides)[:12]}"
+
+
+def _digest(overrides: Sequence[str]) -> str:
+    return hashlib.sha256(",".join(overrides).encode()).hexdigest()
