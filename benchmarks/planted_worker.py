@@ -117,7 +117,7 @@ def take_turns(beside: Beside) -> None:
     from labkit.workload.interleaved_serving import (
         InterleavedServing,
         ServingProgress,
-        _stalled_seconds,
+        stalled_seconds,
     )
 
     pulse = InterleavedKernels._pulse
@@ -133,7 +133,8 @@ def take_turns(beside: Beside) -> None:
             beside.next_turn()
             with self._turn(0):
                 self._run_slice(arm, progress)
-        return [arm.session.measurement(progress.generator, *_stalled_seconds([progress]))]
+        (stalled_s,) = stalled_seconds([progress.step_times()])
+        return [arm.session.measurement(progress.generator, stalled_s)]
 
     def together(measure: Any) -> Any:
         def measured(self: Any, heartbeat: Callable[[str], None]) -> Any:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -114,17 +113,16 @@ class InterleavedKernels:
 
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Measure all rounds of all cases; see ``InterleavedArms``."""
-        order = self._context.order
-        schedule = spread_rounds([case.rounds for case in self._cases], order)
+        parts = [case.part for case in self._cases]
+        total = sum(part.rounds for part in parts)
         with _no_garbage_collection():
-            for number, index in enumerate(schedule):
-                case = self._cases[index]
-                arms = case.next_order(order)
+            for number, now in enumerate(self._context.turn_order.rounds(parts), 1):
+                case = self._cases[now.part]
                 case.pulse_s.append(self._pulse())
                 self._time_empty_launches(case)
-                for position, arm in enumerate(arms):
-                    self._measure_turn(arm, case, position)
-                heartbeat(f"round {number + 1} of {len(schedule)}")
+                for arm, position in now.turns:
+                    self._measure_turn(case.samples(arm), case, position)
+                heartbeat(f"round {number} of {total}")
         return [self._measurement(index) for index in range(len(self._arms.arms))]
 
     def _pulse(self) -> float:
@@ -205,16 +203,6 @@ class InterleavedKernels:
         """Release the memory."""
         self._arms.close()
         self._cases.clear()
-
-
-def spread_rounds(counts: Sequence[int], order: random.Random) -> list[int]:
-    """Return the order of all rounds as indices of cases; case ``c`` appears ``counts[c]`` times.
-
-    The schedule is divided into ``n`` equal parts for a case of ``n`` rounds, and round ``i``
-    falls at random into part ``i``. So every case is spread over the whole schedule.
-    """
-    when = [((i + order.random()) / n, index) for index, n in enumerate(counts) for i in range(n)]
-    return [index for _, index in sorted(when)]
 
 
 @contextmanager

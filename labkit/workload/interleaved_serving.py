@@ -1,17 +1,18 @@
-"""Request workloads interleaved in one process: the arms run slices of engine steps in turn.
+"""Interleaved request workloads: the arms run slices of engine steps in turn.
 
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
 arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
 round of slices affect all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.machine_stalls`). The record also holds the times as measured.
+(:mod:`labkit.workload.machine_stalls`), also if arms of other processes take turns with those of
+this process. The record also holds the times as measured.
 """
 
 from __future__ import annotations
 
 import gc
-import random
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,8 @@ from labkit.workload.arm_clock import ArmClock
 from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
 from labkit.workload.serving_session import ServingSession
+from labkit.workload.turn_order import TurnOrder
 from labkit.workload.workload_kind import EnterTurn
-
-# A slice ends with the first step that ends after this much of its arm's time. Shorter slices lose
-# more time to cold caches. In longer slices the machine may change from one arm to the next.
-SLICE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,27 @@ class ServingProgress:
     generator: LoadGenerator
     tokens: list[float] = field(default_factory=list)
 
+    def step_times(self) -> StepTimes:
+        """Return the times of the steps so far."""
+        receivers = repr([step.receivers for step in self.generator.steps])
+        return StepTimes(
+            seconds=self.generator.step_seconds().tolist(),
+            tokens=np.diff(self.tokens, prepend=0.0).tolist(),
+            schedule=hashlib.sha256(receivers.encode()).hexdigest(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The seconds of each of an arm's steps, and the tokens that each computed.
+
+    ``schedule``: digest of the requests that received tokens in each step.
+    """
+
+    seconds: list[float]
+    tokens: list[float]
+    schedule: str
+
 
 class InterleavedServing:
     """Request workloads that take turns.
@@ -52,12 +71,12 @@ class InterleavedServing:
     arms
         Sessions ready to warm up; ``close`` closes them.
     order
-        Random stream that draws the order of the arms in every round.
+        Gives the arms their turns.
     turn
         Context manager for an arm's turn; see ``EnterTurn``.
     """
 
-    def __init__(self, arms: Sequence[ServingArm], order: random.Random, turn: EnterTurn) -> None:
+    def __init__(self, arms: Sequence[ServingArm], order: TurnOrder, turn: EnterTurn) -> None:
         self._arms = tuple(arms)
         self._order = order
         self._turn = turn
@@ -75,8 +94,9 @@ class InterleavedServing:
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Serve every arm's requests once; see ``InterleavedArms``.
 
-        A single arm has one turn, from its first request to its last token. Loaded objects are
-        frozen, so that the garbage collector does not pause a step to scan them.
+        An arm that takes turns with no other has one turn, from its first request to its last
+        token. Loaded objects are frozen, so that the garbage collector does not pause a step to
+        scan them.
         """
         gc.freeze()
         try:
@@ -85,27 +105,37 @@ class InterleavedServing:
             gc.unfreeze()
 
     def _measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
-        if len(self._arms) == 1:
+        if len(self._arms) == 1 and not self._order.other_processes:
             (arm,) = self._arms
             with self._turn(0), arm.clock.running():
                 return [arm.session.measure(heartbeat)]
         progress = [ServingProgress(arm.session.start(heartbeat)) for arm in self._arms]
-        while unfinished := [i for i, one in enumerate(progress) if not one.generator.done]:
-            self._order.shuffle(unfinished)
-            for index in unfinished:
-                with self._turn(index):
-                    self._run_slice(self._arms[index], progress[index])
+
+        def unfinished() -> list[int]:
+            return [i for i, one in enumerate(progress) if not one.generator.done]
+
+        for index in self._order.slices(unfinished):
+            with self._turn(index):
+                self._run_slice(self._arms[index], progress[index])
+        stalled = self._stalled_seconds(progress)
         measurements = []
-        for index, stalled_s in enumerate(_stalled_seconds(progress)):
+        for index, stalled_s in enumerate(stalled):
             with self._turn(index):
                 session = self._arms[index].session
                 measurements.append(session.measurement(progress[index].generator, stalled_s))
         return measurements
 
+    def _stalled_seconds(self, progress: Sequence[ServingProgress]) -> list[NDArray[np.float64]]:
+        """Return the seconds that each step of each arm of this process lost to stalls."""
+        own = [asdict(one.step_times()) for one in progress]
+        gathered, first = self._order.gather(own)
+        stalled = stalled_seconds([StepTimes(**one) for one in gathered])
+        return stalled[first : first + len(progress)]
+
     def _run_slice(self, arm: ServingArm, progress: ServingProgress) -> None:
         """Run engine steps until the slice's time is over or all requests have ended."""
         clock, generator = arm.clock, progress.generator
-        end = clock() + SLICE_S
+        end = clock() + self._order.slice_s
         while not generator.done and clock() < end:
             with clock.running():
                 stepped = generator.step()
@@ -120,13 +150,12 @@ class InterleavedServing:
             arm.session.close()
 
 
-def _stalled_seconds(progress: Sequence[ServingProgress]) -> list[NDArray[np.float64]]:
+def stalled_seconds(arms: Sequence[StepTimes]) -> list[NDArray[np.float64]]:
     """Return the seconds that each step of each arm lost to stalls."""
-    times = [arm.generator.step_seconds() for arm in progress]
-    schedules = [[step.receivers for step in arm.generator.steps] for arm in progress]
-    if len(progress) > 1 and all(schedule == schedules[0] for schedule in schedules):
+    times = [np.array(arm.seconds) for arm in arms]
+    if len(arms) > 1 and len({arm.schedule for arm in arms}) == 1:
         return list(machine_stalls.by_same_step(np.stack(times)))
     return [
-        machine_stalls.by_similar_steps(own, np.diff(arm.tokens, prepend=0.0))
-        for arm, own in zip(progress, times, strict=True)
+        machine_stalls.by_similar_steps(own, np.array(arm.tokens))
+        for arm, own in zip(arms, times, strict=True)
     ]

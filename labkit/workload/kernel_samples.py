@@ -7,7 +7,6 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from labkit.records import CaseRecord, Metric
 from labkit.workload import kernel_cases
 from labkit.workload.launch_timing import KernelBatch, TimedLaunch
 from labkit.workload.measurement import InvalidOutput
+from labkit.workload.turn_order import Part
 
 if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport
@@ -94,7 +94,6 @@ class CaseRounds:
 
     ``pulse_s``: seconds of the pulse before each round, which is the same work for every arm.
     ``empty_s``: for each round, seconds of an empty launch in a chain and outside a chain.
-    ``pending_orders``: orders of the arms drawn for the next rounds.
     """
 
     label: str
@@ -104,19 +103,15 @@ class CaseRounds:
     warm_up_rounds: int
     pulse_s: list[float] = field(default_factory=list)
     empty_s: list[tuple[float, float]] = field(default_factory=list)
-    pending_orders: list[list[ArmSamples]] = field(default_factory=list)
 
-    def next_order(self, random: Random) -> list[ArmSamples]:
-        """Draw the order of the arms in the next round.
+    @property
+    def part(self) -> Part:
+        """The rounds as a part of the measurement."""
+        return Part(self.label, self.rounds, tuple(arm.prepared.arm for arm in self.arms))
 
-        With n arms, each arm has every position once in n rounds. This matters because the first
-        arm of a round starts with the caches that another case left behind.
-        """
-        if not self.pending_orders:
-            arms = random.sample(self.arms, len(self.arms))
-            self.pending_orders = [arms[k:] + arms[:k] for k in range(len(arms))]
-            random.shuffle(self.pending_orders)
-        return self.pending_orders.pop()
+    def samples(self, arm: int) -> ArmSamples:
+        """Return the samples of an arm (its index)."""
+        return next(one for one in self.arms if one.prepared.arm == arm)
 
     def chain_length(self, arm: ArmSamples) -> int:
         """Return the number of launches that are timed together; 1 on cold caches."""

@@ -89,7 +89,7 @@ class RequestKind:
             for arm in arms.values():
                 arm.session.close()
             raise
-        return InterleavedServing([arms[i] for i in sorted(arms)], context.order, context.turn)
+        return InterleavedServing([arms[i] for i in sorted(arms)], context.turn_order, context.turn)
 
     def _session(
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock

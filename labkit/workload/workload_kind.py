@@ -15,6 +15,7 @@ from typing import Protocol
 
 from labkit.config import Experiment
 from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.turn_order import RandomTurnOrder, TurnOrder
 
 START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
 
@@ -46,12 +47,19 @@ class TurnContext:
     ``seed``: the cell's seed, the same in every run, so that all arms get the same input.
     ``order``: this process's own random stream, for the order of loading and of turns.
     ``turn``: context manager for an arm's turn. ``machine``: the kernels that run between turns.
+    ``granted``: gives the turns if arms in other processes take turns with those of this process.
     """
 
     seed: int
     order: random.Random
     turn: EnterTurn
     machine: MachineKernels
+    granted: TurnOrder | None = None
+
+    @property
+    def turn_order(self) -> TurnOrder:
+        """The order of turns: granted, or drawn from ``order``."""
+        return self.granted or RandomTurnOrder(self.order)
 
 
 class NoMachineKernels:

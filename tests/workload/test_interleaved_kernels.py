@@ -14,10 +14,11 @@ import pytest
 
 from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
 from labkit.workload import interleaved_kernels, kernel_cases, kernel_warmup, kernel_workload
-from labkit.workload.interleaved_kernels import InterleavedKernels, spread_rounds
+from labkit.workload.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
+from labkit.workload.turn_order import spread_rounds
 from labkit.workload.workload_kind import TurnContext
 
 FEW = Case(name="few", decode=5, context=40, factor=3)

@@ -13,10 +13,11 @@ from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload import machine_stalls
 from labkit.workload.arm_clock import ArmClock
-from labkit.workload.interleaved_serving import SLICE_S, InterleavedServing, ServingArm
+from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.tokenized_prompts import Prompt
+from labkit.workload.turn_order import RandomTurnOrder
 
 
 class Base:
@@ -128,7 +129,7 @@ class Together:
                 engine, PROMPTS, workload, seed=5, vocab_size=50, clock=clock, wait=self.wait
             )
             seats.append(ServingArm(session, clock))
-        self.turns = InterleavedServing(seats, random.Random(seed), self.turn)
+        self.turns = InterleavedServing(seats, RandomTurnOrder(random.Random(seed)), self.turn)
 
     def wait(self, seconds):
         self.base.now += seconds
@@ -261,7 +262,7 @@ def test_a_slice_is_whole_steps_and_ends_with_the_one_that_reaches_30_ms():
     at[0], at[1] = [0], [0]
     together.turns._turn = turn
     together.turns.measure(lambda text: None)
-    assert {b - a for a, b in pairwise(at[0][:-2])} == {int(SLICE_S / 0.008) + 1}
+    assert {b - a for a, b in pairwise(at[0][:-2])} == {int(RandomTurnOrder.slice_s / 0.008) + 1}
     assert {b - a for a, b in pairwise(at[1][:-1])} == {1}
 
 

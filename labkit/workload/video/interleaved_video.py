@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import FramePicks, Workload
 from labkit.records import CaseRecord, Metric
-from labkit.workload.interleaved_kernels import spread_rounds
 from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.turn_order import spread_rounds
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import Pixels
