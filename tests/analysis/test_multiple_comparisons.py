@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from labkit.analysis.statistics.effect_size import confidence_interval, equivalence_test
 from labkit.analysis.statistics.multiple_comparisons import (
     JOINT_DRAWS,
+    InvertedTest,
     RowPermutations,
     joint_p_values,
     max_of_other_rows,
@@ -173,6 +174,54 @@ def test_rows_on_fewer_blocks_share_each_relabelling_with_the_others():
     alone = labels.restrict_to_blocks([0, 2]).mean_differences(remaining)
     zeroed = labels.mean_differences(np.where((np.arange(12) // 4) == 1, 0.0, units))
     assert alone == pytest.approx(zeroed * 3 / 2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("rows", [1, 2])
+def test_ties_do_not_depend_on_rounding(seed, rows):
+    """Sums of whole numbers are exact; those of tenths are rounded, and must tie all the same."""
+    values = np.random.default_rng(seed).integers(0, 4, (2, 4, 2, rows)).astype(float)
+    values[1] += 1
+    whole, tenths = (make_tests(*(scale * values)) for scale in (1.0, 0.1))
+    for exact, rounded in zip(regions(whole), regions(tenths), strict=True):
+        for shift in range(-2, 5):
+            if shift != exact.mean_difference:  # where p is 1, on either side
+                assert rounded.p(0.1 * shift) == exact.p(shift)
+                assert rounded.p_greater(0.1 * shift) == exact.p_greater(shift)
+                assert rounded.p_less(0.1 * shift) == exact.p_less(shift)
+    for exact, rounded in zip(whole, tenths, strict=True):
+        assert np.array_equal(rounded.at_least_observed, exact.at_least_observed)
+
+
+def test_ties_count_in_a_joint_p():
+    """The smallest p has a relabelling and its mirror image, and a row's own ties count."""
+    baseline = np.random.default_rng(2).integers(0, 3, (4, 2, 1)).astype(float)
+    for arm in (baseline[::-1] + 9, baseline[:, ::-1] + np.array([[[0.0]], [[1.0]]] * 2)):
+        (test,) = make_tests(0.1 * baseline, 0.1 * arm)
+        ((joint,),) = joint_p_values([[test]])
+        draws = np.random.default_rng([RESAMPLING_SEED, 1]).integers(1296, size=JOINT_DRAWS)
+        draws[0] = 0
+        sizes = np.round(np.abs(test.null_distribution) * 80)  # whole numbers: sums of 8 tenths
+        assert joint == np.mean(sizes[draws] >= sizes[0]) > 1e-5
+
+
+def test_one_sided_p_values_are_half_of_the_two_sided_on_their_own_side_alone():
+    (region,) = regions(make_tests(*draw(3, (4, 2), rows=1, effect=1.0)))
+    low, high = region.interval(0.05)
+    for shift in (low - 0.1, high + 0.1):
+        assert 0 < region.p(shift) <= 0.05
+    assert (region.p_greater(low - 0.1), region.p_less(low - 0.1)) == (region.p(low - 0.1) / 2, 1)
+    assert (region.p_less(high + 0.1), region.p_greater(high + 0.1)) == (
+        region.p(high + 0.1) / 2,
+        1,
+    )
+
+
+def test_an_interval_s_rank_is_exact_whatever_the_rounding():
+    """0.018 * 100,000 is just below 1,800 in floating point."""
+    assert 0.018 * 100_000 < 1800
+    region = InvertedTest(0.0, np.arange(-100_000.0, 0.0), np.arange(1.0, 100_001.0))
+    assert region.interval(0.018) == (-98_200.0, 98_200.0)
 
 
 def test_rows_without_noise():

@@ -2,6 +2,7 @@
 
 import doctest
 from itertools import combinations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy import stats
 from labkit.analysis.statistics import permutation_test as permutation_module
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
 from labkit.analysis.statistics.effect_size import (
+    Breakpoints,
     breakpoints,
     confidence_interval,
     equivalence_test,
@@ -106,6 +108,58 @@ def test_ties_count_as_reached():
     same = np.ones((4, 2))
     assert permutation_test(same, same) == 1.0
     assert confidence_interval(same, same + 0.5) == pytest.approx((0.5, 0.5))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ties_do_not_depend_on_rounding(seed):
+    """Sums of whole numbers are exact; those of tenths are rounded, and must tie all the same."""
+    baseline, arm = rng(seed).integers(0, 4, (2, 4, 2)).astype(float)
+    labels = relabellings(4, 2)
+    whole, tenths = (
+        breakpoints(labels.mean_differences(pool_by_block(x * baseline, x * (arm + 1))), labels)
+        for x in (1.0, 0.1)
+    )
+    assert permutation_test(0.1 * baseline, 0.1 * (arm + 1)) == permutation_test(baseline, arm + 1)
+    for shift in range(-2, 5):
+        assert tenths.p_greater(0.1 * shift) == whole.p_greater(shift)
+        assert tenths.p_less(0.1 * shift) == whole.p_less(shift)
+
+
+def test_a_shift_at_which_every_relabelling_ties_is_not_rejected():
+    same = np.full((4, 2), 0.5)  # whose sums are exact
+    labels = relabellings(4, 2)
+    points = breakpoints(labels.mean_differences(pool_by_block(same, same)), labels)
+    assert points.p_greater(0.0) == points.p_less(0.0) == 1.0
+    assert equivalence_test(points, 2.0, 0.05).p == pytest.approx(2 / 1296)
+
+
+def test_a_sample_of_relabellings_holds_both_directions_of_each():
+    """Otherwise the lower limit of an interval would not mirror the upper one."""
+    labels = relabellings(8, 2)
+    baseline, arm = rng(9).normal(0, 1, (2, 8, 2))
+    statistics = labels.mean_differences(pool_by_block(baseline, arm))
+    assert len(statistics) == labels.count == 100_000
+    assert np.array_equal(np.sort(statistics), np.sort(-statistics))
+    low, high = confidence_interval(baseline, arm)
+    assert confidence_interval(arm, baseline) == pytest.approx((-high, -low), rel=0.05)
+    assert low < hodges_lehmann(baseline, arm) < high
+
+
+def test_a_relabelling_drawn_twice_that_equals_the_observed_one_counts_at_every_shift():
+    labels = SimpleNamespace(label_correlation=np.array([1.0, 1.0, 0.0, -1.0]), count=4)
+    points = breakpoints(np.array([3.0, 3.0, 1.0, -3.0]), labels)
+    assert (points.n_observed, list(points.sorted)) == (2, [2.0, 3.0])
+    assert points.p_greater(-9.0) == points.p_less(9.0) == 0.5
+    assert points.interval(0.99) is None and points.interval(1.0) == (2.0, 3.0)
+
+
+def test_an_interval_s_rank_is_exact_whatever_the_rounding():
+    """0.018 * 100,000 is just below 1,800 in floating point."""
+    assert 0.018 * 100_000 < 1800
+    points = Breakpoints(np.arange(99_999.0), 1, 100_000)
+    low, high = points.interval(0.018)
+    assert (low, high) == (899.0, 99_998.0 - 899.0)
+    assert 2 * points.p_greater(low) > 0.018 >= 2 * points.p_greater(low - 0.5)
 
 
 def test_hodges_lehmann_of_pairs_is_the_median_of_walsh_averages():

@@ -303,6 +303,31 @@ def test_verdict_and_exit_code(make_cell, capsys, scale, flags, code, word):
     assert word in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("scale", "code"), [(1.025, 1), (1.015, 0)])
+def test_changes_below_two_percent_do_not_matter_by_default(make_cell, scale, code):
+    old = make_cell("old/cell", effects={"seq_map": 1.0}, noise=0.0005).parent
+    new = make_cell("new/cell", effects={"seq_map": scale}, noise=0.0005, seed=2).parent
+    assert main([str(old), str(new), "--fail-on", "slower"]) == code
+
+
+def test_each_of_several_verdicts_may_fail_a_comparison(make_cell):
+    old = make_cell("old/cell").parent
+    new = make_cell("new/cell", effects={"seq_map": 1.2}, seed=2).parent
+    assert main([str(old), str(new), "--fail-on", "slower", "--fail-on", "inconclusive"]) == 1
+    assert main([str(old), str(new), "--fail-on", "faster", "--fail-on", "inconclusive"]) == 0
+
+
+def test_invalid_rows_fail_a_comparison_even_if_no_row_can_be_compared(make_cell):
+    def crash(record):
+        if record.arm == "seq_map":
+            return replace(record, outcome="crashed", detail="SIGSEGV", cases=())
+        return record
+
+    old, new = make_cell("old/cell").parent, make_cell("new/cell", change=crash).parent
+    assert main([str(old), str(new), "--fail-on", "invalid"]) == 1
+    assert main([str(old), str(new), "--fail-on", "slower"]) == 2
+
+
 def refusal(capsys, old, new):
     assert main([str(old), str(new)]) == 2
     captured = capsys.readouterr()
