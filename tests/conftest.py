@@ -24,8 +24,8 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what starts a cluster, unless ``-m`` asks for it by name."""
-    asked = config.option.markexpr
-    away = [i for i in items for m in CLUSTERS if i.get_closest_marker(m) and m not in asked]
+    markers = config.option.markexpr
+    away = [i for i in items for m in CLUSTERS if i.get_closest_marker(m) and m not in markers]
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if item not in away]

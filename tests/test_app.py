@@ -94,7 +94,7 @@ def assert_one_line(folder, message, code, out, err):
     ],
 )
 def test_an_error_is_one_line_in_a_process_of_its_own(tmp_path, words, message):
-    """Nothing else is said, not where its modules are imported and not at its end."""
+    """Nothing else is printed, neither on import nor at exit."""
     done = labkit(tmp_path, *words)
     assert_one_line(tmp_path, message, done.returncode, done.stdout, done.stderr)
 

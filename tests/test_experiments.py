@@ -88,15 +88,15 @@ def test_every_arm_composes_at_every_scale(name, composer):
     assert set(whole.scales) == {"cpu", "full"}, "an experiment says what it is at both scales"
     for scale in whole.scales:
         cell = with_scale_overrides([f"experiment={name}", f"scale={scale}"], composer)
-        asked = composer.compose(cell)
-        assert asked.ablation.question.endswith("?")
-        for arm, overrides in asked.ablation.arms.items():
+        composed = composer.compose(cell)
+        assert composed.ablation.question.endswith("?")
+        for arm, overrides in composed.ablation.arms.items():
             composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
 
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """The pictures that a report makes, not painted: that every kind can be is told elsewhere."""
+    """Names of a report's pictures, without drawing them (other tests draw every kind)."""
     made = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: made.append(figure))
     return made
@@ -119,14 +119,14 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     )
     study.run(cell.name, study.out / cell.name)
     study.finish()
-    found, shown = read_cell(study.out / cell.name), capsys.readouterr().out
-    failed = [run for run in found["failures"] if run["outcome"] != "vacuous"]
-    assert found["rows"] and not failed, shown
+    cell_json, shown = read_cell(study.out / cell.name), capsys.readouterr().out
+    failed = [run for run in cell_json["failures"] if run["outcome"] != "vacuous"]
+    assert cell_json["rows"] and not failed, shown
     # The noise floor is a control's, and there is none here.
     apart = cell.experiment.ablation.claims.identity is Identity.noise_floor
-    vacuous = bool(found["failures"])
-    assert apart or vacuous or found["gates"]["identical"]["status"] != "fail", shown
-    assert vacuous or found["gates"]["engaged"]["status"] != "fail", shown
+    vacuous = bool(cell_json["failures"])
+    assert apart or vacuous or cell_json["gates"]["identical"]["status"] != "fail", shown
+    assert vacuous or cell_json["gates"]["engaged"]["status"] != "fail", shown
     assert not [line for line in shown.splitlines() if "rows are padding" in line], shown
     report = (study.out / "report.md").read_text("utf-8")
     assert f"## {cell.experiment.ablation.question} (scale=cpu)" in report
@@ -156,29 +156,29 @@ class InProcessLauncher:
 
 
 def tiny(experiment, part):
-    asked, model = experiment.workload, experiment.model
-    if not asked.has_engine:
-        return dataclasses.replace(experiment, workload=clips(asked))
-    kernel = asked.times_kernels
-    smaller = launches(asked) if kernel else requests(asked, part)
-    asked = dataclasses.replace(asked, warmup=1, **smaller)
+    workload, model = experiment.workload, experiment.model
+    if not workload.has_engine:
+        return dataclasses.replace(experiment, workload=clips(workload))
+    kernel = workload.times_kernels
+    smaller = launches(workload) if kernel else requests(workload, part)
+    workload = dataclasses.replace(workload, warmup=1, **smaller)
     if not kernel:
         model = dataclasses.replace(model, shape=SHAPE, packaged=None, path=None)
     engine = experiment.engine
     if engine.budget == Budget() and engine.name not in ("mlx_lm", "openai"):
         engine = dataclasses.replace(engine, budget=Budget(bytes=POOL))
-    return dataclasses.replace(experiment, workload=asked, model=model, engine=engine)
+    return dataclasses.replace(experiment, workload=workload, model=model, engine=engine)
 
 
-def clips(asked):
+def clips(workload):
     """Return a workload of the same clips, short and small."""
     short = {"seconds": 2.0, "width": 96, "height": 64, "events": 1}
-    made = [dataclasses.replace(c, gop=c.gop and min(c.gop, 12), **short) for c in asked.made]
-    return dataclasses.replace(asked, made=made)
+    made = [dataclasses.replace(c, gop=c.gop and min(c.gop, 12), **short) for c in workload.made]
+    return dataclasses.replace(workload, made=made)
 
 
-def launches(asked):
-    return {"cases": list(map(small, asked.cases)), "repeats": 1, "head_dim": 32}
+def launches(workload):
+    return {"cases": list(map(small, workload.cases)), "repeats": 1, "head_dim": 32}
 
 
 def small(case):
@@ -187,8 +187,8 @@ def small(case):
     return dataclasses.replace(case, **sizes, factor=1)
 
 
-def requests(asked, part):
-    prompts = asked.prompts
+def requests(workload, part):
+    prompts = workload.prompts
     if prompts.source == "synthetic":
         lengths = {name: shorter(getattr(prompts, name), part) for name in ("input", "output")}
         prefix = -(-prompts.prefix_tokens // part)
@@ -201,7 +201,7 @@ def requests(asked, part):
         known = len(prompts.listed)
     else:
         known = FEW
-    few = min(FEW, known, asked.num_requests or FEW)
+    few = min(FEW, known, workload.num_requests or FEW)
     return {"prompts": prompts, "num_requests": few}
 
 
@@ -213,10 +213,10 @@ def briefer(one, part):
 def shorter(lengths, part):
     """Return lengths divided; only those that this law reads, as the others must stay."""
     read = {LengthKind.fixed: ("tokens",), LengthKind.listed: ("values",)}
-    found = {}
+    overrides = {}
     for name in read.get(lengths.kind, ("low", "high", "median")):
         value = getattr(lengths, name)
         if value is not None:
             many = isinstance(value, list)
-            found[name] = [-(-n // part) for n in value] if many else -(-value // part)
-    return dataclasses.replace(lengths, **found)
+            overrides[name] = [-(-n // part) for n in value] if many else -(-value // part)
+    return dataclasses.replace(lengths, **overrides)

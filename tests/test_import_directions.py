@@ -94,8 +94,8 @@ def test_no_two_modules_share_a_name():
     Only a module of ``config`` may have the name of what it configures.
     """
     config = ROOT / "labkit" / "config"
-    found = [p for p in (ROOT / "labkit").rglob("[!_]*.py") if config not in p.parents]
-    names = [path.stem for path in found]
+    paths = [p for p in (ROOT / "labkit").rglob("[!_]*.py") if config not in p.parents]
+    names = [path.stem for path in paths]
     assert len(names) > 200 and len(names) == len(set(names))
 
 

@@ -85,7 +85,7 @@ def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     assert len(sent) < 1000
     ran = []
     there = pickle.loads(sent)
-    monkeypatch.setattr("labkit.study_runner._prepare", lambda asked, show: None)
+    monkeypatch.setattr("labkit.study_runner._prepare", lambda overrides, show: None)
     monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
     with app.initialized():
         for name in words[:2]:

@@ -64,7 +64,7 @@ def unsigned(out):
     for i in numba.prange(np.uint64(len(out))):
         out[i] = i
 
-found = []
+digests = []
 for threads in range(1, 5):
     numba.set_num_threads(threads)
     for size in (0, 1, 2, 3, 7, 1000):
@@ -75,8 +75,8 @@ for threads in range(1, 5):
     with numba.parallel_chunksize(16):
         assert total(np.arange(1000)) == 499500
     cube = np.linspace(0, 1, 3 * 5 * 7).reshape(3, 5, 7)
-    found.append(several(cube).tobytes().hex())
-print(json.dumps(len(set(found))))
+    digests.append(several(cube).tobytes().hex())
+print(json.dumps(len(set(digests))))
 """
 
 
@@ -85,7 +85,7 @@ def test_1_to_4_threads_cover_every_range_once_with_the_same_bits():
 
 
 ABSENT = """
-# A signal takes every worker away from the pool: its handler spins until told to return.
+# A signal takes every worker away from the pool: its handler spins until it may return.
 gone, come_back = np.zeros(1, np.int64), np.zeros(1, np.int64)
 GONE, BACK = gone.ctypes.data, come_back.ctypes.data
 
@@ -131,7 +131,7 @@ def test_idle_threads_sleep_and_are_woken():
 
 
 FEWER = """
-found = []
+digests = []
 for threads in (1, 2, 3):
     numba.set_num_threads(threads)
     seen = np.full(256, -1.0)

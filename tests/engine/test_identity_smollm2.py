@@ -64,28 +64,28 @@ WORKLOADS = {"chat": "workload.num_requests=4", "agent": "workload.num_requests=
 def answers():
     """Return a function that serves a workload once per engine; answers by request."""
     app.register()
-    found = {}
+    tokens_by_request = {}
     with app.initialized():
         composer = Composer()
 
-        def serve(engine, asked):
-            if (engine, asked) not in found:
+        def serve(engine, requests):
+            if (engine, requests) not in tokens_by_request:
                 words = [] if engine == REFERENCE else ENGINES[engine]
-                given = ["model=smollm2", f"workload={asked}", WORKLOADS[asked], *words]
+                given = ["model=smollm2", f"workload={requests}", WORKLOADS[requests], *words]
                 experiment = compose_cell([], given, composer).experiments["base"]
                 quiet = dataclasses.replace(experiment.workload, warmup=0)
                 experiment = dataclasses.replace(experiment, workload=quiet)
                 (case,) = workload.measure(experiment).cases
-                found[engine, asked] = {r["id"]: r for r in case.outputs["requests"]}
-            return found[engine, asked]
+                tokens_by_request[engine, requests] = {r["id"]: r for r in case.outputs["requests"]}
+            return tokens_by_request[engine, requests]
 
         yield serve
 
 
-@pytest.mark.parametrize("asked", WORKLOADS)
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tokens_are_those_of_the_paged_engine(answers, engine, asked):
-    expected, got = answers(REFERENCE, asked), answers(engine, asked)
+def test_tokens_are_those_of_the_paged_engine(answers, engine, workload):
+    expected, got = answers(REFERENCE, workload), answers(engine, workload)
     assert got.keys() == expected.keys()
     for name, one in expected.items():
         mine, theirs = one["tokens"], got[name]["tokens"]

@@ -48,7 +48,7 @@ def counting(real, name, counted):
 
 @pytest.fixture
 def evaluations(monkeypatch):
-    """How often MLX itself was asked to evaluate, by name."""
+    """Number of MLX evaluations, by function name."""
     counted = Counter()
     for name in ("eval", "async_eval"):
         monkeypatch.setattr(mx, name, counting(getattr(mx, name), name, counted))

@@ -276,7 +276,7 @@ def test_an_architecture_whose_logits_differ_is_refused(factor, model_dir, monke
 
 
 def test_a_forward_that_returns_wrong_rows_is_refused(model_dir, monkeypatch):
-    """Where all rows are asked for, the first so many are the right ones."""
+    """If all rows are requested, the first ones are the right ones."""
     monkeypatch.setattr(
         LogitRowSelector, "__call__", lambda self, h: self.norm(h[: len(self.rows)])
     )

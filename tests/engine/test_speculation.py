@@ -98,7 +98,7 @@ def test_trap_rejected_drafts_are_never_published(prefixes):
         shared = rng.integers(0, VOCAB, 9).tolist()
         requests = [ask(f"r{i}", shared + [i] * i, 14) for i in range(6)]
         cold = tokens_of(engine, requests)
-        # What was generated is asked for again as a prompt: its blocks were published.
+        # The output is submitted again as a prompt: its blocks were cached.
         longer = [
             ask(f"{r.request_id}+", [*r.prompt_token_ids, *cold[r.request_id]], 9) for r in requests
         ]

@@ -103,7 +103,7 @@ def legal(choice):
 def drawn(count, seed):
     """Legal combinations, as tuples of (axis, choice)."""
     rng = random.Random(seed)
-    found = []
+    samples = []
     for _ in range(count):
         choice = {axis: rng.choice(values) for axis, values in AXES.items()}
         if choice["engine"] != "paged":  # most of what follows needs blocks
@@ -112,13 +112,13 @@ def drawn(count, seed):
             if rng.random() < 0.5 and axis not in ("engine", "backend", "composition"):
                 choice[axis] = values[0]
         if legal(choice) is not None:
-            found.append(tuple(choice.items()))
-    return found
+            samples.append(tuple(choice.items()))
+    return samples
 
 
-def covering(found):
+def covering(samples):
     """The fewest combinations, greedily, that have every pair which any of them has."""
-    pairs = {combination: set(combinations(combination, 2)) for combination in found}
+    pairs = {combination: set(combinations(combination, 2)) for combination in samples}
     missing = set().union(*pairs.values())
     chosen = []
     while missing:
@@ -191,13 +191,13 @@ def alone(model_dir, plain_steps):
 def check_against_mlx_lm(numbers, plain_steps):
     for request in REQUESTS:
         steps = plain_steps("qwen3", request.prompt_token_ids, TOKENS)
-        for (margin, told), (token, logprobs) in zip(
+        for (margin, expected), (token, logprobs) in zip(
             numbers[request.request_id], steps, strict=True
         ):
             second, best = sorted(logprobs)[-2:]
             assert margin == pytest.approx(best - second, abs=1e-4)
-            assert told.token == pytest.approx(logprobs[token], abs=1e-4)
-            assert [value for _, value in told.top] == pytest.approx([best, second], abs=1e-4)
+            assert expected.token == pytest.approx(logprobs[token], abs=1e-4)
+            assert [value for _, value in expected.top] == pytest.approx([best, second], abs=1e-4)
 
 
 def verify(combination, model_dir, expected, alone):

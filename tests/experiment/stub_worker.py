@@ -100,11 +100,11 @@ class StubTurns:
     prepare = warm_up
 
     def measure(self, beat) -> list[Measurement]:
-        found = []
+        cases = []
         for arm, resolver in enumerate(self.resolvers):
             with self.setting.turn(arm):
-                found.append(self.measured(resolver, beat))
-        return found
+                cases.append(self.measured(resolver, beat))
+        return cases
 
     def measured(self, resolver: str, beat) -> Measurement:
         kind = strike("measure", resolver)

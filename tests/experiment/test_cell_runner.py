@@ -157,8 +157,8 @@ def test_every_record_names_the_changed_environment(make_cell, launcher, monkeyp
     monkeypatch.setattr(code_revision, "uncommitted_changes", lambda: "0123456789abcdef")
     cell = make_cell()
     run_cell(cell, launcher)
-    found = {r.environment["git_changes"] for r in read_runs(cell.dir)}
-    assert found == {"0123456789abcdef"}
+    changes = {r.environment["git_changes"] for r in read_runs(cell.dir)}
+    assert changes == {"0123456789abcdef"}
 
 
 def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, launcher, monkeypatch):

@@ -47,9 +47,9 @@ def test_a_claim_on_narrow_weights_reads_any_model_s_headers(composed, model, te
 
 
 def test_a_model_in_float32_is_refused_before_anything_runs(composed, model):
-    for asked in (["model=tiny"], ["model=small", "engine=mlx_lm"], model(WHOLE)):
+    for overrides in (["model=tiny"], ["model=small", "engine=mlx_lm"], model(WHOLE)):
         with pytest.raises(ConfigError, match=r"^ablation\.claims\.engaged\.model: weights\.narr"):
-            composed("ablation=weights", *asked)
+            composed("ablation=weights", *overrides)
 
 
 def test_the_error_names_the_forms_of_the_weights(composed, model):

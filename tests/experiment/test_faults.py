@@ -26,15 +26,15 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 def running(mark: str) -> list[int]:
     """Return the processes with ``mark`` in a word of their command line."""
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().split(b"\0")
         except OSError:
             continue
         if any(mark.encode() in word for word in words):
-            found.append(int(entry.parent.name))
-    return found
+            processes.append(int(entry.parent.name))
+    return processes
 
 
 def workers(folder: Path) -> list[int]:

@@ -73,25 +73,25 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def test_a_second_process_waits_and_sees_the_holder(own_folder):
-    told = []
+    holders = []
 
     def give_up():
-        if told:
+        if holders:
             raise Interrupted("enough")
 
     with timing_lock("outputs/first"):
         for _ in range(2):
-            told.clear()
+            holders.clear()
             with (
                 pytest.raises(Interrupted),
-                timing_lock("second", on_wait=told.append, check=give_up, poll_s=0.01),
+                timing_lock("second", on_wait=holders.append, check=give_up, poll_s=0.01),
             ):
                 pytest.fail("two hold the lock")
-        assert "outputs/first" in told[0]
-        assert f"pid {os.getpid()}" in told[0]
-        assert "since" in told[0]
-    with timing_lock("second", on_wait=told.append):
-        assert len(told) == 1
+        assert "outputs/first" in holders[0]
+        assert f"pid {os.getpid()}" in holders[0]
+        assert "since" in holders[0]
+    with timing_lock("second", on_wait=holders.append):
+        assert len(holders) == 1
 
 
 def test_each_device_has_its_own_lock(own_folder):
@@ -106,10 +106,10 @@ def test_an_unwritable_folder_is_an_error_of_one_line(own_folder, tmp_path, monk
 
 
 def test_one_process_at_a_time_works_on_a_cell(tmp_path):
-    told = []
+    holders = []
 
     def give_up():
-        if told:
+        if holders:
             raise Interrupted("enough")
 
     assert describe_last_session(tmp_path / "cell") == "nobody has worked on it"
@@ -117,10 +117,10 @@ def test_one_process_at_a_time_works_on_a_cell(tmp_path):
         assert is_locked(tmp_path / "cell")
         with (
             pytest.raises(Interrupted),
-            cell_lock(tmp_path / "cell", on_wait=told.append, check=give_up, poll_s=0.01),
+            cell_lock(tmp_path / "cell", on_wait=holders.append, check=give_up, poll_s=0.01),
         ):
             pytest.fail("two work on a cell")
-    assert f"process {os.getpid()} on host" in told[0] and "works on it since" in told[0]
+    assert f"process {os.getpid()} on host" in holders[0] and "works on it since" in holders[0]
     assert not is_locked(tmp_path / "cell")
     assert "ended its work at" in describe_last_session(tmp_path / "cell")
 

@@ -103,13 +103,13 @@ def test_a_shared_tree_composes_what_hydra_composes(overrides, composer):
 def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypatch):
     import hydra
 
-    asked = []
+    reads = []
     compose = hydra.compose
-    monkeypatch.setattr(hydra, "compose", lambda *a, **k: asked.append(k) or compose(*a, **k))
+    monkeypatch.setattr(hydra, "compose", lambda *a, **k: reads.append(k) or compose(*a, **k))
     threads = [composer.compose([*BASE, f"engine.threads={n}"]).engine.threads for n in (1, 2, 3)]
-    assert threads == [1, 2, 3] and len(asked) == 1
+    assert threads == [1, 2, 3] and len(reads) == 1
     composer.compose([*BASE, "engine=mlx_lm"])
-    assert len(asked) == 2
+    assert len(reads) == 2
 
 
 @pytest.mark.parametrize(

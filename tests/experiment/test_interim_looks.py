@@ -116,7 +116,7 @@ def test_without_looks_a_clear_effect_ends_nothing_early(make):
 
 
 class TwoRows(Planted):
-    """The same with a second case in which the arm differs by nothing that can be told."""
+    """The same with a second case in which the arm differs by nothing that can be detected."""
 
     def run(self, run, cell) -> Record:
         record = super().run(run, cell)
@@ -231,8 +231,8 @@ def test_more_blocks_move_only_the_last_look(make):
 
 def test_in_process_every_process_is_a_block():
     looks = [PlannedLook(4, 0.02), PlannedLook(6, 0.03)]
-    asked = config.Design(blocks=6, isolation=config.Isolation.in_process, looks=looks)
-    run = normalized_design(asked)
+    design = config.Design(blocks=6, isolation=config.Isolation.in_process, looks=looks)
+    run = normalized_design(design)
     assert (run.blocks, run.runs_per_block) == (12, 1)
     assert [(look.blocks, look.alpha) for look in run.looks] == [(8, 0.02), (12, 0.03)]
     assert normalized_design(run) == run
@@ -260,10 +260,10 @@ def test_blocks_added_after_results_were_shown_are_exploratory(make):
     for _ in range(2):
         data = analysis.write_cell(more.dir)
         assert data["design"]["shown"] == [8, 10] and words(more) == {"estimate_only"}
-        (found, _) = data["rows"][0]["comparisons"]
-        assert found["reason"].endswith("after results were shown (8 -> 10)")
-        assert found["p_adjusted"] is None and found["ci_low_pct"] is None
-        assert found["effect_pct"] == pytest.approx(22, abs=1)
+        (comparison, _) = data["rows"][0]["comparisons"]
+        assert comparison["reason"].endswith("after results were shown (8 -> 10)")
+        assert comparison["p_adjusted"] is None and comparison["ci_low_pct"] is None
+        assert comparison["effect_pct"] == pytest.approx(22, abs=1)
     assert progress.notes and run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002)).ran == 0
 
 
@@ -305,6 +305,6 @@ def test_a_study_may_grow_from_look_to_look(make):
 
 
 def words(cell):
-    """What is said about the arm."""
+    """The comparison of the arm."""
     rows = analysis.analyse_cell(cell.dir)["rows"]
     return {c["verdict"] for row in rows for c in row["comparisons"] if c["arm"] == "seq_map"}

@@ -64,7 +64,7 @@ def test_design_confirm_adds_a_cell_of_separate_processes(composed, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ["ablation=seq_map"],  # not asked for
+        ["ablation=seq_map"],  # by default
         ["ablation=blas", "design=strict"],  # in processes anyway
         ["ablation=seq_map", "design=strict", "design.isolation=process"],
     ],

@@ -38,16 +38,16 @@ def measured(composed):
         cell = composed(f"ablation={name}", "design.control=false", *overrides)
         results = {}
         for arm, experiment in cell.experiments.items():
-            asked = experiment.workload
-            asked = dataclasses.replace(
-                asked,
-                cases=[small(case) for case in asked.cases],
-                window=asked.window and eighth(asked.window),
+            configured = experiment.workload
+            configured = dataclasses.replace(
+                configured,
+                cases=[small(case) for case in configured.cases],
+                window=configured.window and eighth(configured.window),
                 head_dim=32,
                 warmup=0,
                 repeats=1,
             )
-            results[arm] = workload.measure(dataclasses.replace(experiment, workload=asked))
+            results[arm] = workload.measure(dataclasses.replace(experiment, workload=configured))
         return cell.experiment.ablation, results
 
     return measure

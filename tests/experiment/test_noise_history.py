@@ -16,7 +16,7 @@ from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
 
 
-def asked(isolation=config.Isolation.process, model="tiny", **workload):
+def configured(isolation=config.Isolation.process, model="tiny", **workload):
     """What the stub cells ask, or nearly."""
     case = config.Case(name="one", decode=1, context=16)
     plain = {"name": "stub", "kind": "kernel", "cases": [case], **workload}
@@ -36,25 +36,25 @@ def done(make_cell, launcher, tmp_path, monkeypatch):
 
 
 def test_start_up_is_a_run_s_time_beyond_its_measurement(done, tmp_path):
-    (found,) = StudyHistory(tmp_path / "outputs" / "two").studies(asked())
-    assert found[0].resolve() == done.dir
+    (study,) = StudyHistory(tmp_path / "outputs" / "two").studies(configured())
+    assert study[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
-    assert noise_history.median_start_up_s(found[0]) == median(spent)
+    assert noise_history.median_start_up_s(study[0]) == median(spent)
     assert min(spent) > 0
     assert max(spent) < max(r.seconds["process"] for r in read_runs(done.dir))
 
 
 def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monkeypatch):
-    assert list(StudyHistory(tmp_path).studies(asked())) != []
-    assert list(StudyHistory(tmp_path).studies(asked(name="other"))) == []
-    assert list(StudyHistory(tmp_path).studies(asked(repeats=2))) == []
+    assert list(StudyHistory(tmp_path).studies(configured())) != []
+    assert list(StudyHistory(tmp_path).studies(configured(name="other"))) == []
+    assert list(StudyHistory(tmp_path).studies(configured(repeats=2))) == []
     turns = config.Isolation.in_process
-    assert list(StudyHistory(tmp_path).studies(asked(turns))) == []
-    assert list(StudyHistory(tmp_path).studies(asked(), turns)) == []
-    assert list(StudyHistory(tmp_path).studies(asked(turns), config.Isolation.process)) != []
+    assert list(StudyHistory(tmp_path).studies(configured(turns))) == []
+    assert list(StudyHistory(tmp_path).studies(configured(), turns)) == []
+    assert list(StudyHistory(tmp_path).studies(configured(turns), config.Isolation.process)) != []
     here = fingerprint.take()
     monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
-    assert list(StudyHistory(tmp_path).studies(asked())) == []
+    assert list(StudyHistory(tmp_path).studies(configured())) == []
 
 
 def test_a_cell_is_read_once(done, tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_cell_is_read_once(done, tmp_path, monkeypatch):
     read = noise_history.read_cell
     monkeypatch.setattr(noise_history, "read_cell", lambda path: reads.append(path) or read(path))
     past = StudyHistory(tmp_path / "outputs" / "two")
-    assert list(past.studies(asked())) == list(past.studies(asked())) != []
+    assert list(past.studies(configured())) == list(past.studies(configured())) != []
     assert len(reads) == 1
 
 

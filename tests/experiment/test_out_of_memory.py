@@ -47,6 +47,6 @@ def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path)
     assert len(records) == 4
     assert {r.outcome for r in records if r.arm == "base"} == {"ok"}
     assert {r.outcome for r in records if r.arm == "tight"} == {"oom"}
-    found = json.loads(cell.read_text())
-    assert {failure["outcome"] for failure in found["failures"]} == {"oom"}
+    cell_json = json.loads(cell.read_text())
+    assert {failure["outcome"] for failure in cell_json["failures"]} == {"oom"}
     assert "oom" in (tmp_path / "out" / "report.md").read_text()

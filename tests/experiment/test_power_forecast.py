@@ -142,8 +142,8 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
 
     monkeypatch.chdir(tmp_path)
     app.register()
-    asked = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
-    assert app.run(app.Command((), asked, multirun=False)) == 0
+    overrides = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
+    assert app.run(app.Command((), overrides, multirun=False)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("one minute detects") == 1
     assert f"one minute detects {PILOTS['kernels'].interleaved_pct:.1f} % interleaved" in text

@@ -62,8 +62,10 @@ def test_numba_s_objects_are_exempt_from_garbage_collection():
 )
 def test_the_thread_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, monkeypatch):
     monkeypatch.setattr(worker_environment, "core_count", lambda: 5)
-    asked = experiment(**engine).engine
-    assert worker_environment.blas_threads(asked.name, asked.threads) == blas_threads
+    engine_config = experiment(**engine).engine
+    assert (
+        worker_environment.blas_threads(engine_config.name, engine_config.threads) == blas_threads
+    )
     assert run_stages.thread_budget(experiment(**engine)) == engine.get("threads", 5)
 
 
@@ -74,7 +76,7 @@ def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
 
 
 @pytest.mark.parametrize(
-    ("asked", "backend", "noted"),
+    ("engine", "backend", "noted"),
     [
         (KERNELS, "fused", False),
         (KERNELS, "reference", False),
@@ -83,14 +85,14 @@ def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
         (REQUESTS, "gather", True),
     ],
 )
-def test_a_record_names_the_blas_only_if_mlx_multiplies(asked, backend, noted, monkeypatch):
+def test_a_record_names_the_blas_only_if_mlx_multiplies(engine, backend, noted, monkeypatch):
     monkeypatch.setattr(
         openblas_for_mlx, "activate", lambda kind, threads: {"name": kind, "threads": threads}
     )
     monkeypatch.setattr(workload, "load", lambda *_, **__: None)
     monkeypatch.setattr(run_stages, "apply_thread_budget", lambda threads: None)
     draft = a_draft()
-    arm = experiment(asked, attention={"backend": backend}, blas="stock")
+    arm = experiment(engine, attention={"backend": backend}, blas="stock")
     run_stages.load([arm], single_arm_context(0), draft.note)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)
 
@@ -118,10 +120,10 @@ def test_only_kernels_on_the_cpu_have_peak_rates(monkeypatch):
         attention = SimpleNamespace(device=device)
         engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
         workload = SimpleNamespace(times_kernels=kind == "kernel")
-        asked = SimpleNamespace(engine=engine, workload=workload)
-        if not run_stages.needs_peak_rates(asked, block):
+        experiment = SimpleNamespace(engine=engine, workload=workload)
+        if not run_stages.needs_peak_rates(experiment, block):
             return False
-        return run_stages.measure_peak_rates(asked) == {"threads": 3}
+        return run_stages.measure_peak_rates(experiment) == {"threads": 3}
 
     assert noted("kernel", Device.cpu)
     assert used == [3]

@@ -72,9 +72,9 @@ def test_a_study_of_a_server(study, tmp_path):
 @pytest.mark.parametrize("victim", ["worker", "study"])
 def test_kill_9_of_a_study_leaves_no_server(study, victim):
     process = study()
-    found = {}
+    pids = {}
     deadline = time.monotonic() + 120
-    while len(found) < 3 and time.monotonic() < deadline:
+    while len(pids) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
         for one in psutil.Process(process.pid).children(recursive=True):
             try:
@@ -89,9 +89,9 @@ def test_kill_9_of_a_study_leaves_no_server(study, victim):
                 if name in words and (
                     name != "openai.null_server --port" or "server_supervisor" not in words
                 ):
-                    found[name] = one
-    assert len(found) == 3, "the server never came"
-    server = found["openai.null_server --port"]
-    os.kill(process.pid if victim == "study" else found["experiment.worker"].pid, signal.SIGKILL)
-    _, left = psutil.wait_procs([server, found["machine.server_supervisor"]], timeout=1.0)
+                    pids[name] = one
+    assert len(pids) == 3, "the server never came"
+    server = pids["openai.null_server --port"]
+    os.kill(process.pid if victim == "study" else pids["experiment.worker"].pid, signal.SIGKILL)
+    _, left = psutil.wait_procs([server, pids["machine.server_supervisor"]], timeout=1.0)
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]

@@ -91,8 +91,8 @@ def test_a_fixed_order_fails_the_same_check():
 
 def test_a_planted_effect_is_found():
     quiet = {"drift": 0.0, "modes": 0.0, "tails": 0.0, "noise": 0.01}
-    found = [Study().p_value(s, effect=math.log(1.05), **quiet) <= 0.05 for s in range(500)]
-    assert np.mean(found) >= 0.8
+    rejections = [Study().p_value(s, effect=math.log(1.05), **quiet) <= 0.05 for s in range(500)]
+    assert np.mean(rejections) >= 0.8
 
 
 class Simulated:
@@ -136,17 +136,17 @@ LOOKS = [PlannedLook(8, 0.01), PlannedLook(9, 0.01), PlannedLook(10, 0.01), Plan
 def sequential_rejections(looks: list[PlannedLook], studies: int = 1000) -> float:
     """Share of A/A studies (pairs, drift, slow processes) that claim something at a look."""
     pairs = Study(arms=("a", "b"), blocks=looks[-1].blocks, runs=1)
-    found = 0
+    rejections = 0
     for seed in range(studies):
         order = pairs.order(seed)
         logs = Machine(seed, len(order)).log_times
         signs = np.array([1.0 if run.arm == "b" else -1.0 for run in order]) * logs
         differences = signs.reshape(-1, 2).sum(axis=1)[:, None]
-        found += any(
+        rejections += any(
             permutation_test(np.zeros((look.blocks, 1)), differences[: look.blocks]) <= look.alpha
             for look in looks
         )
-    return found / studies
+    return rejections / studies
 
 
 def test_looks_that_share_alpha_seldom_find_something():

@@ -85,9 +85,9 @@ def test_interleaved_arms_are_prepared_in_one_process(
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     commands, before = [], child_process.run
 
-    def run(command, **asked):
+    def run(command, **options):
         commands.append(command)
-        return before(command, **asked)
+        return before(command, **options)
 
     monkeypatch.setattr(child_process, "run", run)
     run_cell(cell, launcher)

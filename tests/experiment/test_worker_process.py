@@ -78,14 +78,14 @@ class InterleavedArms:
     prepare = warm_up
 
     def measure(self, beat) -> list[Measurement]:
-        found = []
+        measured = []
         for arm, counters in enumerate(self.world.counters[: len(self.arms)]):
             with self.setting.turn(arm):
                 self.world.events.append(("turn", arm, self.world.threads))
             value = self.setting.order.random()
             metric = Metric("dispatch_us", "us", "lower", True, (value,))
-            found.append(Measurement((CaseRecord("few", None, (metric,), None),), counters))
-        return found
+            measured.append(Measurement((CaseRecord("few", None, (metric,), None),), counters))
+        return measured
 
     def close(self) -> None:
         self.world.events.append("close")
@@ -95,10 +95,12 @@ class InterleavedArms:
 def world(monkeypatch):
     ok = {"engine.paged": 1.0, "resolver.seq_map": 1.0}
     probe = SimpleNamespace(time=dict)
-    world = SimpleNamespace(events=[], threads=None, asked=0, counters=[ok, ok, ok], probe=probe)
+    world = SimpleNamespace(
+        events=[], threads=None, known_answer_tests=0, counters=[ok, ok, ok], probe=probe
+    )
 
     def thread_budget(experiment):
-        world.asked += 1
+        world.known_answer_tests += 1
         return experiment.engine.attention.resolver
 
     def apply_thread_budget(threads):
@@ -150,7 +152,7 @@ def test_an_arm_s_thread_budget_is_computed_once(make, world, monkeypatch):
     monkeypatch.setattr(run_stages, "load", load)
     block_of(make())
     turns = [event for event in world.events if event[0] == "turn"]
-    assert len(turns) == 6 and world.asked == 3
+    assert len(turns) == 6 and world.known_answer_tests == 3
 
 
 def test_the_workload_gets_the_probe_for_work_between_turns(make, world, monkeypatch):
@@ -217,14 +219,14 @@ def test_a_record_has_the_probe_s_times_before_and_after(make, world):
 
 
 def test_a_thread_budget_is_limited_by_numba_s_pool(monkeypatch):
-    asked = []
+    budgets = []
     numba = SimpleNamespace(
-        set_num_threads=asked.append, config=SimpleNamespace(NUMBA_NUM_THREADS=4)
+        set_num_threads=budgets.append, config=SimpleNamespace(NUMBA_NUM_THREADS=4)
     )
     monkeypatch.setitem(sys.modules, "numba", numba)
     for threads in (1, 3, 9):
         run_stages.apply_thread_budget(threads)
-    assert asked == [1, 3, 4]
+    assert budgets == [1, 3, 4]
 
 
 # ------------------------------------------------------------------ processes, stub workload

@@ -68,7 +68,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    whole, found, seen = b"".join(lines), [], Counter[str]()
+    whole, results, seen = b"".join(lines), [], Counter[str]()
     for function, node, new in _changes(ast.parse(source), (), MODULE):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
@@ -78,8 +78,8 @@ def mutants(path: str, source: str) -> list[Mutant]:
         seen[what] += 1
         what += f" | {seen[what]}" if seen[what] > 1 else ""
         text = (whole[:begin] + new.encode() + whole[end:]).decode()
-        found.append(Mutant(path, function, what, text))
-    return found
+        results.append(Mutant(path, function, what, text))
+    return results
 
 
 def _changes(

@@ -30,8 +30,8 @@ def test_it_grows():
 
 
 def test_rules_make_one_small_change_each():
-    found = mutants("labkit/toy.py", SOURCE)
-    assert [mutant.what for mutant in found] == [
+    all_mutants = mutants("labkit/toy.py", SOURCE)
+    assert [mutant.what for mutant in all_mutants] == [
         "def grow(x: int = 1) -> int: | 1 -> 2",
         "if x < 3 and x: | x < 3 and x -> (x < 3 or x)",
         "if x < 3 and x: | x < 3 -> (x <= 3)",
@@ -41,17 +41,20 @@ def test_rules_make_one_small_change_each():
         "return x + 1 | 1 -> 2",
         'return f"{x + 2}" -> return None',
     ]
-    assert {mutant.function for mutant in found} == {"grow"}
-    third = found[2]
+    assert {mutant.function for mutant in all_mutants} == {"grow"}
+    third = all_mutants[2]
     assert third.text == SOURCE.replace("x < 3", "(x <= 3)")
-    assert len({mutant.name for mutant in found}) == len(found)
+    assert len({mutant.name for mutant in all_mutants}) == len(all_mutants)
 
 
 def test_a_draw_does_not_depend_on_other_files():
-    found = mutants("labkit/toy.py", SOURCE)
-    drawn = run.sample(found, 3, seed=1)
-    assert run.sample([m for m in found if m in drawn or m == found[0]], 3, seed=1)[:2] == drawn[:2]
-    assert run.sample(found, 3, seed=2) != drawn
+    all_mutants = mutants("labkit/toy.py", SOURCE)
+    drawn = run.sample(all_mutants, 3, seed=1)
+    assert (
+        run.sample([m for m in all_mutants if m in drawn or m == all_mutants[0]], 3, seed=1)[:2]
+        == drawn[:2]
+    )
+    assert run.sample(all_mutants, 3, seed=2) != drawn
 
 
 def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):

@@ -45,15 +45,15 @@ def name_of(node):
 
 def test_every_counter_in_the_code_is_registered():
     known = {counter.name for counter in counter_registry.COUNTERS}
-    found = {}
+    places = {}
     for folder in ("engine", "metal", "workload"):
         for path in (ROOT / "labkit" / folder).rglob("*.py"):
             for name in filter(None, counted(ast.parse(path.read_text()))):
-                found[name] = path
+                places[name] = path
     unknown = {
-        n: p for n, p in found.items() if n not in known and not counter_registry.find_counter(n)
+        n: p for n, p in places.items() if n not in known and not counter_registry.find_counter(n)
     }
-    assert len(found) > 60 and not unknown
+    assert len(places) > 60 and not unknown
 
 
 def test_every_counter_is_registered_once_with_unit_and_meaning():

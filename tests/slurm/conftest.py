@@ -63,7 +63,7 @@ def local(tmp_path_factory):
     return tables(folder / "study")
 
 
-def found(name: str) -> str:
+def daemon_path(name: str) -> str:
     """Return a daemon's path; skip where there is none."""
     path = shutil.which(name, path=PLACES)
     if path is None:
@@ -83,7 +83,7 @@ def free_ports(count: int) -> list[int]:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """Start the daemons; give the environment in which Slurm's commands find them."""
-    munged, slurmctld, slurmd = map(found, DAEMONS)
+    munged, slurmctld, slurmd = map(daemon_path, DAEMONS)
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     for parent in folder.parents[:2]:
@@ -132,8 +132,8 @@ def cluster(tmp_path_factory):
 
 def node_state(environ) -> str:
     """Return what the cluster says of its node."""
-    asked = ["sinfo", "--noheader", "--format=%T"]
-    return subprocess.run(asked, env=environ, capture_output=True, text=True).stdout.strip()
+    command = ["sinfo", "--noheader", "--format=%T"]
+    return subprocess.run(command, env=environ, capture_output=True, text=True).stdout.strip()
 
 
 def wait_for(holds, seconds: float, folder: Path) -> None:

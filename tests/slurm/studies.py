@@ -49,7 +49,7 @@ def table(cell):
     manifest = read_cell(cell)
     rows = [
         [row[key] for key in ("case", "metric", "unit", "better", "primary", "skipped")]
-        + [[found["arm"], found["blocks"]] for found in row["comparisons"]]
+        + [[comparison["arm"], comparison["blocks"]] for comparison in row["comparisons"]]
         for row in manifest["rows"]
     ]
     runs = [

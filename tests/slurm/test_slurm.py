@@ -35,7 +35,7 @@ def launch(here, *words):
 
 
 def ended(study, seconds=420):
-    """Wait for a study; return its exit status and what it said."""
+    """Wait for a study; return its exit status and output."""
     out, err = study.communicate(timeout=seconds)
     print(out[-3000:], err[-3000:])
     return study.returncode, err
@@ -43,8 +43,8 @@ def ended(study, seconds=420):
 
 def jobs(here):
     """Return the state of every job that the queue knows, by name."""
-    asked = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
-    output = subprocess.run(asked, env=here[1], capture_output=True, text=True).stdout
+    command = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
+    output = subprocess.run(command, env=here[1], capture_output=True, text=True).stdout
     return dict(line.split("|") for line in output.split())
 
 

@@ -337,7 +337,7 @@ def test_a_stale_stamp_in_a_chain_and_a_launch_that_did_not_run_are_refused():
 
 @pytest.mark.parametrize("lost", [1, -1], ids=["lost", "doubled"])
 def test_a_chain_with_a_lost_or_a_second_launch_is_refused(lost):
-    """Its time is divided by the launches that were asked for."""
+    """Its time is divided by the requested number of launches."""
     world = World()
 
     class Unreliable(Backend):

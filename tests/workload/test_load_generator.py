@@ -411,7 +411,7 @@ def test_a_wait_is_short_and_no_part_of_a_step():
     engine = StubEngine(clock)
 
     def wait(seconds):
-        clock.now += seconds + 0.004  # a sleep is longer than asked
+        clock.now += seconds + 0.004  # a sleep lasts longer than requested
 
     arrivals = Arrivals(ArrivalKind.constant, 0.2)
     workload = Workload(name="test", arrivals=arrivals, concurrency=None)

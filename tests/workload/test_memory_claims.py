@@ -20,20 +20,20 @@ def policies(composed):
     ("machine", "hint"), [("sim_m1_pro_32gb", 2 / 3), ("sim_m1_max_64gb", 3 / 4)]
 )
 def test_each_policy_takes_its_formula_s_share(policies, machine, hint):
-    found = {
+    shares = {
         arm: memory_claims.claim(experiment)
         for arm, experiment in policies(f"engine.budget.machine={machine}").items()
     }
-    share = {arm: one.ceiling / one.total for arm, one in found.items()}
+    share = {arm: one.ceiling / one.total for arm, one in shares.items()}
     assert share == pytest.approx(
         {"auto": 0, "vllm": 0.9 * hint, "mistralrs": 0.9 * hint, "llamacpp": hint,
          "vllm_metal": 0.6}, abs=1e-6,
     )  # fmt: skip
     for arm in ("vllm", "mistralrs", "vllm_metal"):  # a pool fills what it may take
-        assert found[arm].left_pct == pytest.approx(100 * (1 - share[arm]), abs=0.2), arm
-        assert found["auto"].left_pct > found[arm].left_pct
+        assert shares[arm].left_pct == pytest.approx(100 * (1 - share[arm]), abs=0.2), arm
+        assert shares["auto"].left_pct > shares[arm].left_pct
     # llama.cpp's pool is as large as its n_ctx, not as its ceiling.
-    assert found["llamacpp"].tokens == 511 * 16
+    assert shares["llamacpp"].tokens == 511 * 16
 
 
 def test_auto_takes_what_its_requests_take(policies):

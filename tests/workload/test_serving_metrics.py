@@ -169,8 +169,8 @@ def test_rates_and_waits_of_what_arrives_by_itself():
     for entry, due in zip(entries, [0.0, 1.0, 2.0], strict=True):
         entry.due = due
     entries[1].late = 0.003
-    asked = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8))
-    notes = outcome_notes(entries, asked, cpu_s=0.0, seconds=9.0)
+    workload = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8))
+    notes = outcome_notes(entries, workload, cpu_s=0.0, seconds=9.0)
     assert (notes["asked_per_s"], notes["due_per_s"], notes["sent_per_s"]) == (0.8, 1.0, 0.5)
     assert notes["queue_ms"] == {"p50": 0.0, "p99": 1960.0, "max": 2000.0}
     assert notes["late_ms"]["max"] == 3.0

@@ -20,7 +20,7 @@ def file(tmp_path, compose_experiment):
     """Return what composes a workload from a file of such lines."""
 
     def compose(lines, *overrides, source="file"):
-        path = tmp_path / "asked.jsonl"
+        path = tmp_path / "requests.jsonl"
         text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         path.write_text("\n".join(text))
         words = ["workload.prompts.source=" + source, f"workload.prompts.path='{path}'"]
@@ -79,13 +79,13 @@ def test_another_text_is_another_set_of_prompts(file):
     ],
 )
 def test_an_error_in_a_file_names_file_line_and_allowed_values(file, line, message):
-    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 2: " + message) as error:
+    with pytest.raises(ConfigError, match=r"requests\.jsonl, line 2: " + message) as error:
         file([{"prompt": "Fine"}, line])
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
 def test_a_missing_empty_or_binary_file_is_refused(file, compose_experiment, tmp_path):
-    with pytest.raises(ConfigError, match=r"asked\.jsonl: no request in it"):
+    with pytest.raises(ConfigError, match=r"requests\.jsonl: no request in it"):
         file(["", "  "])
     (tmp_path / "bytes").write_bytes(b'{"prompt": "\xff"}')
     for path, expected in (
@@ -187,7 +187,7 @@ def test_a_scaled_trace_shares_the_same_fraction(file, scale):
     ],
 )
 def test_a_mistake_in_a_trace_is_one_line(file, changes, message):
-    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 1: " + message):
+    with pytest.raises(ConfigError, match=r"requests\.jsonl, line 1: " + message):
         file([TRACE[0] | changes], source="trace")
 
 

@@ -68,7 +68,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.admitted += 1
 
     def idle_prefix(self, state):
-        """Blocks that the request could have found: they cost nothing if they are held."""
+        """Blocks that the request could have hit. They are free while shared."""
         return state.num_tokens // SIZE
 
     def longest_known(self, state):

@@ -112,12 +112,12 @@ def test_every_way_gives_the_frames_of_a_list(folder, frames, gop):
     _, sync = files.counted(path)
     for picks, decoder in files.WAYS:
         for wanted in (1, 2, 5, 16, 64):
-            asked = files.asks(picks, decoder, wanted)
-            taken = decode_frames(path, asked, wanted)
+            request = files.asks(picks, decoder, wanted)
+            taken = decode_frames(path, request, wanted)
             assert list(taken.picks) == pick_frames(picks, frames, sync, wanted)
             for place in taken.picks:
                 assert np.array_equal(taken.frames[place], listed[place]), (picks, place)
-            check_counts(asked, taken.picks, taken.counts, sync)
+            check_counts(request, taken.picks, taken.counts, sync)
 
 
 @pytest.mark.parametrize(("frames", "gop"), SHAPES)
@@ -152,12 +152,12 @@ def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
     taken = {picks: decode_frames(path, files.asks(picks), 5) for picks in FramePicks}
     for named in FramePicks:
         for gone in FramePicks:
-            asked, counts = files.asks(named), taken[gone].counts
+            request, counts = files.asks(named), taken[gone].counts
             alike = {FramePicks.keyframes, FramePicks.nearest, FramePicks.keyframes_unique}
             if named is gone or {named, gone} <= alike:
                 continue
             with pytest.raises(Undecodable, match=r"which is not workload\.picks="):
-                check_counts(asked, taken[named].picks, counts, sync)
+                check_counts(request, taken[named].picks, counts, sync)
 
 
 def test_a_delta_frame_is_no_keyframe(folder):
@@ -191,7 +191,7 @@ def broken(folder):
     good = files.synthesised_file(folder, 61, 7)
     front = remuxed(good, folder / "front.mp4", movflags="+faststart")
     data = front.read_bytes()
-    found = {
+    broken_files = {
         "a text": b"this is not a video\n" * 40,
         "nothing": b"",
         "its head": good.read_bytes()[:200],
@@ -199,7 +199,7 @@ def broken(folder):
         "its first half": data[: len(data) // 2],
     }
     paths = {"missing": folder / "nowhere.mp4"}
-    for name, content in found.items():
+    for name, content in broken_files.items():
         paths[name] = folder / f"{name.replace(' ', '-')}.bin"
         paths[name].write_bytes(content)
     return paths
@@ -211,9 +211,9 @@ def broken(folder):
 def test_a_broken_file_is_one_clear_line(broken, name):
     for picks, decoder in files.WAYS:
         with pytest.raises(Undecodable) as caught:
-            found = decode_frames(broken[name], files.asks(picks, decoder), 16)
+            decoded = decode_frames(broken[name], files.asks(picks, decoder), 16)
             # What lies before the break can be taken; checking it says that the file is broken.
-            Reference(broken[name]).check(files.asks(picks, decoder), 16, frame_digests(found))
+            Reference(broken[name]).check(files.asks(picks, decoder), 16, frame_digests(decoded))
         line = str(caught.value)
         assert 5 < len(line) < 200 and "\n" not in line and str(broken[name]) not in line
 
@@ -240,7 +240,7 @@ def test_other_containers(folder, suffix):
 
 def test_a_workload_says_what_it_cannot_do():
     clip = files.clip_of(9)
-    for wrong, said in (
+    for wrong, message in (
         ({"made": []}, "there is no clip; set workload.made"),
         ({"made": [clip, clip]}, "two clips have the same name"),
         ({"decoder": "opencv", "picks": "seek"}, "it can only stream"),
@@ -252,9 +252,9 @@ def test_a_workload_says_what_it_cannot_do():
         plain = {"kind": "video", "made": [to_plain(clip)]} | {
             key: to_plain(value) for key, value in wrong.items()
         }
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             from_plain(Workload, plain)
-    for wrong, said in (
+    for wrong, message in (
         ({"seconds": 0.03}, "must be a whole number"),
         ({"seconds": 0.0}, "seconds=0"),
         ({"name": ""}, "needs a name"),
@@ -262,5 +262,5 @@ def test_a_workload_says_what_it_cannot_do():
         ({"gop": 0}, "gop=0"),
         ({"width": 97}, "width=97"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             files.clip_of(9, **wrong)

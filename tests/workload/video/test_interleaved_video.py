@@ -54,21 +54,21 @@ def turns_of(arms, decode_frames=frame_decoding.decode_frames, setting=None):
 def measured(arms, decode_frames=frame_decoding.decode_frames):
     turns = turns_of(arms, decode_frames)
     turns.warm_up()
-    found = turns.measure(lambda what: None)
+    cases = turns.measure(lambda what: None)
     turns.close()
-    return found
+    return cases
 
 
 def test_every_arm_is_measured_and_checked(folder):
     arms = arms_on(folder, repeats=3, warmup=1)
-    found = measured(arms)
-    for arm, measurement in zip(arms, found, strict=True):
+    results = measured(arms)
+    for arm, measurement in zip(arms, results, strict=True):
         cases = {case.case: case for case in measurement.cases}
         assert list(cases) == ["40-None.mp4", "61-7.mp4", "all"]
         for name in ("40-None.mp4", "61-7.mp4"):
             (metric,) = cases[name].metrics
             assert (metric.name, metric.primary, len(metric.repeats)) == ("decode_ms", True, 3)
-            first = found[0].cases[list(cases).index(name)].outputs
+            first = results[0].cases[list(cases).index(name)].outputs
             assert frames_difference(first, cases[name].outputs) is None
             traffic = cases[name].notes["traffic"]
             assert (traffic["requests"], traffic["served"], traffic["failed"]) == (3, 3, 0)
@@ -78,10 +78,10 @@ def test_every_arm_is_measured_and_checked(folder):
         assert counters[f"picks.{arm.picks.value}"] == counters[f"decoder.{arm.decoder.value}"] == 6
         alone = counters.get("video.keyframes_alone", 0)
         assert (alone > 0) == (arm.picks not in (FramePicks.stream, FramePicks.seek))
-    unique = found[3 + 1]
+    unique = results[3 + 1]
     facts = {case.case: case.notes["video"] for case in unique.cases[:2]}
     assert facts["40-None.mp4"]["repeated"] == 0 and facts["61-7.mp4"]["repeated"] == 0
-    facts = {case.case: case.notes["video"] for case in found[2].cases[:2]}  # keyframes
+    facts = {case.case: case.notes["video"] for case in results[2].cases[:2]}  # keyframes
     assert facts["40-None.mp4"]["repeated"] == 15 and facts["40-None.mp4"]["most_frames"] == 39
     assert facts["40-None.mp4"]["most_ms"] == pytest.approx(39 / 25 * 1e3)
     assert facts["61-7.mp4"]["keyframe_places"] == [[0, 7, 9]]
@@ -90,8 +90,8 @@ def test_every_arm_is_measured_and_checked(folder):
 def test_clips_that_are_made_know_what_there_is_to_see(no_cache):
     clip = files.clip_of(60, 20, events=2, requests=0, frames=4)
     arms = [replace(files.asks(picks), made=[clip]) for picks in ("stream", "keyframes")]
-    found = measured(arms)
-    for measurement in found:
+    cases = measured(arms)
+    for measurement in cases:
         (case,) = measurement.cases  # no request, no job
         assert len(case.outputs["picks"]) == 4
         assert {kind: n["planted"] for kind, n in case.notes["evidence"].items()} == {
@@ -101,8 +101,8 @@ def test_clips_that_are_made_know_what_there_is_to_see(no_cache):
 
 def test_stretches_keep_every_place():
     for places in ([], [3], [0, 50, 100], [0, 7, 9, 11, 40], [1, 2, 4, 8, 16]):
-        found = strided_ranges(places)
-        assert [a + b * i for a, b, n in found for i in range(n)] == places
+        ranges = strided_ranges(places)
+        assert [a + b * i for a, b, n in ranges for i in range(n)] == places
 
 
 # ------------------------------------------------------------------ fair
@@ -141,9 +141,9 @@ def test_a_job_keeps_to_its_requests_in_flight(folder):
     arm = files.asks("keyframes", clips=str(folder), concurrency=3)
     sources = [[replace(source, requests=6) for source in clip_library.sources(arm)]]
     turns = InterleavedVideo([arm], sources, single_arm_context(0), decode_frames)
-    (found,) = turns.measure(lambda what: None)
+    (case,) = turns.measure(lambda what: None)
     assert max(most) == 3 and len(done) == 2 + 12
-    assert found.cases[-1].notes["job"] == {"requests": 12, "in_flight": 3}
+    assert case.cases[-1].notes["job"] == {"requests": 12, "in_flight": 3}
 
 
 def test_times_count_waiting_for_a_decoder(folder):
@@ -171,7 +171,7 @@ def test_times_count_waiting_for_a_decoder(folder):
 # ------------------------------------------------------------------ checked
 
 
-def moved(picks_arm, pick, said):
+def moved(picks_arm, pick, reported):
     """Take frames as an arm does, but one pick is the frame behind; it says so or it does not."""
 
     def decode_frames(path, workload, wanted):
@@ -180,7 +180,7 @@ def moved(picks_arm, pick, said):
             return taken
         place = taken.picks[pick]
         other = frame_decoding.decode_frames(path, files.asks("stream"), 61).frames[place + 1]
-        if not said:
+        if not reported:
             return replace(taken, frames={**taken.frames, place: other})
         picks = tuple(p + (p == place) for p in taken.picks)
         return replace(taken, picks=picks, frames={**taken.frames, place + 1: other})
@@ -193,15 +193,17 @@ def moved(picks_arm, pick, said):
 )
 def test_a_pick_moved_by_one_frame_is_found(folder, how):
     arms = [files.asks(picks, clips=str(folder), frames=5) for picks in (FramePicks.stream, how)]
-    for said, words in (
+    for reported, words in (
         (False, "pick 2 says frame {} and has other pixels than the decoder gives there"),
         (True, "pick 2 is frame {} where frame {} was asked for"),
     ):
-        found = measured(arms, moved(how, 2, said))
-        case = next(case for case in found[1].cases if case.case == "61-7.mp4")
-        asked = case.outputs["asked"][2]
-        said_words = frames_difference(None, case.outputs)
-        assert said_words.startswith(words.format(*((asked + 1, asked) if said else (asked,))))
+        cases = measured(arms, moved(how, 2, reported))
+        case = next(case for case in cases[1].cases if case.case == "61-7.mp4")
+        requested = case.outputs["asked"][2]
+        difference = frames_difference(None, case.outputs)
+        assert difference.startswith(
+            words.format(*((requested + 1, requested) if reported else (requested,)))
+        )
 
 
 def test_frames_that_change_from_request_to_request_void_the_run(folder):
@@ -218,7 +220,7 @@ def test_frames_that_change_from_request_to_request_void_the_run(folder):
 
 def test_an_arm_that_goes_another_way_serves_nothing(folder):
     def decode_frames(path, workload, wanted):
-        """Decode everything, whatever is asked."""
+        """Decode every frame, regardless of the picks."""
         streamed = frame_decoding.decode_frames(
             path, files.asks("stream"), 61 if "61" in path.name else 40
         )
@@ -280,8 +282,8 @@ arms = [files.asks(p, d, frames=8, clips=sys.argv[1], warmup=1) for p, d in file
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 turns = InterleavedVideo(arms, [clip_library.sources(arm) for arm in arms], single_arm_context(0))
 turns.warm_up()
-found = turns.measure(lambda what: None)
-cases = [[[c.case, c.skipped, c.outputs] for c in m.cases if c.case != "all"] for m in found]
+measurements = turns.measure(lambda what: None)
+cases = [[[c.case, c.skipped, c.outputs] for c in m.cases if c.case != "all"] for m in measurements]
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(json.dumps({{"cases": cases, "grown": grown}}))
 """
@@ -325,10 +327,10 @@ def survive(tmp_path, folder, number):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY)),
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["grown"] < MOST_GROWN, f"{found['grown'] / 1024:.0f} MiB"
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["grown"] < MOST_GROWN, f"{outcome['grown'] / 1024:.0f} MiB"
     failed = served = 0
-    for cases in found["cases"]:
+    for cases in outcome["cases"]:
         assert len(cases) == number + len(originals)
         for name, line, outputs in cases:
             if line is None:
@@ -383,16 +385,16 @@ def pretended(tmp_path, monkeypatch):
 
 
 def test_answers_are_scored_from_the_picked_frames(folder, tmp_path, pretended):
-    asked = [
+    prompts = [
         {"clip": "61-7.mp4", "question": "Which colour?", "choices": ["x", "y"], "answer": 1},
         {"clip": "61-7.mp4", "question": "Which way?", "choices": ["x", "y"], "answer": 1},
     ]
     path = tmp_path / "q.jsonl"
-    path.write_text("\n".join(map(json.dumps, asked)))
+    path.write_text("\n".join(map(json.dumps, prompts)))
     workload = files.asks("keyframes", clips=str(folder), questions=str(path), vlm="m", frames=4)
     turns = video.KIND.load([fake_experiment(workload)], single_arm_context(0))
-    (found,) = turns.measure(lambda what: None)
-    assert found.notes["answers"] == {"questions": 2, "asked": 2, "right": 1}
+    (case,) = turns.measure(lambda what: None)
+    assert case.notes["answers"] == {"questions": 2, "asked": 2, "right": 1}
 
 
 def fake_experiment(workload: Workload):
@@ -402,7 +404,7 @@ def fake_experiment(workload: Workload):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 1: not JSON"),
         ("[]", "not an object"),
@@ -414,13 +416,13 @@ def fake_experiment(workload: Workload):
         ("", "no question"),
     ],
 )
-def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, said):
+def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, message):
     from labkit.config import ConfigError
     from labkit.workload.video import video_qa
 
     path = tmp_path / "q.jsonl"
     path.write_text(line)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         video_qa.read(str(path), ["61-7.mp4"])
 
 

@@ -13,15 +13,15 @@ from labkit.experiment import run_stages
 from labkit.records import counter_registry
 
 
-@pytest.mark.parametrize("asked", ["ablation=keyframes", "experiment=keyframes"])
-def test_every_arm_of_the_ablation_composes(composed, asked):
-    cell = composed(asked)
+@pytest.mark.parametrize("override", ["ablation=keyframes", "experiment=keyframes"])
+def test_every_arm_of_the_ablation_composes(composed, override):
+    cell = composed(override)
     names = [arm.name for arm in cell.arms]
     assert names[0] == "stream" and names[-1] == "control"
     assert {"opencv", "seek", "keyframes", "nearest", "keyframes_unique"} <= set(names)
     assert cell.isolation.value == "in_process"
     for arm in cell.arms:
-        # No engine is asked, so none is recorded and none is claimed.
+        # No engine runs, so none is recorded and none is claimed.
         assert set(arm.config) == {"workload", "seed"} and arm.engine_counter is None
         assert arm.identity == "frames" and len(arm.engaged) == 3
         assert all(counter_registry.find_counter(name) for name in arm.engaged)
@@ -31,7 +31,7 @@ def test_every_arm_of_the_ablation_composes(composed, asked):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             ["engine=mlx_lm"],
@@ -50,10 +50,10 @@ def test_every_arm_of_the_ablation_composes(composed, asked):
         (["workload.arrivals.kind=at_once"], "workload.arrivals: workload.kind=video does not"),
     ],
 )
-def test_mistakes_are_one_line(composed, overrides, said):
+def test_mistakes_are_one_line(composed, overrides, message):
     with pytest.raises(ConfigError) as caught:
         composed("workload=video", *overrides)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_frames_are_no_claim_about_an_engine(composed):
@@ -74,7 +74,9 @@ def test_every_claim_of_the_ablation_holds(composed, no_cache):
     claimed = cell.experiment.ablation.claims.engaged
     for name, experiment in cell.experiments.items():
         experiment.workload.made = clips
-        found = workload.measure(experiment)
-        assert all(found.counters[counter] > 0 for counter in claimed[name]), name
-        known = {counter: counter_registry.find_counter(counter) for counter in found.counters}
-        assert all(known.values()), known
+        measurement = workload.measure(experiment)
+        assert all(measurement.counters[counter] > 0 for counter in claimed[name]), name
+        registered = {
+            counter: counter_registry.find_counter(counter) for counter in measurement.counters
+        }
+        assert all(registered.values()), registered
