@@ -44,7 +44,8 @@ class Logprobs:
 class TokenEvent:
     """One sampled token, or the end of a request without a token.
 
-    ``token`` is ``NO_TOKEN`` for an event without a token (``finish_reason="error"``).
+    ``token`` is ``NO_TOKEN`` for an event without a token (``finish_reason="error"``): the engine
+    refused the request, or could not sample its next token. ``error`` is the reason, in one line.
     ``margin`` is the gap between the largest logit, which is the greedy token's, and the second
     largest. It is None if the token was drawn at random. Only the last event of a request has a
     ``finish_reason``. An aborted request has no event after its abort. ``logprobs`` is None

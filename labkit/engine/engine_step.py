@@ -164,6 +164,9 @@ class StepLoop:
 def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
     """Replace a batch's placeholders by the tokens that the previous step sampled.
 
+    If sampling failed for a request, its row is superfluous, since the request is about to end. The
+    row computes token 0.
+
     Raises
     ------
     RuntimeError
@@ -171,6 +174,7 @@ def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
     """
     for row, request_id in batch.placeholders:
         if request_id in sampled:
-            batch.tokens[row] = sampled[request_id][-1].token
+            last = sampled[request_id][-1]
+            batch.tokens[row] = last.token if last.error is None else 0
     if batch.tokens.size and batch.tokens.min() < 0:
         raise RuntimeError("a step was launched before the tokens it computes were known")

@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 MAX_LOGPROBS = 20
 
 
+class SamplingError(ValueError):
+    """No token can be sampled for a request, because of its own parameters.
+
+    The message is one line. Only this request ends; the engine continues.
+    """
+
+
 class Constraint(Protocol):
     """A rule that allows or forbids every next token of one request's output."""
 
@@ -22,6 +29,12 @@ class Constraint(Protocol):
 
         The result must depend on the arguments only, because ``output`` may end with draft
         tokens that are rejected later.
+
+        Raises
+        ------
+        SamplingError
+            ``output`` violates the rule, as rejected draft tokens may, or the mask cannot be
+            computed. The request ends with this error, unless it is that of a rejected token.
         """
 
 

@@ -16,29 +16,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.engine_protocol import InvalidLogitsError, Logprobs
-from labkit.engine.request import RequestState, SamplingParams
+from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError, Logprobs
+from labkit.engine.request import RequestState, SamplingError, SamplingParams
 from labkit.engine.step_logits import Logits, Rows
+from labkit.machine.exception_text import one_line, one_line_with_type
 
 Ids = NDArray[np.intp]
 
 
 class Sampled(NamedTuple):
-    """A sampled token and its margin.
+    """A sampled token and its margin, or the reason that no token could be sampled.
 
-    ``margin`` is the largest logit minus the second largest, or None if drawn at random.
+    ``margin`` is the largest logit minus the second largest, or None if drawn at random. ``error``
+    is one line if sampling failed (``token`` is ``NO_TOKEN`` then), else None.
     """
 
     token: int
     margin: float | None
     logprobs: Logprobs | None = None
+    error: str | None = None
 
 
 class Sampler:
     """Samples a token per row of logits. One argmax serves all plain greedy rows.
 
     A request's token depends on its row, its parameters and its own tokens only, never on the
-    other requests of the batch.
+    other requests of the batch. In the same way, a request whose parameters or constraint fail
+    gets a ``Sampled`` with an error, and the other requests get their tokens.
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
@@ -63,7 +67,7 @@ class Sampler:
                 raise _invalid_logits(states, margins)
             plain = state.request.params.plain
             sampled.append(
-                Sampled(tokens[row], margins[row]) if plain else sample_row(logits[row], state)
+                Sampled(tokens[row], margins[row]) if plain else try_sample(logits[row], state)
             )
         return sampled
 
@@ -90,10 +94,31 @@ def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     return best, margins
 
 
+def try_sample(logits: Rows, state: RequestState) -> Sampled:
+    """Return ``sample_row(logits, state)``, or a ``Sampled`` with the error that it raised."""
+    try:
+        return sample_row(logits, state)
+    except SamplingError as error:
+        return Sampled(NO_TOKEN, None, error=one_line(error))
+    except Exception as error:  # a constraint may be a user's class
+        return Sampled(NO_TOKEN, None, error=one_line_with_type(error))
+
+
 def sample_row(logits: Rows, state: RequestState) -> Sampled:
-    """Return a request's next token from its row of logits [vocabulary]."""
+    """Return a request's next token from its row of logits [vocabulary].
+
+    Raises
+    ------
+    SamplingError
+        The request's parameters make a logit infinite, or its constraint allows no token.
+    """
     params = state.request.params
     adjusted = apply_params(logits, params, state.token_ids, state.num_prompt_tokens)
+    if params.adjusts and not math.isfinite(adjusted.max()):
+        raise SamplingError(
+            "no token can be sampled: the constraint allows none, or logit_bias or "
+            "repetition_penalty makes a logit infinite"
+        )
     if params.greedy:
         (best,), (best_margin,) = greedy(adjusted[None])
         token, margin = int(best), float(best_margin)

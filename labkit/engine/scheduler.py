@@ -42,7 +42,13 @@ from collections.abc import Mapping, Sequence
 
 from labkit import config
 from labkit.engine import scheduling_policies
-from labkit.engine.engine_protocol import Counters, EngineError, FinishReason, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    Counters,
+    EngineError,
+    FinishReason,
+    TokenEvent,
+)
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
@@ -316,9 +322,17 @@ class Scheduler:
         return events
 
     def _append(self, state: RequestState, results: Sequence[Sampled]) -> list[TokenEvent]:
-        """Append sampled tokens, up to one that ends the request, and return their events."""
+        """Append sampled tokens, up to one that ends the request, and return their events.
+
+        A request whose next token could not be sampled ends with an error event.
+        """
         events = []
         for result in results:
+            if result.error is not None:
+                events.append(TokenEvent(state.request_id, NO_TOKEN, "error", error=result.error))
+                self._end(state)
+                self.counts.add("requests.sampling_failed")
+                break
             state.token_ids.append(result.token)
             reason = self._finish_reason(state)
             events.append(

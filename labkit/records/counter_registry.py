@@ -117,6 +117,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("requests.finished", "requests", "requests that finished"),
     Counter("requests.aborted", "requests", "requests aborted"),
     Counter("requests.refused", "requests", "requests refused at submission"),
+    Counter("requests.sampling_failed", "requests",
+            "requests ended because no token could be sampled for them"),
     Counter("requests.most_running", "requests", "the largest number of requests running at once"),
     # Streams from a server.
     Counter("requests.failed", "requests", "requests that a server failed or did not complete"),

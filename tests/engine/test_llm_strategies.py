@@ -5,6 +5,7 @@ import pytest
 
 from labkit.config import Model, ModelShape
 from labkit.engine import LLM, SamplingParams
+from labkit.engine.request import SamplingError
 
 STRATEGIES = {
     "overlap": {"pipeline": "overlap"},
@@ -42,18 +43,29 @@ def tiny():
 
 
 class Residues:
-    """Allows, after so many tokens, the ids that leave the same remainder."""
+    """Allows, after so many tokens, the ids that leave the same remainder.
+
+    Like a grammar, it raises an error for an output that it does not allow, or once ``limit``
+    tokens are generated.
+    """
+
+    def __init__(self, limit=1000):
+        self.limit = limit
 
     def allowed(self, output, vocab_size):
+        if any(token % 5 != at % 5 for at, token in enumerate(output)):
+            raise SamplingError("the output violates the rule")
+        if len(output) >= self.limit:
+            raise SamplingError(f"no rule after {len(output)} tokens")
         return np.arange(vocab_size) % 5 == len(output) % 5
 
 
-def serve(tiny, stops=((),) * 5, constraint=None, **options):
+def serve(tiny, stops=((),) * 5, constraints=(None,) * 5, **options):
     params = [
         SamplingParams(
             max_tokens=24, ignore_eos=True, stop=stop, constraint=constraint, **overrides
         )
-        for overrides, stop in zip(PARAMS, stops, strict=True)
+        for overrides, stop, constraint in zip(PARAMS, stops, constraints, strict=True)
     ]
     with LLM(tiny, **{"max_num_seqs": 3, "blocks": 40, "block_size": 8} | options) as llm:
         outputs = llm.generate(PROMPTS, params)
@@ -91,15 +103,27 @@ def test_a_stop_text_ends_each_at_the_same_place(name, tiny, plain):
 
 @pytest.fixture(scope="module")
 def constrained(tiny):
-    return serve(tiny, constraint=Residues())[0]
+    return serve(tiny, constraints=[Residues()] * 5)[0]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_constraint_holds_for_drafts_and_recomputed_tokens(tiny, constrained, name):
-    outputs, _ = serve(tiny, constraint=Residues(), **STRATEGIES[name])
+    outputs, _ = serve(tiny, constraints=[Residues()] * 5, **STRATEGIES[name])
     assert [o.token_ids for o in outputs] == [o.token_ids for o in constrained]
     for output in outputs:
         assert [token % 5 for token in output.token_ids] == [at % 5 for at in range(24)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_constraint_that_fails_ends_its_own_request_alone(tiny, constrained, name):
+    failing = [Residues(), Residues(limit=7), Residues(), Residues(limit=0), Residues()]
+    outputs, counters = serve(tiny, constraints=failing, **STRATEGIES[name])
+    for output, expected, rule in zip(outputs, constrained, failing, strict=True):
+        assert output.token_ids == expected.token_ids[: rule.limit]
+        failed = rule.limit < 24
+        assert output.finish_reason == ("error" if failed else expected.finish_reason)
+        assert output.error == (f"no rule after {rule.limit} tokens" if failed else None)
+    assert counters["requests.sampling_failed"] == 2
 
 
 def test_log_probabilities_ignore_the_constraint(tiny, plain, constrained):

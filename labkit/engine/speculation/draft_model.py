@@ -142,7 +142,8 @@ class DraftModelProposer:
         batch: Batch = pack(tokens, segments, tables, rows, states)
         logits = self._run_model(batch)
         for i, sampled in zip(sampling, self._sampler(logits, states), strict=True):
-            drafts[i].append(sampled.token)
+            # Where sampling failed, any token may be the draft: the target rejects it.
+            drafts[i].append(sampled.token if sampled.error is None else 0)
 
     def _num_valid_tokens(self, state: RequestState) -> int:
         draft_state = self._draft_states.get(state.request_id)
