@@ -50,6 +50,24 @@ class Server(Group, place="server"):
     max_live: int = option(
         256, "Maximum completions running or waiting; further requests are refused (429).", ge=1
     )
+    max_grammar_bytes: int = option(
+        256 << 10,
+        "Maximum size of a JSON schema, or of a request's tools as a grammar (400).",
+        ge=1,
+        unit="bytes",
+    )
+    grammar_timeout_s: float = option(
+        5.0,
+        "Time limit of compiling a schema or a grammar, in a process of its own (400).",
+        gt=0,
+        unit=SECONDS,
+    )
+    grammar_memory_bytes: int = option(
+        256 << 20,
+        "Memory limit of compiling a schema or a grammar (400).",
+        ge=1 << 20,
+        unit="bytes",
+    )
     timeout_s: float = option(
         600.0,
         "Timeout of a request, which is then aborted (504, or an error that ends the stream).",

@@ -1,8 +1,9 @@
 """The server's process: ``python -m labkit.server FD``, started by ``labkit.serve``.
 
 ``FD`` is an open file descriptor from which the validated config is read as JSON. Exit codes: 0
-after a signal stopped the running server, 2 (and a one-line message) if the server cannot start,
-130 if ctrl-C was pressed before the server was ready.
+after a signal stopped the running server, 1 (and a one-line message) if the engine failed, 2 (and
+a one-line message) if the server cannot start, 130 if ctrl-C was pressed before the server was
+ready.
 """
 
 from __future__ import annotations
@@ -31,24 +32,26 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
         options = from_plain(ServeConfig, json.load(file))
     try:
-        serve(options)
+        return serve(options)
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
         if not isinstance(error, ConfigError) and not type(error).__module__.startswith("labkit."):
             raise
         return print_error(PROG, error)
-    return 0
 
 
-def serve(options: ServeConfig) -> None:
-    """Load the model, then run the HTTP server until a signal, or the shell if it is requested."""
+def serve(options: ServeConfig) -> int:
+    """Load the model, then run the HTTP server until a signal, or the shell if it is requested.
+
+    Returns the exit code: 0, or 1 if the engine failed.
+    """
     if options.shell:
         from labkit.server.chat_shell import Shell
 
         loaded = load(options)
         Shell(loaded.engine, loaded.tokenizer, options.server.max_output_tokens).run()
-        return
+        return 0
     from labkit.server import http_listener, routes
     from labkit.server.serving_service import Service
 
@@ -68,7 +71,11 @@ def serve(options: ServeConfig) -> None:
         print_status(f"{url} serves {service.name} (engine={engine}); ctrl-C stops it")
 
     http_listener.run(service, routes.create_app(service), bound, ready)
+    if service.engine_failure is not None:
+        print(f"{PROG}: {service.engine_failure}", file=sys.stderr)
+        return 1
     print_status("stopped")
+    return 0
 
 
 def print_status(line: str) -> None:

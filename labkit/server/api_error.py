@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import msgspec
 
 
@@ -73,6 +75,16 @@ ERROR_TYPES_BY_STATUS = {
     503: "server_error",
     504: "timeout_error",
 }
+
+
+def internal_error(error: BaseException) -> ApiError:
+    """Return an ``ApiError`` with status 500 for an exception that the server does not expect.
+
+    The exception's traceback is written to standard error. Its message is not sent, because it may
+    contain the content of other requests.
+    """
+    traceback.print_exception(error)
+    return ApiError(500, f"internal server error: {type(error).__name__}")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -12,7 +12,7 @@ from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, TokenEvent
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.api_error import ApiError, invalid
+from labkit.server.api_error import ApiError, internal_error, invalid
 
 OnEnd = Callable[[str, bool, str], None]
 
@@ -82,7 +82,11 @@ class Generation:
             self.fail(invalid(event.error or "the engine refused the request"))
             return
         index, processor = self._choices[event.request_id]
-        text, reason = processor.advance(event)
+        try:
+            text, reason = processor.advance(event)
+        except Exception as error:  # from the tokenizer's library; the other requests must go on
+            self.fail(internal_error(error))
+            return
         if reason is not None:
             self._unfinished.discard(event.request_id)
             self._on_end(event.request_id, event.finish_reason is None, reason)

@@ -59,7 +59,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     )
     logprobs = _requested_logprobs(request)
     params = to_params(service, request, max_tokens=max_tokens, logprobs=logprobs)
-    constraint = await service.run_in_thread(_constraint, service, request, tool_format, tools)
+    constraint = await _constraint(service, request, tool_format, tools)
     call_id = new_id("chatcmpl")
     generation = service.generate(call_id, [prompt], params, n, constraint)
     writer = ChatWriter(service, request, call_id, generation, prompt, n, tool_format, tools)
@@ -119,7 +119,7 @@ def _is_text(request: ChatRequest) -> bool:
     return not isinstance(request.response_format, JsonFormat | SchemaFormat)
 
 
-def _constraint(
+async def _constraint(
     service: Service, request: ChatRequest, tool_format: ToolCallFormat | None, tools: Tools
 ) -> GrammarConstraint | None:
     """Return the grammar that the output must match, or None if any text is allowed."""
@@ -135,12 +135,12 @@ def _constraint(
             raise invalid(
                 "tool_choice: calls cannot be enforced in this model's tool format", "tool_choice"
             )
-        return service.grammars.from_lark(grammar, "tools")
+        return await service.grammars.from_lark(grammar, "tools")
     if isinstance(response_format, SchemaFormat):
         schema = response_format.json_schema.schema
-        return service.grammars.from_schema(schema, "response_format")
+        return await service.grammars.from_schema(schema, "response_format")
     if isinstance(response_format, JsonFormat):
-        return service.grammars.from_schema({"type": "object"}, "response_format")
+        return await service.grammars.from_schema({"type": "object"}, "response_format")
     return None
 
 

@@ -17,6 +17,7 @@ from labkit.config import ConfigError
 from labkit.server.serving_service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CLOSE_S = 1.0  # until connections that are still open when the service has stopped are dropped
 
 
 def bind(options: config.Server) -> socket.socket:
@@ -87,27 +88,35 @@ class Listener(uvicorn.Server):
 async def serve(
     service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then shut down gracefully.
+    """Serve until SIGTERM or SIGINT, then shut down gracefully; or until the engine fails.
 
     After the first signal, the server refuses new requests and gives running and waiting requests
-    ``server.grace_s`` seconds to finish. A second signal ends these requests at once.
+    ``server.grace_s`` seconds to finish. A second signal ends these requests at once. Connections
+    that are open ``CLOSE_S`` seconds later, for example after half a request, are dropped.
     """
     listener = Listener(app, on_ready, service.options)
     stopping: list[asyncio.Task[None]] = []
 
-    def stop() -> None:
+    async def shut_down(grace_s: float) -> None:
         listener.should_exit = True
-        grace_s = 0.0 if stopping else service.options.grace_s
-        stopping.append(asyncio.ensure_future(service.stop(grace_s)))
+        await service.stop(grace_s)
+        await asyncio.sleep(CLOSE_S)
+        listener.force_exit = True
+
+    def stop(*, at_once: bool = False) -> None:
+        grace_s = 0.0 if at_once or stopping else service.options.grace_s
+        stopping.append(asyncio.ensure_future(shut_down(grace_s)))
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop)
-    await service.start()
+    await service.start(on_engine_failure=lambda: stop(at_once=True))
     try:
         await listener.serve(sockets=[bound])
     finally:
-        await asyncio.gather(*stopping, service.stop(0.0))
+        for task in stopping:
+            task.cancel()
+        await service.stop(0.0)
 
 
 def run(service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from labkit.server.api_error import ApiError
+from labkit.server.api_error import ApiError, internal_error
 from labkit.server.api_generation import Generation
 
 STREAM_HEADERS = [
@@ -61,7 +61,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response until it is complete, the client disconnects or time runs out."""
         sending = asyncio.create_task(self._respond(send))
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait(
                 {sending, disconnected},
@@ -98,15 +98,16 @@ class GenerationResponse(Response):
                     await _start(send, STREAM_HEADERS)
                     started = True
                 await _send(send, part, more=True)
-        except ApiError as error:
+        except Exception as error:
             if not started:
                 raise
-            await _send(send, self._encode_error(error), more=True)
+            api_error = error if isinstance(error, ApiError) else internal_error(error)
+            await _send(send, self._encode_error(api_error), more=True)
         await _send(send, b"", more=False)
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected. Parts of the request's body are dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -183,7 +183,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         Sampling(model=request.model, temperature=request.temperature, top_p=request.top_p),
         limit=request.max_output_tokens,
         param="input",
-        constraint=await service.run_in_thread(_constraint, service, request),
+        constraint=await _constraint(service, request),
     )
     writer = ResponseWriter(service, request, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation
@@ -208,12 +208,12 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _constraint(service: Service, request: ResponsesRequest) -> GrammarConstraint | None:
+async def _constraint(service: Service, request: ResponsesRequest) -> GrammarConstraint | None:
     text_format = request.text.format if request.text else None
     if isinstance(text_format, ResponseSchemaFormat):
-        return service.grammars.from_schema(text_format.schema, "text.format")
+        return await service.grammars.from_schema(text_format.schema, "text.format")
     if isinstance(text_format, ResponseJsonFormat):
-        return service.grammars.from_schema({"type": "object"}, "text.format")
+        return await service.grammars.from_schema({"type": "object"}, "text.format")
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,6 +27,7 @@ from labkit.server.openai_types import (
 )
 from labkit.server.openapi_schema import GetRoute, PostRoute, openapi_document
 from labkit.server.prometheus_metrics import CONTENT_TYPE
+from labkit.server.response_streams import wait_for_disconnect
 from labkit.server.responses_api import ResponseObject, ResponsesRequest
 from labkit.server.serving_service import Service
 
@@ -141,14 +143,26 @@ class Routes:
     def post_endpoint(
         self, respond: Callable[[Service, bytes], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint that reads the request's body and passes it to ``respond``."""
+        """Return an endpoint that reads the request's body and passes it to ``respond``.
+
+        ``respond`` is cancelled when the client disconnects.
+        """
 
         async def endpoint(request: Request) -> Response:
             try:
                 body = await self._body(request)
             except ClientDisconnect:
                 return Response()  # the client has disconnected
-            return await respond(self._service, body)
+            responding = asyncio.ensure_future(respond(self._service, body))
+            disconnected = asyncio.ensure_future(wait_for_disconnect(request.receive))
+            tasks = {responding, disconnected}
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            return Response() if responding.cancelled() else responding.result()
 
         return endpoint
 

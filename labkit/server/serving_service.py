@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Request, SamplingParams
-from labkit.machine.exception_text import one_line_with_type
 from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
@@ -65,7 +64,7 @@ class Service:
         self.token_text = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
         self.grammars = Grammars(
-            model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
+            options, model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
         )
         self.tool_call_format = detect_tool_call_format(tokenizer)
         server_limit = options.max_prompt_tokens + options.max_output_tokens
@@ -86,12 +85,18 @@ class Service:
         self.metrics = Metrics(name, cache_config)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
         self._thread: EngineThread | None = None
-        self._engine_error: str | None = None
+        self._engine_failure: str | None = None
+        self._on_engine_failure: Callable[[], None] = lambda: None
         self._stopping = False
 
-    async def start(self) -> None:
-        """Start the engine's thread."""
+    async def start(self, on_engine_failure: Callable[[], None] = lambda: None) -> None:
+        """Start the engine's thread.
+
+        If an exception ends the thread, every request fails, and ``on_engine_failure`` is called on
+        the event loop. The service cannot be started again.
+        """
         loop = asyncio.get_running_loop()
+        self._on_engine_failure = on_engine_failure
 
         def on_loop(call: Callable[..., None], *args: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -105,15 +110,20 @@ class Service:
         self._thread.start()
 
     def unhealthy_reason(self) -> str | None:
-        """Return the reason that the server cannot serve (one line), or None if it is healthy."""
-        if self._thread is None or not self._thread.alive or self._engine_error is not None:
-            return f"the engine's thread is dead ({self._engine_error or 'it ended'})"
+        """Return the reason that the server cannot serve (one line), or None if it is healthy.
+
+        The reason never has the message of an exception, which may contain a client's content.
+        """
+        if self._engine_failure is not None:
+            return self._engine_failure
+        if self._thread is None or not self._thread.alive:
+            return "the engine's thread has ended"
         if self._thread.busy_s > self.options.stuck_s:
             return f"the engine is stuck: a step has been running for {self._thread.busy_s:.0f} s"
         return "the server is stopping" if self._stopping else None
 
     async def run_in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run slow work (tokenising, templates, grammars) in a thread and return its result."""
+        """Run slow work (tokenising, templates) in a thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     def check_num_completions(self, count: int) -> None:
@@ -211,11 +221,12 @@ class Service:
         return self.metrics.render()
 
     def _engine_ended(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._engine_error = one_line_with_type(error)
-        self._fail_all(
-            ApiError(500, f"the engine failed: {self._engine_error or 'it was stopped'}")
-        )
+        if error is None:
+            self._fail_all(ApiError(503, "the server is stopping"))
+            return
+        self._engine_failure = f"the engine failed ({type(error).__name__}); see the server's log"
+        self._fail_all(ApiError(500, self._engine_failure))
+        self._on_engine_failure()
 
     def _fail_all(self, error: ApiError) -> None:
         for generation in list(self._live.values()):
@@ -227,6 +238,7 @@ class Service:
         Requests that are still live after ``grace_s`` seconds fail with status 503.
         """
         self._stopping = True
+        await self.grammars.close()
         deadline = time.monotonic() + grace_s
         while self._live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -234,6 +246,11 @@ class Service:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop, 5.0)
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def engine_failure(self) -> str | None:
+        """One line about the exception that ended the engine's thread, or None."""
+        return self._engine_failure
 
     @property
     def num_live(self) -> int:

@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit import config
+from labkit.engine.request import SamplingError
 from labkit.server.api_error import invalid
-
-# The same separators as json.dumps. With flexible white space, a model could generate white space
-# without end.
-JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+from labkit.server.grammar_compiler import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarSource,
+    error_text,
+)
+from labkit.server.grammar_processes import GrammarProcesses, TrialOptions
 
 
 class Grammars:
     """Builds grammar constraints for a model's vocabulary.
 
+    A grammar is compiled in a process of its own first, within the limits of the options. Only if
+    that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
+    grammar is not shared between requests: one that exceeds a limit of llguidance fails for good.
+
     Parameters
     ----------
+    options
+        The server's part of the config.
     tokenizer_json
-        The model's tokenizer.json, read when the first grammar is built (takes 0.3 s for 49,152
-        tokens).
+        The model's tokenizer.json.
     vocab_size, eos_token_ids
         The model's vocabulary size and end-of-text token ids.
     """
 
-    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._path = tokenizer_json
-        self._vocab_size = vocab_size
+    def __init__(
+        self,
+        options: config.Server,
+        tokenizer_json: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self._max_bytes = options.max_grammar_bytes
         self._eos_token_ids = list(eos_token_ids)
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        from llguidance import LLTokenizer
-
-        return LLTokenizer(
-            str(self._path), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
+        self._compiler = GrammarCompiler(tokenizer_json, vocab_size, eos_token_ids)
+        self._processes = GrammarProcesses(
+            TrialOptions(
+                str(tokenizer_json),
+                vocab_size,
+                self._eos_token_ids,
+                options.grammar_timeout_s,
+                options.grammar_memory_bytes,
+            )
         )
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
-    def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
+    async def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
         """Return a constraint that enforces a JSON schema.
 
         ``param`` is the request's field that contains the schema, for error messages.
@@ -51,32 +70,45 @@ class Grammars:
         Raises
         ------
         ApiError
-            llguidance cannot enforce the schema, or the model has no end-of-text token.
+            llguidance cannot enforce the schema within the limits, or the model has no end-of-text
+            token (400). Too many grammars are being compiled (429).
         """
-        from llguidance import LLMatcher
+        try:
+            text = msgspec.json.encode(schema).decode()
+        except RecursionError:
+            raise invalid(f"{param}: the schema is nested too deeply", param) from None
+        return await self._build(GrammarSource("json_schema", text), param)
 
-        return self._build(
-            LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE), param
-        )
-
-    def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
+    async def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
         """Return a constraint that enforces a grammar in llguidance's Lark syntax.
 
         Raises the same errors as ``from_schema``.
         """
-        from llguidance import LLMatcher
+        return await self._build(GrammarSource("lark", grammar), param)
 
-        return self._build(LLMatcher.grammar_from_lark(grammar), param)
-
-    def _build(self, grammar: str, param: str) -> GrammarConstraint:
-        from llguidance import LLMatcher
-
+    async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
         if not self._eos_token_ids:
             raise invalid(f"{param}: the model has no end-of-text token", param)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise invalid(f"{param}: {matcher.get_error()}", param)
+        size = len(source.text.encode())
+        if size > self._max_bytes:
+            raise invalid(
+                f"{param}: the grammar has {size} bytes; the maximum is {self._max_bytes} "
+                "(server.max_grammar_bytes)",
+                param,
+            )
+        try:
+            await self._processes.check(source)
+            matcher = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._compiler.compile, source
+            )
+        except GrammarError as error:
+            raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
         return GrammarConstraint(matcher, self._eos_token_ids)
+
+    async def close(self) -> None:
+        """Kill the processes that try grammars. Requests that wait for them fail (503)."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        await self._processes.close()
 
 
 class GrammarConstraint:
@@ -100,29 +132,41 @@ class GrammarConstraint:
         """Return a boolean mask over the vocabulary: which token ids may follow ``output``.
 
         If the grammar is complete after ``output``, only end-of-text ids may follow.
+
+        Raises
+        ------
+        SamplingError
+            ``output`` violates the grammar, or the grammar exceeds a limit of llguidance.
         """
         self._advance(output)
-        if self._matcher.is_stopped():
-            mask = np.zeros(vocab_size, np.bool_)
-            mask[self._eos_token_ids] = True
-            return mask
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
         mask = np.zeros(vocab_size, np.bool_)
-        mask[: len(allowed)] = allowed
+        if self._matcher.is_stopped():
+            mask[self._eos_token_ids] = True
+        else:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
+            mask[: len(allowed)] = allowed
+        # After an error, llguidance allows the end-of-text ids: the output would end anywhere.
+        if self._matcher.is_error():
+            raise SamplingError(f"the grammar cannot be enforced: {error_text(self._matcher)}")
         return mask
 
     def _advance(self, output: Sequence[int]) -> None:
-        """Roll the matcher back to the prefix shared with ``output``, then feed it the rest."""
+        """Roll the matcher back to the prefix shared with ``output``, then feed it the rest.
+
+        Draft tokens may violate the grammar. The matcher then stays before the first such token,
+        so that it can continue with other tokens.
+        """
         common = 0
         for old, new in zip(self._consumed, output, strict=False):
             if old != new:
                 break
             common += 1
-        rolled_back = common == len(self._consumed) or self._matcher.rollback(
-            len(self._consumed) - common
-        )
+        if common < len(self._consumed):
+            self._matcher.rollback(len(self._consumed) - common)
+            del self._consumed[common:]
         new_tokens = list(output[common:])
-        if not (rolled_back and (not new_tokens or self._matcher.consume_tokens(new_tokens))):
-            raise RuntimeError(f"the output violates the grammar: {self._matcher.get_error()}")
-        self._consumed = list(output)
+        num_consumed = self._matcher.try_consume_tokens(new_tokens) if new_tokens else 0
+        self._consumed += new_tokens[:num_consumed]
+        if num_consumed < len(new_tokens) and not self._matcher.is_error():
+            raise SamplingError("the output violates the grammar")

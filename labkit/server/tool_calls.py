@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.engine.rebound_model_modules import light_package
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.structured_output import JSON_STYLE
+from labkit.server.grammar_compiler import JSON_STYLE
 
 # (mark, parser). The first mark that the chat template contains decides, so specific marks precede
 # general ones.

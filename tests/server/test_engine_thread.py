@@ -1,58 +1,17 @@
 """Tests of the engine's thread, and of the server when that thread is dead or stuck."""
 
 import asyncio
-import json
 import threading
 import time
 
 import pytest
 from fake_engine import CharTokenizer, FakeEngine
-from fake_server import FakeModel
+from in_process import get, run_scenario
 
-from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
 from labkit.server.api_error import ApiError
 from labkit.server.engine_thread import EngineThread, warm_up
-from labkit.server.routes import create_app
-from labkit.server.serving_service import Service
-
-
-def run_scenario(scenario, tmp_path, **options):
-    """Run ``scenario(service, engine)`` with a fake engine; return the engine."""
-    engine = FakeEngine()
-
-    async def main():
-        service = Service(
-            config.Server(**options), "fake", CharTokenizer(), engine, FakeModel(tmp_path)
-        )
-        await service.start()
-        try:
-            await asyncio.wait_for(scenario(service, engine), 30)
-        finally:
-            await service.stop(0.0)
-
-    asyncio.run(main())
-    return engine
-
-
-async def get(service, path):
-    """Send a GET request to the application; return the status and the body."""
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {
-        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": [],
-        "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
-        "asgi": {"version": "3.0"}, "server": ("localhost", 80), "client": ("localhost", 1),
-    }  # fmt: skip
-    await create_app(service)(scope, receive, send)
-    return sent[0]["status"], json.loads(b"".join(part.get("body", b"") for part in sent[1:]))
 
 
 def start_generation(service, max_tokens=4):
@@ -77,26 +36,48 @@ def test_a_generation_streams_and_the_thread_closes_the_engine(tmp_path):
     assert run_scenario(scenario, tmp_path).closed
 
 
-def test_a_failed_step_ends_the_thread_and_makes_the_server_unhealthy(tmp_path, capfd):
+def test_a_failed_step_stops_the_server_and_repeats_no_content(tmp_path, capfd):
+    calls = []
+
     async def scenario(service, engine):
         def fail():
-            raise RuntimeError("no\nmore")
+            raise RuntimeError("another client's content")
 
         generation = start_generation(service, max_tokens=100)
         engine.before_step = fail
         with pytest.raises(ApiError) as error_info:
             await text_of(generation)
-        assert error_info.value.status == 500 and "RuntimeError: no more" in str(error_info.value)
+        assert error_info.value.status == 500
+        line = "the engine failed (RuntimeError); see the server's log"
+        assert str(error_info.value) == line == service.engine_failure
         status, body = await get(service, "/health")
-        assert (
-            status == 503 and "thread is dead (RuntimeError: no more)" in body["error"]["message"]
-        )
-        with pytest.raises(ApiError) as error_info:
+        assert status == 503 and body["error"]["message"] == line
+        with pytest.raises(ApiError, match="see the server's log") as error_info:
             start_generation(service)
         assert error_info.value.status == 503
 
-    run_scenario(scenario, tmp_path)
+    run_scenario(scenario, tmp_path, on_engine_failure=lambda: calls.append(1))
+    assert calls == [1]
     assert "Traceback" in capfd.readouterr().err  # shows where the step failed
+
+
+def test_a_detokeniser_that_fails_ends_its_own_request_alone(tmp_path, capfd):
+    class Failing(CharTokenizer):
+        def decode(self, ids):
+            if 7 in ids and len(ids) > 1:
+                raise KeyError(7)
+            return super().decode(ids)
+
+    async def scenario(service, engine):
+        failing = service.generate("failing", [[7]], SamplingParams(max_tokens=9), 1)
+        assert await text_of(start_generation(service)) == "aaaa"
+        with pytest.raises(ApiError, match="internal server error: KeyError") as error_info:
+            await text_of(failing)
+        assert error_info.value.status == 500 and service.num_live == 0
+        assert (await get(service, "/health"))[0] == 200
+
+    engine = run_scenario(scenario, tmp_path, tokenizer=Failing())
+    assert engine.aborted == ["failing-0"] and "KeyError" in capfd.readouterr().err
 
 
 def test_a_stuck_step_makes_the_server_unhealthy_until_it_ends(tmp_path):

@@ -6,9 +6,11 @@ import numpy as np
 import openai
 import pytest
 
+from labkit.engine.request import SamplingError
 from labkit.models import tokenizer as tokenizers
 from labkit.server import tool_calls
-from labkit.server.structured_output import Grammars
+from labkit.server.grammar_compiler import GrammarCompiler, GrammarSource
+from labkit.server.structured_output import GrammarConstraint
 from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
 
 REQUEST = {
@@ -132,21 +134,61 @@ def test_invalid_combinations_are_refused(client, options, param):
 
 
 @pytest.fixture(scope="module")
-def grammars(chat_model):
-    return Grammars(chat_model / "tokenizer.json", 4096, [4095])
+def constrain(chat_model):
+    """Return a constraint of a schema over the tiny model's vocabulary."""
+    compiler = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095])
+
+    def constrain(schema):
+        source = GrammarSource("json_schema", json.dumps(schema))
+        return GrammarConstraint(compiler.compile(source), [4095])
+
+    return constrain
 
 
-def test_a_mask_depends_only_on_the_output(grammars, chat_model):
+def test_a_mask_depends_only_on_the_output(constrain, chat_model):
     """Masks after a rollback, as for rejected draft tokens, equal those computed in order."""
     ids = tokenizers.load(chat_model).encode('{"colour": "red", "sizes": [1, 2], "sure": true}')
-    in_order = grammars.from_schema(SCHEMA, "x")
+    in_order = constrain(SCHEMA)
     masks = [in_order.allowed(ids[:at], 4096) for at in range(len(ids) + 1)]
     assert all(mask[token] for mask, token in zip(masks, ids, strict=False))
     assert np.flatnonzero(masks[-1]).tolist() == [4095]
-    out_of_order = grammars.from_schema(SCHEMA, "x")
+    out_of_order = constrain(SCHEMA)
     for at in [5, 2, len(ids), 0, len(ids) - 1, 3, len(ids)]:
         assert (out_of_order.allowed(ids[:at], 4096) == masks[at]).all()
     assert (out_of_order.copy().allowed([], 4096) == masks[0]).all()
+
+
+def test_draft_tokens_that_violate_the_grammar_leave_it_usable(constrain, chat_model):
+    ids = tokenizers.load(chat_model).encode('{"colour": "red"')
+    constraint = constrain(SCHEMA)
+    masks = [constraint.allowed(ids[:at], 4096) for at in range(len(ids) + 1)]
+    for at in range(len(ids)):
+        wrong = int(np.flatnonzero(~masks[at])[0])
+        with pytest.raises(SamplingError, match="violates the grammar"):
+            constraint.allowed([*ids[:at], wrong, *ids[at:]], 4096)
+        assert (constraint.allowed(ids[: at + 1], 4096) == masks[at + 1]).all()
+
+
+def generate_arbitrary_tokens(constraint):
+    """Generate allowed tokens, chosen by a fixed seed; return them when only the end may follow."""
+    choose, output = np.random.default_rng(0), []
+    while True:
+        allowed = np.flatnonzero(constraint.allowed(output, 4096))
+        if allowed.tolist() == [4095]:
+            return output
+        output.append(int(choose.choice(allowed[allowed != 4095])))
+
+
+def test_a_grammar_that_exceeds_a_limit_is_an_error_and_not_the_end(constrain, chat_model):
+    """After an error, llguidance's own mask allows the end of the text."""
+    output = generate_arbitrary_tokens(constrain(SCHEMA))
+    assert (
+        json.loads(tokenizers.load(chat_model).decode(output)).keys() == SCHEMA["properties"].keys()
+    )
+    pattern = {"type": "string", "pattern": "^.*[aeiou].{500}b.{500}$"}
+    with pytest.raises(SamplingError, match="cannot be enforced: lexer error") as error_info:
+        generate_arbitrary_tokens(constrain(pattern))
+    assert len(str(error_info.value).splitlines()) == 1
 
 
 CALL_FORMAT = ToolCallFormat("json_tools")
