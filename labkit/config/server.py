@@ -51,7 +51,7 @@ class Server(Group, place="server"):
         256, "Maximum completions running or waiting; further requests are refused (429).", ge=1
     )
     max_grammar_bytes: int = option(
-        256 << 10,
+        1 << 20,
         "Maximum size of a JSON schema, or of a request's tools as a grammar (400).",
         ge=1,
         unit="bytes",
