@@ -1,0 +1,201 @@
+"""Requests that try to end or to stop a server, by name, for ``test_hostile``.
+
+A case is a function of a ``Client`` that sends something and checks the answer. To add one,
+decorate it with ``case``.
+"""
+
+import concurrent.futures
+import json
+import random
+import string
+
+CASES = {}
+
+
+def case(function):
+    """Add a case under its function's name."""
+    return add(function.__name__, function)
+
+
+def add(name, function):
+    assert name not in CASES
+    CASES[name] = function
+    return function
+
+
+# Schemas --------------------------------------------------------------------------------------
+
+LETTERS = random.Random(0)
+
+
+def word(length):
+    return "".join(LETTERS.choices(string.ascii_letters, k=length))
+
+
+def nested(schema, depth):
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def patterns(letters):
+    return {"type": "string", "allOf": [{"pattern": f".*{letter}.*"} for letter in letters]}
+
+
+TREE = {"$ref": "#/$defs/node"}
+SCHEMAS = {
+    "endless_recursion": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "power_of_repetitions": {"type": "string", "pattern": "^(a{1000}){600}$"},
+    "enum_of_520_kB": {"enum": [word(10) for _ in range(40_000)]},
+    "enum_below_the_limit": {"enum": [word(10) for _ in range(18_000)]},
+    "any_of_5000_objects": {
+        "anyOf": [
+            {"type": "object", "properties": {f"k{i}": {"type": "integer"}}, "required": [f"k{i}"]}
+            for i in range(5000)
+        ]
+    },
+    "any_of_1500_objects": {
+        "anyOf": [
+            {"type": "object", "properties": {f"k{i}": {"type": "integer"}}, "required": [f"k{i}"]}
+            for i in range(1500)
+        ]
+    },
+    "intersection_of_20": patterns("abcdefghijklmnopqrst"),
+    "intersection_of_16": patterns("abcdefghijklmnop"),
+    "lexer_gives_up": {"type": "string", "pattern": "^.*[aeiou].{500}b.{500}$"},
+    "lexer_gives_up_late": {"type": "string", "pattern": "^.*[aeiou].{50}b.{50}$"},
+    "slow_masks": {"type": "string", "pattern": "^(a{1000}){60}$"},
+    "row_of_500": {
+        "type": "object",
+        "properties": {
+            f"k{i}": {"type": "string", "pattern": f"^[a-z]{{{i}}}.*x$"} for i in range(500)
+        },
+    },
+    # From the issues of llguidance (265, ...) and vLLM (37642, 17313, 19270, 45346, ...).
+    "pattern_properties": {
+        "type": "object",
+        "properties": {"score": {"type": "integer", "multipleOf": 5}},
+        "patternProperties": {"^score$": {"type": "integer"}},
+        "required": ["score"],
+        "additionalProperties": False,
+    },
+    "empty_alternative": {"type": "string", "pattern": "^(|.*)$"},
+    "invalid_regex": {"type": "string", "pattern": "[.*"},
+    "regex_with_a_lookahead": {"type": "string", "pattern": "^(?=.*x)(?!.*y).*$"},
+    "regex_with_a_reference": {"type": "string", "pattern": r"^(a+)b\1$"},
+    "exponential_regex": {"type": "string", "pattern": "^(a+)+(a|aa)*$"},
+    "huge_repetition": {"type": "string", "pattern": "^a{1000000000}$"},
+    "unicode_classes": {"type": "string", "pattern": r"^\p{L}{1000}\p{N}{1000}$"},
+    "empty": {},
+    "empty_enum": {"enum": []},
+    "no_such_reference": {"$ref": "#/$defs/nothing"},
+    "remote_reference": {"$ref": "https://example.com/schema.json"},
+    "reference_to_itself": {"$ref": "#"},
+    "a_million_items": {"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000},
+    "a_long_string": {"type": "string", "minLength": 1_000_000},
+    "unique_items": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True},
+    "contradiction": {"type": "integer", "minimum": 5, "maximum": 4},
+    "multiple_of_nothing": {"type": "number", "multipleOf": 1e-300},
+    "format": {"type": "string", "format": "date-time", "maxLength": 3},
+    "not": {"not": {"type": "string"}},
+    "conditional": {
+        "if": {"type": "string"},
+        "then": {"minLength": 3},
+        "else": {"type": "integer"},
+    },
+    "one_of_overlapping": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]},
+    "control_characters": {"type": "object", "properties": {"\0\n\u2028\ud83d": {"const": "\0"}}},
+    "recursive_tree": {
+        "$defs": {
+            "node": {"anyOf": [nested(TREE, 1), {"type": "object", "additionalProperties": TREE}]}
+        },
+        **TREE,
+    },
+    "nested_64_deep": nested({"type": "integer"}, 64),
+    "nested_900_deep": nested({"type": "integer"}, 900),
+}
+
+
+def check_answer(response):
+    """A request ends with an error in one short line, or with JSON text, or at its length."""
+    if response.status != 200:
+        assert response.status == 400, (response.status, response.text[:500])
+        check_message(response.json()["error"]["message"])
+        return
+    choice = response.json()["choices"][0]
+    if choice["finish_reason"] == "stop":
+        json.loads(choice["message"]["content"])
+    else:
+        assert choice["finish_reason"] == "length"
+
+
+def check_message(message):
+    assert message and len(message) < 400 and "\n" not in message, message[:1000]
+
+
+def check_responses_stream(response):
+    if response.status != 200:
+        assert response.status == 400
+        check_message(response.json()["error"]["message"])
+        return
+    last = json.loads(response.text.rsplit("data: ", 1)[1])
+    if last["type"] == "error":
+        check_message(last["message"])
+    elif last["type"] == "response.completed":
+        json.loads(last["response"]["output"][0]["content"][0]["text"])
+    else:
+        assert last["type"] == "response.incomplete", last
+
+
+def chat_schema(schema):
+    def send(client):
+        response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        check_answer(client.chat(response_format=response_format, max_tokens=64))
+
+    return send
+
+
+def responses_schema(schema):
+    def send(client):
+        text_format = {"type": "json_schema", "name": "x", "schema": schema}
+        body = {"text": {"format": text_format}, "max_output_tokens": 64, "stream": True}
+        check_responses_stream(client.responses(**body))
+
+    return send
+
+
+for name, schema in SCHEMAS.items():
+    add(f"chat_{name}", chat_schema(schema))
+    add(f"responses_{name}", responses_schema(schema))
+
+
+@case
+def many_schemas_that_never_end(client):
+    """More than there are processes for; each of them is new to the cache."""
+
+    def send(number):
+        schema = {**patterns("abcdefghijklmnopqrst"), "title": str(number)}
+        response = client.chat(response_format={"type": "json_schema", "json_schema": {
+            "name": "x", "schema": schema}})  # fmt: skip
+        assert response.status in (400, 429), response.text
+        check_message(response.json()["error"]["message"])
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(send, range(8)))
+
+
+@case
+def tools_with_a_schema_that_never_ends(client):
+    function = {"name": "f", "parameters": {"properties": {"a": patterns("abcdefghijklmnopqrst")}}}
+    response = client.chat(
+        tools=[{"type": "function", "function": function}], tool_choice="required"
+    )
+    assert response.status == 400
+    check_message(response.json()["error"]["message"])
+
+
+@case
+def penalties_that_make_logits_infinite(client):
+    response = client.chat(repetition_penalty=1e-320, temperature=1)
+    assert response.status == 400
+    check_message(response.json()["error"]["message"])
