@@ -16,52 +16,56 @@ Outputs = Mapping[str, Any]
 
 
 def frames_difference(
-    reference: Outputs | None, mine: Outputs, all_alike: bool = False
+    reference: Outputs | None, outputs: Outputs, all_alike: bool = False
 ) -> str | None:
     """Return a phrase on the first error in a case's frames, or None.
 
-    ``reference`` is the baseline's output, or None if the baseline did not serve the case. ``mine``
-    is compared with it if both arms pick the exact positions that were requested, or always if
-    ``all_alike``.
+    ``reference`` is the baseline's output, or None if the baseline did not serve the case.
+    ``outputs`` is compared with it if both arms pick the exact positions that were requested, or
+    always if ``all_alike``.
     """
-    count = len(mine["picks"])
-    if len(mine["asked"]) != count:
-        return f"{count} frames where {len(mine['asked'])} were asked for"
-    for pick, (requested, picked) in enumerate(zip(mine["asked"], mine["picks"], strict=True)):
+    count = len(outputs["picks"])
+    if len(outputs["asked"]) != count:
+        return f"{count} frames where {len(outputs['asked'])} were asked for"
+    for pick, (requested, picked) in enumerate(
+        zip(outputs["asked"], outputs["picks"], strict=True)
+    ):
         if requested != picked:
             return f"pick {pick} is frame {picked} where frame {requested} was asked for"
-    pairs = zip(mine["pixels"], mine["decoder"], strict=True)
+    pairs = zip(outputs["pixels"], outputs["decoder"], strict=True)
     wrong = [pick for pick, (pixels, decoder) in enumerate(pairs) if pixels != decoder]
     if wrong:
-        place = mine["picks"][wrong[0]]
+        place = outputs["picks"][wrong[0]]
         return (
             f"pick {wrong[0]} says frame {place} and has other pixels than the decoder gives "
             f"there ({len(wrong)} of {count} picks)"
         )
-    if reference is None or not (all_alike or (mine["wished"] and reference["wished"])):
+    if reference is None or not (all_alike or (outputs["wished"] and reference["wished"])):
         return None
-    return _against(reference, mine)
+    return _against(reference, outputs)
 
 
-def _against(reference: Outputs, mine: Outputs) -> str | None:
-    if mine["digest"] == reference["digest"]:
+def _against(reference: Outputs, outputs: Outputs) -> str | None:
+    if outputs["digest"] == reference["digest"]:
         return None
-    if len(mine["picks"]) != len(reference["picks"]):
-        return f"{len(mine['picks'])} frames and {len(reference['picks'])} frames"
+    if len(outputs["picks"]) != len(reference["picks"]):
+        return f"{len(outputs['picks'])} frames and {len(reference['picks'])} frames"
     pairs = zip(
-        zip(mine["picks"], mine["pixels"], strict=True),
+        zip(outputs["picks"], outputs["pixels"], strict=True),
         zip(reference["picks"], reference["pixels"], strict=True),
         strict=True,
     )
     first = next((pick for pick, (a, b) in enumerate(pairs) if a != b), None)
     if first is None:
         return "digests differ, but no frame's does"
-    return f"first at pick {first}, frame {mine['picks'][first]}: other pixels"
+    return f"first at pick {first}, frame {outputs['picks'][first]}: other pixels"
 
 
-def verified_shares(mine: Outputs) -> dict[str, float]:
+def verified_shares(outputs: Outputs) -> dict[str, float]:
     """Return 1.0 for each verified pick and 0.0 for each other one, by the pick's index."""
-    rows = zip(mine["asked"], mine["picks"], mine["pixels"], mine["decoder"], strict=False)
+    rows = zip(
+        outputs["asked"], outputs["picks"], outputs["pixels"], outputs["decoder"], strict=False
+    )
     return {
         str(pick): float(requested == picked and pixels == decoder)
         for pick, (requested, picked, pixels, decoder) in enumerate(rows)

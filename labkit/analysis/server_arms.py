@@ -140,11 +140,11 @@ class ServerArm:
                 yield f"{self.arm}: {self.counter(name):,.0f} chunks were {what}"
 
     def _prompts(self) -> Iterator[str]:
-        ours, theirs = self.counter("tokens.prompt"), self.counter("tokens.prompt_usage")
-        if ours is not None and theirs is not None and ours != theirs:
+        counted, usage = self.counter("tokens.prompt"), self.counter("tokens.prompt_usage")
+        if counted is not None and usage is not None and counted != usage:
             yield (
-                f"{self.arm}: the server read {theirs:,.0f} prompt tokens, but the workload has "
-                f"{ours:,.0f} (prompts were sent as {self.server['prompts']})"
+                f"{self.arm}: the server read {usage:,.0f} prompt tokens, but the workload has "
+                f"{counted:,.0f} (prompts were sent as {self.server['prompts']})"
             )
         cached, sharing = self.counter("tokens.cached"), self.runs[0].notes.get("sharing")
         if cached is None or sharing is None:

@@ -40,10 +40,10 @@ class StudyHistory:
         serves requests) and its isolation is ``isolation``, by default that of ``composed``.
         """
         experiment = composed.experiments[composed.arms[0].name]
-        wanted = (isolation or composed.isolation).value
+        isolation_name = (isolation or composed.isolation).value
         for folder, manifest, baseline in self._cells:
             old_isolation = manifest["design"].get("isolation", "process")
-            if old_isolation == wanted and _same_workload(baseline, experiment):
+            if old_isolation == isolation_name and _same_workload(baseline, experiment):
                 yield folder, manifest
 
     @cached_property

@@ -54,9 +54,9 @@ def collector_mismatch(machine: MemoryProfile, enabled: bool) -> str | None:
 
     On macOS the message includes the command that changes the state.
     """
-    wanted = "enabled" if enabled else "disabled"
+    state = "enabled" if enabled else "disabled"
     if machine.wired is None:
-        return f"{machine.name} has no wired collector that could be {wanted}: only macOS has one"
+        return f"{machine.name} has no wired collector that could be {state}: only macOS has one"
     if machine.wired.collector is enabled:
         return None
     actual = {True: "enabled", False: "disabled", None: "not reported by this macOS"}

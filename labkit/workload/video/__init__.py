@@ -74,14 +74,14 @@ class VideoKind:
         """Estimate run time and memory from the pixels to decode and the packets to read."""
         workload = experiment.workload
         seconds, largest = START_SECONDS, 0
-        for length, gop, pixels, wanted, requests in _sizes(workload):
-            decoded = _decoded(workload.picks, length, gop, wanted)
+        for length, gop, pixels, num_frames, requests in _sizes(workload):
+            decoded = _decoded(workload.picks, length, gop, num_frames)
             once = REQUEST_SECONDS + decoded * pixels / PIXELS_PER_SECOND
             if workload.picks is not FramePicks.stream:
                 once += 2 * length / PACKETS_PER_SECOND
             check = length * pixels / PIXELS_PER_SECOND
             seconds += once * (workload.repeats + requests) + check
-            largest = max(largest, 3 * pixels * wanted)
+            largest = max(largest, 3 * pixels * num_frames)
         warnings = () if workload.clips is None else ("your own clips are not read beforehand",)
         return Estimate(seconds, PROCESS_BYTES + largest, warnings)
 
@@ -99,17 +99,17 @@ def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
         clips = [like] * len(clip_library.files_of(workload.clips))
     for clip in clips:
         gop = clip.gop or clip.length
-        wanted = clip.frames or workload.frames
-        yield clip.length, gop, clip.width * clip.height, wanted, clip.requests
+        num_frames = clip.frames or workload.frames
+        yield clip.length, gop, clip.width * clip.height, num_frames, clip.requests
 
 
-def _decoded(picks: FramePicks, length: int, gop: int, wanted: int) -> int:
+def _decoded(picks: FramePicks, length: int, gop: int, num_frames: int) -> int:
     """Estimate the number of frames that one request decodes."""
     if picks is FramePicks.stream:
         return length
     if picks is FramePicks.seek:
-        return min(length, wanted * (gop + 1) // 2)
-    return min(wanted, -(-length // gop))
+        return min(length, num_frames * (gop + 1) // 2)
+    return min(num_frames, -(-length // gop))
 
 
 KIND = VideoKind()

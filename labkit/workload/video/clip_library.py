@@ -18,13 +18,13 @@ CHUNK = 1 << 20  # bytes
 class ClipSource:
     """A clip's file and its requests.
 
-    ``wanted``: frames to pick. ``requests``: number of requests in the job. ``events``: the
+    ``num_frames``: frames to pick. ``requests``: number of requests in the job. ``events``: the
     planted events; None for a user's clip.
     """
 
     name: str
     path: Path
-    wanted: int
+    num_frames: int
     requests: int = 1
     events: tuple[Event, ...] | None = None
 

@@ -144,14 +144,14 @@ class OpenClip:
         Some formats seek by presentation time, others by decoding time. If the first seek lands
         after the keyframe, a second seek lands at or before it.
         """
-        wanted = frame_index.times[place]
-        for offset in (wanted, min(wanted, frame_index.decode_times[place])):
+        target_time = frame_index.times[place]
+        for offset in (target_time, min(target_time, frame_index.decode_times[place])):
             self.container.seek(offset, stream=self.stream)
             self.counts.seeks += 1
             packets = self.packets()
             for packet in packets:
                 time = packet.dts if packet.pts is None else packet.pts
-                if time == wanted:
+                if time == target_time:
                     return _chained(packet, packets)
                 if packet.dts is not None and packet.dts > frame_index.decode_times[place]:
                     break

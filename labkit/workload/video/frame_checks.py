@@ -61,10 +61,10 @@ class FrameDigests:
     digests: Mapping[int, str]
 
 
-def frame_digests(taken: DecodedFrames) -> FrameDigests:
+def frame_digests(decoded: DecodedFrames) -> FrameDigests:
     """Return the digests of a request's frames, so that their pixels can be released."""
-    digests = {place: digest(frame) for place, frame in taken.frames.items()}
-    return FrameDigests(taken.picks, taken.counts, digests)
+    digests = {place: digest(frame) for place, frame in decoded.frames.items()}
+    return FrameDigests(decoded.picks, decoded.counts, digests)
 
 
 @dataclass
@@ -103,7 +103,9 @@ class Reference:
         except Undecodable:
             return
 
-    def check(self, workload: Workload, wanted: int, taken: FrameDigests) -> dict[str, Any]:
+    def check(
+        self, workload: Workload, num_frames: int, arm_frames: FrameDigests
+    ) -> dict[str, Any]:
         """Check a request and return its outputs for the record.
 
         The outputs are the expected and the actual picks, and the digests of the arm's and of the
@@ -116,45 +118,48 @@ class Reference:
             picked frame.
         """
         frame_index = self.frame_index
-        asked = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, wanted)
-        if asked == list(taken.picks):  # else the correctness gate reports the difference
-            check_counts(workload, taken.picks, taken.counts, frame_index.keyframes)
-        self.decode(set(taken.picks))
-        unknown = [place for place in taken.picks if place not in self.pixels]
+        requested = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, num_frames)
+        if requested == list(arm_frames.picks):  # else the correctness gate reports the difference
+            check_counts(workload, arm_frames.picks, arm_frames.counts, frame_index.keyframes)
+        self.decode(set(arm_frames.picks))
+        unknown = [place for place in arm_frames.picks if place not in self.pixels]
         if unknown:
             raise Undecodable(
                 f"frame {unknown[0]} cannot be checked: decoding from the beginning did not give it"
             )
-        mine = taken.digests
+        digests = arm_frames.digests
         return {
             "kind": "frames",
             "digest": hashlib.sha256(
-                repr([(place, mine[place]) for place in taken.picks]).encode()
+                repr([(place, digests[place]) for place in arm_frames.picks]).encode()
             ).hexdigest(),
             "wished": picks_exact_positions(workload.picks),
-            "asked": asked,
-            "picks": list(taken.picks),
-            "pixels": [mine[place] for place in taken.picks],
-            "decoder": [self.pixels[place] for place in taken.picks],
+            "asked": requested,
+            "picks": list(arm_frames.picks),
+            "pixels": [digests[place] for place in arm_frames.picks],
+            "decoder": [self.pixels[place] for place in arm_frames.picks],
         }
 
-    def facts(self, wanted: int, taken: FrameDigests) -> dict[str, Any]:
+    def facts(self, num_frames: int, arm_frames: FrameDigests) -> dict[str, Any]:
         """Return the record's notes on a clip and a request, as JSON types.
 
         They are the clip's length and keyframes, the decoder's counts, the repeated picks, and the
         picks' distances from the exact positions. Counts that a decoder does not report (OpenCV's
         packets) are None.
         """
-        frame_index, picks = self.frame_index, taken.picks
+        frame_index, picks = self.frame_index, arm_frames.picks
         listed = strided_ranges(frame_index.keyframes)
-        counts, told = vars(taken.counts), taken.counts.packets_read > 0
-        far = distances(picks, positions(len(frame_index), wanted), frame_index.seconds)
+        counts, counts_known = vars(arm_frames.counts), arm_frames.counts.packets_read > 0
+        far = distances(picks, positions(len(frame_index), num_frames), frame_index.seconds)
         return {
             "frames": len(frame_index),
             "seconds": round(frame_index.seconds[-1], 6),
             "keyframes": len(frame_index.keyframes),
             "keyframe_places": listed if len(listed) <= MAX_LISTED_STRETCHES else None,
-            **{name: n if told or name == "frames_decoded" else None for name, n in counts.items()},
+            **{
+                name: n if counts_known or name == "frames_decoded" else None
+                for name, n in counts.items()
+            },
             "repeated": repeated(picks),
             "distance_frames": far.mean_frames,
             "most_frames": far.max_frames,

@@ -47,8 +47,8 @@ class DecodedFrames:
     counts: DecodeCounts
 
 
-def decode_frames(path: Path, workload: Workload, wanted: int) -> DecodedFrames:
-    """Open a clip, pick ``wanted`` of its frames and decode these frames.
+def decode_frames(path: Path, workload: Workload, num_frames: int) -> DecodedFrames:
+    """Open a clip, pick ``num_frames`` of its frames and decode these frames.
 
     Raises
     ------
@@ -56,17 +56,17 @@ def decode_frames(path: Path, workload: Workload, wanted: int) -> DecodedFrames:
         The clip cannot be decoded. The message does not name the clip.
     """
     if workload.decoder is Decoder.opencv:
-        return _opencv(path, wanted, workload.decoder_threads)
+        return _opencv(path, num_frames, workload.decoder_threads)
     with open_clip(path, workload.decoder_threads) as clip:
         if workload.picks is FramePicks.stream:
-            return _stream(clip, wanted)
+            return _stream(clip, num_frames)
         frame_index = clip.frame_index()
-        picks = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, wanted)
+        picks = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, num_frames)
         way = _seek if picks_exact_positions(workload.picks) else _keyframes
         return DecodedFrames(tuple(picks), way(clip, frame_index, picks), clip.counts)
 
 
-def _stream(clip: OpenClip, wanted: int) -> DecodedFrames:
+def _stream(clip: OpenClip, num_frames: int) -> DecodedFrames:
     """Decode all frames up to the last pick.
 
     The number of frames comes from the file's header, or else from its packets.
@@ -75,7 +75,7 @@ def _stream(clip: OpenClip, wanted: int) -> DecodedFrames:
     if count <= 0:
         count = len(clip.frame_index())
         clip.container.seek(0, stream=clip.stream, any_frame=False)
-    picks = positions(count, wanted)
+    picks = positions(count, num_frames)
     left, frames = set(picks), dict[int, Pixels]()
     for place, frame in enumerate(clip.decoded(clip.packets())):
         if place in left:
@@ -124,7 +124,7 @@ def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) ->
     return found
 
 
-def _opencv(path: Path, wanted: int, threads: int) -> DecodedFrames:
+def _opencv(path: Path, num_frames: int, threads: int) -> DecodedFrames:
     """Decode with OpenCV: grab all frames up to the last pick, and retrieve the picks.
 
     The baseline of the article on frame picking does the same.
@@ -137,7 +137,7 @@ def _opencv(path: Path, wanted: int, threads: int) -> DecodedFrames:
         if not capture.isOpened():
             raise Undecodable("OpenCV cannot open it")
         count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        picks = positions(count, wanted)
+        picks = positions(count, num_frames)
         left, frames, counts = set(picks), dict[int, Pixels](), DecodeCounts()
         while left and capture.grab():
             place, counts.frames_decoded = counts.frames_decoded, counts.frames_decoded + 1
@@ -180,10 +180,10 @@ def check_counts(
         most, seeks = least + MAX_BUFFERED_FRAMES * len(ways), len(ways)
     else:
         least = most = seeks = len(set(picks))
-    gone = least <= counts.frames_decoded <= most and seeks <= counts.seeks <= 2 * seeks
+    matches = least <= counts.frames_decoded <= most and seeks <= counts.seeks <= 2 * seeks
     if not picks_exact_positions(workload.picks):
-        gone = gone and counts.delta_frames == 0
-    if not gone:
+        matches = matches and counts.delta_frames == 0
+    if not matches:
         raise Undecodable(
             f"the decoder gave {counts.frames_decoded} frames ({counts.delta_frames} of them no "
             f"keyframes) after {counts.seeks} seeks, which is not workload.picks="

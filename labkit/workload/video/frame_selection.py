@@ -17,12 +17,12 @@ class Undecodable(Exception):
     """A request failed because of its clip. The message is one line on the clip or its frames."""
 
 
-def positions(count: int, wanted: int) -> list[int]:
-    """Spread ``wanted`` positions evenly over ``0 ... count - 1``, both ends included.
+def positions(count: int, num_frames: int) -> list[int]:
+    """Spread ``num_frames`` positions evenly over ``0 ... count - 1``, both ends included.
 
-    Position ``i`` is ``i * (count - 1) / (wanted - 1)``, rounded half to even. A single position
-    is 0. If ``wanted`` exceeds ``count``, positions repeat evenly. Example: 3 of 5 frames are
-    [0, 2, 4].
+    Position ``i`` is ``i * (count - 1) / (num_frames - 1)``, rounded half to even. A single
+    position is 0. If ``num_frames`` exceeds ``count``, positions repeat evenly. Example: 3 of 5
+    frames are [0, 2, 4].
 
     Raises
     ------
@@ -31,9 +31,9 @@ def positions(count: int, wanted: int) -> list[int]:
     """
     if count < 1:
         raise Undecodable("it has no frames")
-    if wanted == 1:
+    if num_frames == 1:
         return [0]
-    return [_half_even(i * (count - 1), wanted - 1) for i in range(wanted)]
+    return [_half_even(i * (count - 1), num_frames - 1) for i in range(num_frames)]
 
 
 def _half_even(number: int, divisor: int) -> int:
@@ -46,7 +46,9 @@ def picks_exact_positions(how: FramePicks) -> bool:
     return how in (FramePicks.stream, FramePicks.seek)
 
 
-def pick_frames(how: FramePicks, frames: int, keyframes: Sequence[int], wanted: int) -> list[int]:
+def pick_frames(
+    how: FramePicks, frames: int, keyframes: Sequence[int], num_frames: int
+) -> list[int]:
     """Return the indices of the picked frames, in order.
 
     Parameters
@@ -58,7 +60,7 @@ def pick_frames(how: FramePicks, frames: int, keyframes: Sequence[int], wanted: 
         position, or the earlier of two equally near ones.
     frames, keyframes
         The clip's number of frames, and the indices of its keyframes, ascending.
-    wanted
+    num_frames
         The number of frames to pick.
 
     Raises
@@ -67,14 +69,14 @@ def pick_frames(how: FramePicks, frames: int, keyframes: Sequence[int], wanted: 
         The method needs keyframes and the clip has none.
     """
     if picks_exact_positions(how):
-        return positions(frames, wanted)
+        return positions(frames, num_frames)
     if not keyframes:
         raise Undecodable("it has no keyframes: no packet is marked as one")
     if how is FramePicks.nearest:
-        return [_nearest(keyframes, position) for position in positions(frames, wanted)]
+        return [_nearest(keyframes, position) for position in positions(frames, num_frames)]
     if how is FramePicks.keyframes_unique:
-        wanted = min(wanted, len(keyframes))
-    return [keyframes[i] for i in positions(len(keyframes), wanted)]
+        num_frames = min(num_frames, len(keyframes))
+    return [keyframes[i] for i in positions(len(keyframes), num_frames)]
 
 
 def _nearest(keyframes: Sequence[int], position: int) -> int:

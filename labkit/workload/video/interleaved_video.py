@@ -101,7 +101,7 @@ class InterleavedVideo:
             with self._context.turn(arm):
                 for _ in range(self._arms[arm].warmup):
                     try:
-                        self._take(source.path, self._arms[arm], source.wanted)
+                        self._take(source.path, self._arms[arm], source.num_frames)
                     except Undecodable:
                         break  # the measured request will fail too, and will be counted
 
@@ -134,7 +134,7 @@ class InterleavedVideo:
         with self._context.turn(arm):
             start = time.perf_counter()
             try:
-                taken = self._take(source.path, self._arms[arm], source.wanted)
+                taken = self._take(source.path, self._arms[arm], source.num_frames)
             except Undecodable as error:
                 samples.failures.append(str(error))
                 return
@@ -157,7 +157,7 @@ class InterleavedVideo:
                 if samples.first is None:
                     continue
                 try:
-                    samples.outputs = reference.check(workload, source.wanted, samples.first)
+                    samples.outputs = reference.check(workload, source.num_frames, samples.first)
                 except Undecodable as error:
                     samples.failures += [str(error)] * len(samples.seconds)
                     continue
@@ -198,7 +198,7 @@ class InterleavedVideo:
 
         def request(source: ClipSource) -> None:
             try:
-                self._take(source.path, workload, source.wanted)
+                self._take(source.path, workload, source.num_frames)
             except Undecodable as error:
                 raise InvalidOutput(f"{source.name} was served before, and now: {error}") from error
 
@@ -243,7 +243,7 @@ class InterleavedVideo:
             why = f"{source.name}: {samples.failures[0]}"
             return CaseRecord(source.name, skipped=why, notes={"traffic": traffic})
         assert samples.first is not None, "it was served"
-        facts = self._references[clip].facts(source.wanted, samples.first)
+        facts = self._references[clip].facts(source.num_frames, samples.first)
         notes: dict[str, Any] = {"traffic": traffic, "video": facts}
         if source.events is not None:
             notes["evidence"] = shares(source.events, samples.first.picks)

@@ -160,7 +160,7 @@ def test_times_count_waiting_for_a_decoder(folder):
     turns = turns_of([arm], decode_frames)
     turns.warm_up()
     for source in turns._sources[0]:
-        decode_frames(source.path, arm, source.wanted)
+        decode_frames(source.path, arm, source.num_frames)
     (measurement,) = turns.measure(lambda what: None)
     *clips, job = measurement.cases
     assert min(ms for clip in clips for ms in clip.metrics[0].repeats) >= 1e3 * wait_s
