@@ -26,7 +26,12 @@ from dataclasses import dataclass
 
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria
 from labkit.analysis.number_format import count_text, magnitude_text
-from labkit.analysis.statistics.power import blocks_needed, min_blocks_to_claim
+from labkit.analysis.statistics.power import (
+    alpha_share,
+    blocks_needed,
+    degrees_of_freedom,
+    min_blocks_to_claim,
+)
 
 VERDICT_WORDS = (
     "faster",
@@ -128,11 +133,17 @@ def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
         comparison.mde_pct is not None
         and comparison.sd is not None
         and comparison.effect_pct is not None
+        and comparison.alpha_row is not None
     ):
         text = f"smallest detectable effect: {magnitude_text(comparison.mde_pct)} %"
         target = max(1.0, abs(round(comparison.effect_pct, 1)))
         need = blocks_needed(
-            comparison.sd, criteria.runs, comparison.alpha_row or criteria.alpha, target
+            comparison.sd,
+            criteria.runs,
+            criteria.alpha,
+            target,
+            alpha_share(comparison.alpha_row, comparison.blocks, criteria.runs, criteria.alpha),
+            degrees_of_freedom(comparison.blocks, criteria.runs),
         )
         if need is None:
             text += f"; detecting {target:g} % would need more than 1,000 blocks"

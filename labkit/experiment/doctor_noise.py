@@ -68,13 +68,20 @@ class PilotNoise:
             raise ValueError(f"{self}: too few processes, or a number out of range")
 
     @property
+    def degrees_of_freedom(self) -> int:
+        """Degrees of freedom of the standard deviations: one less than the processes."""
+        return self.processes - 1
+
+    @property
     def interleaved_pct(self) -> float | None:
         """The smallest effect (percent) that one minute of interleaved runs detects, or None."""
         from labkit.analysis.statistics.power import (
             one_minute_mde_pct,  # loads SciPy, which a reader of the noise alone does not need
         )
 
-        return one_minute_mde_pct(self.interleaved_sd, self.interleaved_s, 1)
+        return one_minute_mde_pct(
+            self.interleaved_sd, self.interleaved_s, 1, self.degrees_of_freedom
+        )
 
     @property
     def separate_pct(self) -> float | None:
@@ -82,7 +89,9 @@ class PilotNoise:
         from labkit.analysis.statistics.power import one_minute_mde_pct
 
         block_s = 2 * RUNS_PER_BLOCK * self.separate_s
-        return one_minute_mde_pct(self.separate_sd, block_s, RUNS_PER_BLOCK)
+        return one_minute_mde_pct(
+            self.separate_sd, block_s, RUNS_PER_BLOCK, self.degrees_of_freedom
+        )
 
 
 def save(

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit.analysis.statistics.power import degrees_of_freedom
+from labkit.analysis.statistics.power import alpha_share, degrees_of_freedom
 from labkit.config import Experiment, Isolation, to_plain
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine import fingerprint
@@ -81,12 +81,14 @@ def _manifests(root: Path) -> Iterator[Path]:
 class CellNoise:
     """The noise of a cell's primary rows: medians over rows and arms.
 
-    ``sd``: standard deviation between runs, log scale. ``alpha_share``: the share of an
-    arm's alpha that each of its rows gets; None if no p-value could reach alpha.
+    ``sd``: standard deviation between runs, log scale, with ``degrees_of_freedom``.
+    ``alpha_share``: the share of an arm's alpha that each of its rows gets; None if no p-value
+    could reach alpha.
     """
 
     sd: float
     alpha_share: float | None
+    degrees_of_freedom: int
 
 
 def cell_noise(manifest: Mapping[str, Any]) -> CellNoise | None:
@@ -105,11 +107,15 @@ def cell_noise(manifest: Mapping[str, Any]) -> CellNoise | None:
     roles = {arm["name"]: arm["role"] for arm in manifest["arms"]}
     arms = sum(role == "arm" for role in roles.values())
     shares = [
-        arms * c["alpha_row"] / (1.0 - c["level"])
+        alpha_share(c["alpha_row"], c["blocks"], runs, (1.0 - c["level"]) / arms)
         for c in comparisons
         if c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
     ]
-    return CellNoise(median(c["sd"] for c in comparisons), median(shares) if shares else None)
+    return CellNoise(
+        median(c["sd"] for c in comparisons),
+        median(shares) if shares else None,
+        min(degrees_of_freedom(c["blocks"], runs) for c in comparisons),
+    )
 
 
 def median_block_s(cell_dir: Path) -> float | None:

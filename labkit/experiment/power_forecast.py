@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from labkit import workload
 from labkit.analysis.statistics.power import (
     blocks_needed,
-    mde_pct,
     min_blocks_to_claim,
     one_minute_mde_pct,
+    single_row_mde_pct,
 )
 from labkit.config import Device, Isolation
 from labkit.experiment import doctor_noise, noise_history
@@ -45,11 +45,12 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
         return f"estimate-only, too few blocks for a verdict; {unknown}" if too_few else unknown
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
     # Without an earlier study the rows count as independent tests (C. E. Bonferroni).
-    row_share = noise.alpha_share or 1.0 / max(1, len(composed.experiment.workload.cases))
-    share = row_share / arms
+    share = noise.alpha_share or 1.0 / max(1, len(composed.experiment.workload.cases))
     looks = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
+    runs, sd_df = design.runs_per_block, noise.degrees_of_freedom
     effects = [
-        mde_pct(noise.sd, blocks, design.runs_per_block, alpha * share) for blocks, alpha in looks
+        single_row_mde_pct(noise.sd, blocks, runs, alpha / arms, share, sd_df)
+        for blocks, alpha in looks
     ]
     best = min((effect for effect in effects if effect is not None), default=None)
     detects = (
@@ -57,7 +58,7 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
         if too_few or best is None
         else f"detects {best:.1f} % at best"
     )
-    needed = blocks_needed(noise.sd, design.runs_per_block, looks[-1][1] * share, TARGET_PCT)
+    needed = blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
     blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
     return (
         f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
@@ -69,27 +70,29 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
 class _KnownNoise:
     """Standard deviation between runs (log scale), and its source.
 
-    ``alpha_share``: a row's share of one arm's alpha; None if not known.
+    ``alpha_share``: a row's share of one arm's alpha; None if not known. ``degrees_of_freedom``:
+    of ``sd``; None if not known.
     """
 
     sd: float
     alpha_share: float | None
+    degrees_of_freedom: int | None
     source: str
 
 
 def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
     for path, manifest in history.studies(composed):
         if (noise := noise_history.cell_noise(manifest)) is not None:
-            return _KnownNoise(noise.sd, noise.alpha_share, str(path))
+            return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, str(path))
     pilot = _pilot_noise(composed)
     if pilot is not None:
         interleaved = cell.design.isolation is Isolation.in_process
         sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
-        return _KnownNoise(sd, None, _pilot_name(composed))
+        return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed))
     noise_sd = doctor_noise.load_noise_sd()
     if noise_sd is None:
         return None
-    return _KnownNoise(noise_sd, None, "the doctor within one process; runs vary more")
+    return _KnownNoise(noise_sd, None, None, "the doctor within one process; runs vary more")
 
 
 def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
@@ -125,7 +128,8 @@ def _one_minute_effect(
         noise, block_s = noise_history.cell_noise(manifest), noise_history.median_block_s(path)
         if noise is not None and block_s is not None:
             runs = int(manifest["design"]["runs_per_block"])
-            return _effect_text(one_minute_mde_pct(noise.sd, block_s, runs)), str(path)
+            effect = one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
+            return _effect_text(effect), str(path)
     pilot = _pilot_noise(composed)
     if pilot is None:
         return None

@@ -9,7 +9,12 @@ import pytest
 from labkit.analysis import analyse_cell, exit_code, gates, load, write_study
 from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.statistics.power import blocks_needed, mde_pct
+from labkit.analysis.statistics.power import (
+    alpha_share,
+    blocks_needed,
+    degrees_of_freedom,
+    mde_pct,
+)
 from labkit.analysis.verdict_sentences import verdict_sentences
 from labkit.records import Arm, RecordError
 
@@ -136,7 +141,8 @@ def test_noise_is_inconclusive_with_the_detectable_effect(make_cell):
     # Both at the level that is left to the row.
     assert c["mde_pct"] == pytest.approx(mde_pct(c["sd"], 4, 2, c["alpha_row"]))
     target = max(1.0, abs(round(c["effect_pct"], 1)))
-    need = blocks_needed(c["sd"], 2, c["alpha_row"], target)
+    share = alpha_share(c["alpha_row"], 4, 2, 0.05)
+    need = blocks_needed(c["sd"], 2, 0.05, target, share, degrees_of_freedom(4, 2))
     assert f"about {need} blocks would detect {target:g} %" in c["reason"]
     assert "inconclusive: smallest detectable effect" in verdict_sentences(cell, "bitwise")[0]
 

@@ -1,7 +1,7 @@
 """Simulated error rates of whole studies whose arms are interleaved, from rounds to verdicts.
 
 A study has a baseline, an arm and a control. In each process every round holds one turn of each
-arm, in the orders that :class:`labkit.workload.kernel_samples.CaseRounds` draws. The turn that
+arm, in the orders that :class:`labkit.workload.turn_order.RandomTurnOrder` draws. The turn that
 comes first is slower, whichever arm has it. The studies go through position effects, medians over
 rounds, tests, looks and verdicts as a report does. Fixed seeds; the quick sizes run always, the
 figures of ``docs/statistics.md`` are those of the slow ones (2,000 studies each).
@@ -19,15 +19,14 @@ from labkit.analysis.observations import MetricRow, RunValue, without_position_e
 from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.verdict import judge
-from labkit.config import State
-from labkit.workload.kernel_samples import CaseRounds
+from labkit.workload.turn_order import Part, RandomTurnOrder
 
 ARMS = ("base", "arm", "control")
 LOOKS = ((8, 0.02), (10, 0.03))  # conf/design/standard.yaml, interleaved
 PROCESSES = LOOKS[-1][0]
 MARGIN = 2.0
 ROUND_SD, TURN_SD, PROCESS_SD = 0.02, 0.02, 0.005
-PLACES, ROUNDS = (5.0, 8.0, 11.0), (3, 5, 7, 10, 16, 32)
+PLACES, ROUNDS = (5.0, 11.0), (3, 5, 7, 10, 16, 32)
 QUICK, STUDIES = 200, 2_000
 
 
@@ -44,8 +43,9 @@ def fewer_relabellings():
 
 def positions_of(order, rounds):
     """Return the arms' positions in one process, int [arms, rounds], as a study draws them."""
-    case = CaseRounds("case", State.hot, rounds, list(range(len(ARMS))), 0)
-    return np.argsort([case.next_order(order) for _ in range(rounds)], axis=1).T
+    part = Part("case", rounds, tuple(range(len(ARMS))))
+    drawn = RandomTurnOrder(order).rounds([part])
+    return np.array([[place for _, place in sorted(each.turns)] for each in drawn]).T
 
 
 def simulate_processes(seed, rounds, place_pct=8.0, effect=0.0, stalls=False, processes=PROCESSES):
@@ -114,6 +114,18 @@ def rates(studies, rounds, place_pct, **options):
     return false, equal, covered, np.mean([found.effect_pct for found, _ in moved]) - MARGIN
 
 
+def power_as_printed(studies, rounds, place_pct, **options):
+    """Return the share of studies that detect the effect which another study of them prints."""
+    criteria = DecisionCriteria(1, LOOKS[-1][1], MARGIN)
+    lows, printed = [], []
+    for study in range(studies):
+        row = as_row(*simulate_processes(300_000 + study, rounds, place_pct, **options))
+        (found,) = compare_arm([row], "arm", "base", criteria)
+        lows.append(to_log_ratio(found.ci_pct[0]))
+        printed.append(to_log_ratio(found.mde_pct))
+    return np.mean(np.array(printed) + np.array(lows)[:, None] > 0)
+
+
 def at_most(share, studies, promised=0.05):
     """Return whether a share exceeds the promised one by no more than 3 standard deviations."""
     return share <= promised + 3 * math.sqrt(promised * (1 - promised) / studies)
@@ -152,6 +164,7 @@ def test_every_arm_has_every_position_equally_often_up_to_one_round():
 def test_interleaved_studies_estimate_without_bias_and_keep_their_error_rates(rounds):
     false, equal, covered, error = rates(QUICK, rounds, 8.0)
     assert at_most(false, QUICK) and at_most(equal, QUICK) and at_most(1 - covered, QUICK)
+    assert 0.72 <= power_as_printed(QUICK, rounds, 8.0) <= 0.88
     assert abs(error) < 0.13  # 0.2 to 0.3 if the distances were from the rounds' medians
 
 
@@ -162,8 +175,9 @@ def test_interleaved_studies_estimate_without_bias_and_keep_their_error_rates(ro
 def test_error_rates_of_interleaved_studies(rounds, place_pct, stalls):
     """Print a line of the table in docs/statistics.md (``pytest -m slow -s``)."""
     false, equal, covered, error = rates(STUDIES, rounds, place_pct, stalls=stalls)
-    shares = " | ".join(f"{100 * x:.1f} %" for x in (false, equal, covered))
+    power = power_as_printed(STUDIES // 2, rounds, place_pct, stalls=stalls)
+    shares = " | ".join(f"{100 * x:.1f} %" for x in (false, equal, covered, power))
     noise = "stalls" if stalls else "plain"
     print(f"\n| {noise} | {place_pct:g} % | {rounds} | {shares} | {error:+.2f} |")
     assert at_most(false, STUDIES) and at_most(equal, STUDIES) and at_most(1 - covered, STUDIES)
-    assert abs(error) < 0.08
+    assert abs(error) < 0.08 and 0.75 <= power <= 0.90

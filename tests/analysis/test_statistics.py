@@ -30,8 +30,11 @@ from labkit.analysis.statistics.permutation_test import (
     relabellings,
 )
 from labkit.analysis.statistics.power import (
+    alpha_share,
+    attained_alpha,
     between_run_sd,
     blocks_needed,
+    detectable_errors,
     mde_pct,
     one_minute_mde_pct,
     single_row_mde_pct,
@@ -270,21 +273,57 @@ def test_run_sd_takes_out_blocks_and_arm():
     assert between_run_sd(base[:1, :1], arm[:1, :1]) is None
 
 
-def test_detectable_effect_has_eighty_percent_power_by_the_noncentral_t():
-    freedom, error = 4 * 3 - 1, 0.01 * np.sqrt(2 / 8)
-    away = to_log_ratio(single_row_mde_pct(0.01, 4, 2, 0.05)) / error
-    critical = stats.t.ppf(0.975, freedom)
-    assert stats.nct.sf(critical, freedom, away) == pytest.approx(0.8, abs=1e-3)
+def power_of(errors, critical, df, sd_df):
+    """Return the power of ``errors`` estimated standard errors, averaged over both estimates."""
+    steps = (np.arange(400) + 0.5) / 400
+    own, others = (np.sqrt(stats.chi2.ppf(steps, f) / f) for f in (sd_df, df))
+    return stats.norm.cdf(errors * own[:, None] - critical * others).mean()
+
+
+@pytest.mark.parametrize("df", [5, 8, 11, 40])
+@pytest.mark.parametrize("sd_df", [None, 4, 100])
+@pytest.mark.parametrize("critical", [2.0, 3.5, 8.0])
+def test_the_detectable_effect_has_eighty_percent_power_over_both_estimates_of_noise(
+    df, sd_df, critical
+):
+    errors = detectable_errors(critical, df, sd_df)
+    power = power_of(errors, critical, df, sd_df or df)
+    assert 0.79 <= power <= 0.825 - (df >= 40) * 0.02  # Student's quantile for the normal one
+
+
+def test_with_the_noise_known_the_detectable_effect_is_that_of_the_noncentral_t():
+    errors = detectable_errors(stats.t.ppf(0.975, 11), 11, 10**6)
+    assert stats.nct.sf(stats.t.ppf(0.975, 11), 11, errors) == pytest.approx(0.81, abs=5e-3)
+    assert detectable_errors(2.0, 0) is detectable_errors(2.0, 8, 0) is None
+
+
+def test_the_detectable_effect_is_in_percent_of_a_mean_difference():
+    level = attained_alpha(4, 2, 0.05)
+    errors = detectable_errors(stats.t.ppf(1 - level / 2, 11), 11)
+    log_ratio = errors * 0.01 * np.sqrt(2 / 8)
+    assert single_row_mde_pct(0.01, 4, 2, 0.05) == pytest.approx(to_percent(log_ratio))
     # For a row in a family: a smaller alpha of its own, and more is needed.
     assert mde_pct(0.01, 4, 2, 0.005) > 1.3 * mde_pct(0.01, 4, 2, 0.05)
+    assert single_row_mde_pct(0.01, 4, 2, 0.05, 0.1) == mde_pct(0.01, 4, 2, 0.1 * level)
+    assert single_row_mde_pct(0.01, 4, 2, 0.05, sd_df=3) > single_row_mde_pct(0.01, 4, 2, 0.05)
     assert single_row_mde_pct(0.01, 2, 2, 0.05) is None  # 2 / 36 is above 0.05
 
 
+def test_the_attained_alpha_lies_between_two_levels_of_the_test():
+    assert attained_alpha(6, 1, 0.05) == 1 / 64  # p is 2 / 64 or 4 / 64
+    assert attained_alpha(8, 1, 0.05) == 11 / 256
+    assert attained_alpha(4, 2, 0.02) == 23 / 1296
+    assert attained_alpha(5, 1, 0.05) == 0.0  # p is at least 2 / 32
+    assert attained_alpha(30, 1, 0.05) == pytest.approx(0.05, abs=2e-5)
+    assert alpha_share(attained_alpha(8, 1, 0.03) / 4, 8, 1, 0.03) == pytest.approx(0.25)
+    assert alpha_share(0.5, 8, 1, 0.03) == alpha_share(0.01, 5, 1, 0.05) == 1.0
+
+
 def test_a_minute_holds_whole_blocks():
-    assert one_minute_mde_pct(0.01, 10.0, 1) == mde_pct(0.01, 6, 1, 0.05)
-    assert one_minute_mde_pct(0.01, 8.6, 1) == mde_pct(0.01, 6, 1, 0.05)
+    assert one_minute_mde_pct(0.01, 10.0, 1) == single_row_mde_pct(0.01, 6, 1, 0.05)
+    assert one_minute_mde_pct(0.01, 8.6, 1, 4) == single_row_mde_pct(0.01, 6, 1, 0.05, sd_df=4)
     assert one_minute_mde_pct(0.01, 10.1, 1) is None  # 5 pairs reach p = 2 / 32 at best
-    assert one_minute_mde_pct(0.01, 20.0, 2) == mde_pct(0.01, 3, 2, 0.05)
+    assert one_minute_mde_pct(0.01, 20.0, 2) == single_row_mde_pct(0.01, 3, 2, 0.05)
     assert one_minute_mde_pct(0.01, 20.1, 2) is None
     assert one_minute_mde_pct(0.01, 61.0, 2) is None
 

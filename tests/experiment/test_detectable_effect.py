@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.statistics.power import blocks_needed, mde_pct
+from labkit.analysis.statistics.power import (
+    attained_alpha,
+    blocks_needed,
+    single_row_mde_pct,
+)
 from labkit.config import Case, Design, Engine, Isolation, PlannedLook
 from labkit.experiment import doctor_noise, noise_history, power_forecast
 from labkit.experiment.doctor_noise import PilotNoise
@@ -52,24 +56,23 @@ def known(monkeypatch, tmp_path):
 
 
 def test_an_earlier_study_gives_a_row_s_share_of_alpha(known, tmp_path):
-    known(alpha_row=0.004)
+    # The earlier studies have 4 blocks of 2, so their noise has 11 degrees of freedom.
+    known(alpha_row=attained_alpha(4, 2, 0.05) / 10, runs=2)
     message = forecast(Design(blocks=6), tmp_path)
-    assert f"detects {mde_pct(0.01, 6, 2, 0.004):.1f} % at best" in message
-    assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would detect 1 %" in message
-    known(alpha_row=0.004, arms=2)  # of two arms that shared alpha
-    assert f"detects {mde_pct(0.01, 6, 2, 0.008):.1f} % at best" in forecast(
-        Design(blocks=6), tmp_path
-    )
-    assert f"detects {mde_pct(0.01, 6, 2, 0.002):.1f} %" in forecast(
+    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.05, 0.1, 11):.1f} % at best" in message
+    assert f"{blocks_needed(0.01, 2, 0.05, 1.0, 0.1, 11)} blocks would detect 1 %" in message
+    known(alpha_row=attained_alpha(4, 2, 0.025) / 10, runs=2, arms=2)  # arms that shared alpha
+    assert message == forecast(Design(blocks=6), tmp_path)
+    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.0125, 0.1, 11):.1f} %" in forecast(
         Design(blocks=6), tmp_path, arms=4
     )
 
 
 def test_a_look_detects_with_its_own_alpha(known, tmp_path):
-    known(alpha_row=0.01 * 0.2, level=0.99)
+    known(alpha_row=attained_alpha(8, 1, 0.01) * 0.2, level=0.99, blocks=8)
     looks = [PlannedLook(8, 0.02), PlannedLook(12, 0.03)]
     design = Design(blocks=12, runs_per_block=1, looks=looks)
-    each = [mde_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
+    each = [single_row_mde_pct(0.01, look.blocks, 1, look.alpha, 0.2, 7) for look in looks]
     assert each[1] < each[0]
     assert f"detects {each[1]:.1f} % at best" in forecast(design, tmp_path)
 
@@ -79,9 +82,9 @@ def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_pat
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
     message = forecast(Design(blocks=6), tmp_path, arms=2, cases=5)
-    assert f"detects {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in message
+    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.025, 0.2):.1f} % at best" in message
     one = forecast(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
-    assert f"detects {mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
+    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
 
 
 def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path):
@@ -94,10 +97,10 @@ def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", pilots.get)
     turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
     message = forecast(turns, tmp_path, cases=5)
-    assert f"detects {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in message
+    assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.05, 0.2, 4):.1f} % at best" in message
     assert "the doctor's short kernels, estimated" in message
     processes = forecast(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
-    assert f"detects {mde_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
+    assert f"detects {single_row_mde_pct(0.07, 6, 2, 0.05, sd_df=4):.1f} % at best" in processes
     assert "the doctor's short requests, estimated" in processes
 
 

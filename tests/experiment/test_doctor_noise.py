@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from labkit.analysis.statistics.power import mde_pct
+from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.experiment import doctor_noise
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine import fingerprint
@@ -80,14 +80,18 @@ def test_the_keys_that_an_older_labkit_reads_are_still_written(folder):
     assert machine_difference(kept["machine"], fingerprint.take()) is None
 
 
+def one_row(sd, blocks, runs):
+    return single_row_mde_pct(sd, blocks, runs, 0.05, sd_df=4)
+
+
 def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
-    assert PILOT.interleaved_pct == mde_pct(0.01, 30, 1, 0.05)  # a process is a block
-    assert PILOT.separate_pct == mde_pct(0.05, 10, 2, 0.05)  # a block is four processes
+    assert PILOT.interleaved_pct == one_row(0.01, 30, 1)  # a process is a block
+    assert PILOT.separate_pct == one_row(0.05, 10, 2)  # a block is four processes
     slow = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.1, separate_s=5.1)
     assert slow.interleaved_pct is None and slow.separate_pct is None
     just = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.0, separate_s=5.0)
-    assert just.interleaved_pct == mde_pct(0.01, 6, 1, 0.05)
-    assert just.separate_pct == mde_pct(0.05, 3, 2, 0.05)
+    assert just.interleaved_pct == one_row(0.01, 6, 1)
+    assert just.separate_pct == one_row(0.05, 3, 2)
 
 
 @pytest.mark.parametrize(

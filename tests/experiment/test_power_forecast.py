@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.analysis.statistics.power import mde_pct
+from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, noise_history, power_forecast
 from labkit.experiment.cell_composer import ComposedCell
@@ -63,13 +63,17 @@ def studied(monkeypatch):
 
         known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
         noise = {
-            path: None if sd is None else CellNoise(sd, None) for path, (_, sd) in known.items()
+            path: None if sd is None else CellNoise(sd, None, 4) for path, (_, sd) in known.items()
         }
         monkeypatch.setattr(StudyHistory, "studies", studies)
         monkeypatch.setattr(noise_history, "cell_noise", lambda data: noise[data["path"]])
         monkeypatch.setattr(noise_history, "median_block_s", lambda path: known[str(path)][0])
 
     return plant
+
+
+def one_row(sd, blocks, runs):
+    return single_row_mde_pct(sd, blocks, runs, 0.05, sd_df=4)
 
 
 def message(cell, tmp_path=Path()):
@@ -81,7 +85,7 @@ def test_an_unknown_forecast_says_how_to_get_it():
 
 
 def test_the_doctor_s_pilot_noise_is_used_by_kind_and_named(doctor):
-    turns, alone = mde_pct(0.01, 30, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
+    turns, alone = one_row(0.01, 30, 1), one_row(0.05, 10, 2)
     kernels = message(composed())
     assert (
         f"one minute detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes"
@@ -89,7 +93,7 @@ def test_the_doctor_s_pilot_noise_is_used_by_kind_and_named(doctor):
     )
     assert "the doctor's short kernels, estimated" in kernels
     requests = message(composed(kernel=False))
-    assert f"detects {mde_pct(0.02, 20, 1, 0.05):.1f} % interleaved" in requests
+    assert f"detects {one_row(0.02, 20, 1):.1f} % interleaved" in requests
     assert "the doctor's short requests, estimated" in requests
 
 
@@ -100,7 +104,7 @@ def test_pilot_noise_is_not_used_for_other_devices(doctor):
 
 def test_an_earlier_study_wins_over_the_doctor_for_each_isolation(doctor, studied):
     studied(in_process=[("out/one", 4.0, 0.03)])
-    turns, alone = mde_pct(0.03, 15, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
+    turns, alone = one_row(0.03, 15, 1), one_row(0.05, 10, 2)
     text = message(composed())
     assert f"detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes" in text
     assert "out/one and the doctor's short kernels" in text
@@ -110,8 +114,7 @@ def test_an_earlier_study_s_runs_per_block_count(studied):
     studied(runs=2, process=[("out/one", 12.0, 0.03)])
     text = message(composed())
     assert (
-        f"detects {mde_pct(0.03, 5, 2, 0.05):.1f} % in separate processes; interleaved: not known"
-        in text
+        f"detects {one_row(0.03, 5, 2):.1f} % in separate processes; interleaved: not known" in text
     )
     assert text.endswith("noise of out/one)")
 
@@ -120,7 +123,7 @@ def test_a_study_with_noise_or_cost_missing_is_skipped(studied):
     halves = [("out/no_noise", 4.0, None), ("out/no_cost", None, 0.01), ("out/whole", 5.0, 0.02)]
     studied(in_process=halves)
     text = message(composed())
-    assert f"detects {mde_pct(0.02, 12, 1, 0.05):.1f} % interleaved" in text and "out/whole" in text
+    assert f"detects {one_row(0.02, 12, 1):.1f} % interleaved" in text and "out/whole" in text
 
 
 def test_a_minute_with_too_few_blocks_detects_nothing(studied):

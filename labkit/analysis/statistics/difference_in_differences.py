@@ -39,7 +39,7 @@ from labkit.analysis.statistics.permutation_test import (
     relabellings,
     upper_tail_p,
 )
-from labkit.analysis.statistics.power import POWER
+from labkit.analysis.statistics.power import detectable_errors
 
 MIN_RESIDUAL_DF = 8  # with fewer, fitting the probe costs more than it removes
 
@@ -147,10 +147,10 @@ class EffectChange:
         """
         if self.degrees_of_freedom < 1 or self.min_p > alpha:
             return None
-        quantiles = stdtrit(self.degrees_of_freedom, 1 - alpha / 2) + stdtrit(
-            self.degrees_of_freedom, POWER
+        errors = detectable_errors(
+            float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)), self.degrees_of_freedom
         )
-        return to_percent(float(quantiles) * math.sqrt(self.variance))
+        return None if errors is None else to_percent(errors * math.sqrt(self.variance))
 
 
 def effect_change(old: StudyEffect, new: StudyEffect) -> EffectChange:

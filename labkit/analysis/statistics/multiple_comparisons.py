@@ -215,16 +215,22 @@ def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float
     """Return each row's own significance level in a family that spends ``alpha``.
 
     The critical value of the largest residual statistic over all rows is converted to a level
-    of Student's t with each row's degrees of freedom. All levels are 0.0 if the family cannot
-    reach ``alpha``.
+    of Student's t with each row's degrees of freedom. The observed labels and their mirror image
+    count against every shift, so they are placed above all others. All levels are 0.0 if the family
+    cannot reach ``alpha``.
     """
-    largest = np.sort(np.max(np.stack([test.residual_statistics for test in tests]), axis=0))
+    largest = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)
     index = math.floor(alpha * len(largest) + 1e-9)
-    if index < 2:  # the observed labels and their mirror image are always as large
+    if index < 2:
         return [0.0] * len(tests)
-    if largest[-1] == 0.0:  # no noise at all
+    if largest.max() == 0.0:  # no noise at all
         return [alpha] * len(tests)
-    return [_student_alpha(float(largest[-1 - index]), test.labels) for test in tests]
+    critical: dict[int, float] = {}  # by the rows' relabellings, which few rows do not share
+    for labels in {id(test.labels): test.labels for test in tests}.values():
+        always = np.abs(labels.label_correlation) > 1.0 - 1e-9
+        statistics = np.where(always, np.inf, largest)
+        critical[id(labels)] = float(np.partition(statistics, -1 - index)[-1 - index])
+    return [_student_alpha(critical[id(test.labels)], test.labels) for test in tests]
 
 
 def _student_alpha(critical: float, labels: Relabellings) -> float:

@@ -119,8 +119,13 @@ class Relabellings:
 
 def min_p(blocks: int, runs: int) -> float:
     """Return the smallest two-sided p that ``blocks`` blocks of ``runs`` runs per arm can give."""
+    return 2.0 / relabellings_counted(blocks, runs)
+
+
+def relabellings_counted(blocks: int, runs: int) -> int:
+    """Return the number of relabellings that a test counts: all, or the size of the sample."""
     count = _count_relabellings(blocks, runs)
-    return 2.0 / (count if count <= MAX_ENUMERATED else N_RESAMPLES)
+    return count if count <= MAX_ENUMERATED else N_RESAMPLES
 
 
 def _block_relabellings(runs: int) -> NDArray[np.int8]:
