@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.engine import (
@@ -21,7 +22,12 @@ from labkit.engine.budget.pool_sizing import (
     size_pool,
 )
 from labkit.engine.decode_padding import DecodePadding
-from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine
+from labkit.engine.engine_protocol import (
+    Counters,
+    EngineError,
+    InferenceEngine,
+    TokenEvent,
+)
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import KVCache
@@ -208,4 +214,23 @@ def _create_plugin(options: config.Engine, model_dir: Path) -> InferenceEngine:
         )
     except ValueError as error:
         raise EngineError(str(error)) from error
+    mistakes = {"step": _step_mistake, "has_work": _has_work_mistake, "counters": _counters_mistake}
+    for method in ENGINE_METHODS:
+        where = f"engine.name={options.name}"
+        user_classes.guard_method(engine, where, method, mistakes.get(method))
     return engine
+
+
+def _step_mistake(events: Any) -> str | None:
+    if not isinstance(events, list | tuple):
+        return f"a list of TokenEvents, not {type(events).__name__}"
+    wrong = next((event for event in events if not isinstance(event, TokenEvent)), None)
+    return None if wrong is None else f"TokenEvents, not {type(wrong).__name__}"
+
+
+def _has_work_mistake(has_work: Any) -> str | None:
+    return None if isinstance(has_work, bool) else f"a bool, not {type(has_work).__name__}"
+
+
+def _counters_mistake(counters: Any) -> str | None:
+    return None if isinstance(counters, Mapping) else f"a dict, not {type(counters).__name__}"

@@ -1,6 +1,8 @@
 """User strategies named as package.module:Class: loaded, checked, and refused in one line."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +96,7 @@ def serve(engine, prompts, max_tokens):
     while engine.has_work():
         for event in engine.step():
             tokens.setdefault(event.request_id, []).append(event.token)
+    engine.counters()
     return tokens
 
 
@@ -154,3 +157,119 @@ def test_the_options_that_name_a_class_are_known():
         "engine.name": "a.b:C",
         "engine.attention.backend": "d:E",
     }
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+# The page's classes by file.
+CLASSES = dict(
+    re.findall(r"^```python\n# mine/(\w+)\.py\n(.*?)^```$", PAGE.read_text(), re.S | re.M)
+)
+MAPS, ATTENDED = "return np.repeat(sequences, lengths), blocks", "return out, LaunchReport("
+EVENTS = "return [*events, TokenEvent(request.request_id, token, reason)]"
+RAISES = "def __init__(self, *args, **options): raise RuntimeError('no\\nluck')"
+NEEDS = "def __init__(self, more, **options): pass"
+# What a stranger may write by mistake instead of the page's text, and the reason that is printed.
+MISTAKES = [
+    ("maps", "class Repeat", "class Repeet", "AttributeError: module .* has no attribute 'Repeat'"),
+    ("maps", "class Repeat:", "class Repeat", r"SyntaxError: expected ':' \(own_\d+\.py, line 5\)"),
+    ("maps", "def maps", "def map", r"the class has no method maps\(\)"),
+    ("maps", 'name = "repeat"', "", "the class has no attribute `name`"),
+    ("maps", 'name = "repeat"', RAISES, "RuntimeError: no luck"),
+    ("maps", "(self, cu_seqlens_q, total_q, bq)", "(self, cu)", r"maps\(\) TypeError: .* takes 2"),
+    ("maps", MAPS, "return blocks", r"maps\(\) must return \(token_map, qblock_map\)"),
+    ("maps", MAPS, "pass", r"maps\(\) must return \(token_map, qblock_map\)"),
+    (
+        "maps",
+        "np.int32)\n        b",
+        "np.int64)\n        b",
+        "must be .* int32, not int64",
+    ),
+    (
+        "maps",
+        MAPS,
+        "return sequences[:0], blocks",
+        r"must have shape \(13,\), not \(0,\)",
+    ),
+    ("maps", MAPS, f"{MAPS}[::-1] + 9", r"qblock_map\[0\] is \d+: allowed are -1 to 0"),
+    ("maps", MAPS, "raise KeyError('x')", r"maps\(\) KeyError: 'x'"),
+    ("attention", "def attend", "def attnd", r"the class has no method attend\(\)"),
+    ("attention", 'name = "one_by_one"', RAISES, "RuntimeError: no luck"),
+    ("attention", 'name = "one_by_one"', NEEDS, "missing 1 required positional argument: 'more'"),
+    (
+        "attention",
+        'name = "one_by_one"',
+        'name = "x"; __init__ = lambda *_, **__: None',
+        r"its __init__\(\) must call super\(\).__init__\(resolver\)",
+    ),
+    (
+        "attention",
+        "(self, layer, q, metadata, out)",
+        "(self, q)",
+        r"attend\(\) TypeError: .* takes 2",
+    ),
+    (
+        "attention",
+        ATTENDED,
+        f"return out; {ATTENDED}",
+        r"attend\(\) must return \(out, LaunchReport\), not ndarray",
+    ),
+    (
+        "attention",
+        ATTENDED,
+        f"return out, None; {ATTENDED}",
+        r"attend\(\) must return \(out, LaunchReport\), not \(out, NoneType\)",
+    ),
+    (
+        "attention",
+        ATTENDED,
+        ATTENDED.replace("out", "out.astype('f8')"),
+        r"q's dtype and shape, float32 \[13, 4, 64\], not float64 \[13, 4, 64\]",
+    ),
+    (
+        "attention",
+        ATTENDED,
+        ATTENDED.replace("out", "out[:, :1]"),
+        r"q's dtype and shape, float32 \[13, 4, 64\], not float32 \[13, 1, 64\]",
+    ),
+    ("attention", " * scale", "", "logits differ from plain mlx_lm's"),
+    (
+        "attention",
+        "starts = ",
+        "starts = [][1]; ",
+        r"attend\(\) IndexError: list index",
+    ),
+    ("plain", "def step", "def stp", r"the class has no method step\(\)"),
+    ("plain", "(self, options, model_dir)", "(self, options)", "__init__.* takes 2 positional"),
+    ("plain", "self._model, config =", "{}['gone'];", "KeyError: 'gone'"),
+    ("plain", "def step(self)", "def step(self, n)", r"step\(\) TypeError: .* argument: 'n'"),
+    ("plain", "def submit(self, request)", "def submit(self)", r"submit\(\) TypeError: .* takes 1"),
+    ("plain", EVENTS, "pass", r"step\(\) must return a list of TokenEvents, not NoneType"),
+    ("plain", EVENTS, "return [(token, reason)]", r"step\(\) must return TokenEvents, not tuple"),
+    (
+        "plain",
+        'return {"engine.Plain": self._steps}',
+        "return self._steps",
+        r"counters\(\) must return a dict, not int",
+    ),
+]
+OPTIONS = {
+    "maps": ("Repeat", lambda path: config.Engine(attention=config.Attention(resolver=path))),
+    "attention": ("OneByOne", lambda path: config.Engine(attention=config.Attention(backend=path))),
+    "plain": ("Plain", lambda path: config.Engine(name=path)),
+}
+
+
+@pytest.mark.parametrize(("file", "text", "mistake", "reason"), MISTAKES)
+def test_a_stranger_s_mistake_is_one_line_that_names_the_class(
+    file, text, mistake, reason, tmp_path, monkeypatch, model_dir
+):
+    assert text in CLASSES[file]
+    module = f"own_{next(NUMBERS)}"
+    source = "\n" + CLASSES[file].replace(text, mistake)
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name, options = OPTIONS[file]
+    with pytest.raises((ValueError, RuntimeError), match=reason) as caught:
+        serve(create(options(f"{module}:{name}"), model_dir("qwen3")), [[1, 2, 3]], 2)
+    assert "\n" not in str(caught.value)
+    assert f"{module}:{name}" in str(caught.value) or "logits differ" in reason

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_classes
 from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:
     from labkit import config
@@ -40,10 +41,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     """
     kernel_switches = KernelSwitches(**switches)
     if ":" in backend:
-        own_backend: PagedBackend = user_classes.create_plugin(
-            "engine.attention.backend", backend, _METHODS, resolver=kernel_switches.resolver
-        )
-        return own_backend
+        return _create_own(backend, kernel_switches.resolver)
     if backend == "reference":
         if kernel_switches.split_kv != "off":
             raise ValueError(
@@ -70,6 +68,40 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     from labkit.engine.attention.metal_backend import MetalBackend
 
     return MetalBackend(kernel_switches, device)
+
+
+def _create_own(path: str, resolver: str) -> PagedBackend:
+    """Create a backend of a user's class, whose mistakes end in one line that names the class."""
+    from labkit.engine.attention.paged_backend import PagedBackend
+
+    key = "engine.attention.backend"
+    backend: PagedBackend = user_classes.create_plugin(key, path, _METHODS, resolver=resolver)
+    if isinstance(backend, PagedBackend):
+        if type(backend).attend is PagedBackend.attend:
+            raise ValueError(f"{key}={path}: the class has no method attend()")
+        if not hasattr(backend, "keys"):
+            raise ValueError(f"{key}={path}: its __init__() must call super().__init__(resolver)")
+        user_classes.guard_method(backend, f"{key}={path}", "attend", _attend_mistake)
+    return backend
+
+
+def _attend_mistake(result: Any, _layer: Any, q: Any, *_others: Any) -> str | None:
+    """Return what ``attend`` must return for the queries ``q``, or None if it returns that."""
+    from labkit.engine.attention.input_validation import dtype_name
+
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        return f"(out, LaunchReport), not {type(result).__name__}"
+    out, report = result
+    if not isinstance(report, LaunchReport):
+        return f"(out, LaunchReport), not (out, {type(report).__name__})"
+    expected = dtype_name(q), tuple(q.shape)
+    actual = dtype_name(out), tuple(getattr(out, "shape", ()))
+    if actual != expected:
+        return (
+            f"an array of q's dtype and shape, {expected[0]} {list(expected[1])}, not "
+            f"{actual[0]} {list(actual[1])}"
+        )
+    return None
 
 
 def create_from_config(options: config.Attention) -> PagedBackend:
