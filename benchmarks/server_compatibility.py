@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "server")]
 
 from chat_model import build  # noqa: E402
-from server import Served, free_port, process, until_it_generates  # noqa: E402
+from server_throughput import Served, free_port, process, until_it_generates  # noqa: E402
 
 PAGE = ROOT / "docs" / "server.md"
 BEGIN, END = "<!-- compatibility: begin -->", "<!-- compatibility: end -->"
