@@ -7,17 +7,26 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from labkit.config import ConfigError
-from labkit.experiment import StudyError
+from labkit.experiment import StudyError, child_process, run_launcher
 from labkit.experiment.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.machine import code_revision, fingerprint
-from labkit.records import describe_last_session, read_arms, read_cell, read_runs
+from labkit.records import (
+    Record,
+    describe_last_session,
+    read_arms,
+    read_cell,
+    read_record,
+    read_runs,
+    write_record,
+)
 
 
 def test_a_cell_writes_all_its_files(make_cell, launcher):
@@ -124,6 +133,91 @@ def test_an_unfinished_block_is_abandoned_and_runs_again(make_cell, launcher):
     (cell.dir / "runs" / f"{lost.name}.json").unlink()
     run_cell(cell, launcher)
     assert len(list((cell.dir / "runs" / "abandoned").glob("b01*.json"))) == 4
+
+
+class NumberedRuns:
+    """A launcher without processes. Each record notes how many runs there were before it."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def prepare(self, cell) -> None:
+        """Nothing to build."""
+
+    def launch(self, runs, cell) -> list[Record]:
+        assert not any(cell.paths.pending.iterdir()), "a worker would meet another's record"
+        return [self.record(run, cell) for run in runs]
+
+    def record(self, run, cell) -> Record:
+        self.launched.append(run.name)
+        return Record(
+            run.arm, cell.arm(run.arm).role, run.block, run.position, cell.seed, "ok",
+            "2026-11-20T20:00:00Z", notes={"number": len(self.launched)},
+        )  # fmt: skip
+
+
+def of_block(cell, block):
+    return [run for run in cell.schedule() if run.block == block]
+
+
+def other_run(text):
+    return text.replace('"position": 1', '"position": 7').replace("b01-p01", "b01-p07")
+
+
+DAMAGE = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "not a record": lambda text: "{}",
+    "another version": lambda text: text.replace('"schema_version": 1', '"schema_version": 2'),
+    "another run": other_run,
+    "not finite": lambda text: text.replace('"number": ', '"number": NaN, "n": '),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_block_with_a_broken_record_runs_again(make_cell, damage):
+    """A broken record is no result: it must neither count as done nor be lost."""
+    cell, runs = make_cell(blocks=3), NumberedRuns()
+    run_cell(cell, runs)
+    broken = cell.paths.record(of_block(cell, 1)[1])
+    text = DAMAGE[damage](broken.read_text())
+    assert text != broken.read_text()
+    broken.write_text(text)
+    assert unfinished(cell) == of_block(cell, 1)
+    outcome = run_cell(cell, runs)
+    assert (outcome.ran, outcome.already_done) == (3, 6)
+    assert runs.launched[9:] == [run.name for run in of_block(cell, 1)]
+    assert (cell.paths.abandoned / broken.name).read_text() == text
+    assert [r.notes["number"] for r in read_runs(cell.dir)] == [1, 2, 3, 10, 11, 12, 7, 8, 9]
+
+
+def test_records_of_a_dead_worker_are_not_published(make_cell):
+    """Its parent died and did not check how it ended: the block runs again, whatever it wrote."""
+    cell, runs = make_cell(blocks=2), NumberedRuns()
+    run_cell(make_cell(blocks=1), runs)
+    dead = [replace(runs.record(run, cell), notes={"dead": True}) for run in of_block(cell, 1)]
+    for record in dead:
+        write_record(cell.paths.pending / f"{record.run}.json", record)
+    for folder, number in ((cell.paths.pending, 17), (cell.paths.runs, 18)):
+        (folder / f".b01-p00-base.json.{number}.tmp").write_text("{")
+    assert unfinished(cell) == of_block(cell, 1)
+    assert run_cell(cell, runs).ran == 3
+    assert not any("dead" in record.notes for record in read_runs(cell.dir))
+    assert len(list(cell.paths.abandoned.iterdir())) == 5
+    for record in dead:
+        assert read_record(cell.paths.abandoned / f"{record.run}.json") == record
+
+
+def test_the_record_of_a_worker_that_was_killed_for_its_time_is_not_published(make_cell):
+    cell = make_cell()
+    run = cell.schedule()[0]
+    cell.paths.pending.mkdir(parents=True)
+    write_record(cell.paths.pending_record(run), NumberedRuns().record(run, cell))
+    ending = child_process.ProcessExit(-signal.SIGKILL, timed_out=True, oom_kills=0, wall_s=60.0)
+    failure = run_launcher._collect(run, cell, ending, cell.paths.log(run))
+    assert (failure.outcome, failure.detail) == ("timeout", "killed after 60 s: nothing in its log")
+    ended = replace(ending, code=0, timed_out=False)
+    assert run_launcher._collect(run, cell, ended, cell.paths.log(run)).run == run.name
 
 
 def test_redo_runs_failed_blocks_again(make_cell, launcher, monkeypatch):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import tempfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from labkit.records import (
@@ -58,6 +60,22 @@ def test_a_written_record_is_read_back(tmp_path):
     path, record = written(tmp_path)
     assert read_record(path) == record
     assert list(tmp_path.iterdir()) == [path]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(1 / 3)
+@example(322.61234567890123)
+@example(5e-324)
+def test_numbers_are_read_back_to_the_last_bit(value):
+    """Reports rebuild every digit from records: six digits, or float32, would move them."""
+    case = CaseRecord(
+        "x", metrics=(Metric("m", "us", "lower", True, (value,)),), notes={"n": value}
+    )
+    numbers = {"counters": {"c": value}, "seconds": {"s": value}, "probe": {"before": {"a": value}}}
+    with tempfile.TemporaryDirectory() as folder:
+        path, record = written(Path(folder), cases=(case,), **numbers)
+        again = read_record(path)
+    assert again == record and repr(again) == repr(record)
 
 
 def test_a_key_of_a_later_version_is_kept(tmp_path):
@@ -175,15 +193,15 @@ def test_only_runs_are_read_in_order(tmp_path):
     runs = tmp_path / "runs"
     for folder in (runs, runs / "pending", runs / "abandoned"):
         folder.mkdir(exist_ok=True)
-    for block, position in ((10, 0), (0, 1), (0, 0), (100, 0)):
+    order = [(0, 0), (0, 1), (0, 99), (0, 100), (10, 0), (99, 0), (100, 0)]  # not by name
+    for block, position in reversed(order):
         record = a_record(block=block, position=position)
         write_record(runs / f"{record.run}.json", record)
     (runs / "abandoned" / "b00-p00-seq_map.json").write_text("{}")
     (runs / "pending" / "b00-p00-seq_map.json").write_text("{}")
     (runs / ".b00-p02-seq_map.json.1.tmp").write_text("{")
     (runs / "b00-p00-seq_map.log").write_text("")
-    read_order = [(r.block, r.position) for r in read_runs(tmp_path)]
-    assert read_order == [(0, 0), (0, 1), (10, 0), (100, 0)]
+    assert [(r.block, r.position) for r in read_runs(tmp_path)] == order
     (runs / "notes.json").write_text('{"schema_version": 1}')
     with pytest.raises(RecordError, match=r"notes\.json"):
         read_runs(tmp_path)
