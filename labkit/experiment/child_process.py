@@ -18,6 +18,7 @@ from labkit.machine.signal_names import signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
+MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between looks at a child that is about to end
 # Signals by which a cluster stops or warns a job; every process of the job gets them.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -129,20 +130,34 @@ def _watch(
         wait = max(0.0, min(tick, deadline) - time.monotonic())
         readable, _, _ = select.select([done, *signals.fds], [], [], wait)
         signals.check()
-        if done in readable or child.poll() is not None:
-            # The pipe closes when the process ends; the exit status follows at once.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=max(0.0, deadline - time.monotonic()))
-                return False
+        ending = done in readable or child.poll() is not None
+        # The pipe closes when the process ends; the exit status follows at once.
+        if ending and _ends_before(deadline, child):
+            return False
         now = time.monotonic()
         if now >= deadline:
             child.send_signal(signal.SIGABRT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=TRACEBACK_S)
+            _ends_before(now + TRACEBACK_S, child)
             return True
         if now >= tick:
             on_tick(child.pid)
             tick = max(tick + TICK_S, now)
+
+
+def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
+    """Wait until the child ends or the deadline (monotonic clock) passes; return whether it ended.
+
+    ``Popen.wait`` with a timeout sleeps until absolute times. Under a simulated clock that is set
+    back (libfaketime) such a sleep fails with EINVAL, and the timeout of ``select`` does not.
+    """
+    pause = MIN_POLL_S
+    while child.poll() is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        select.select([], [], [], min(pause, left))
+        pause = min(2 * pause, MAX_POLL_S)
+    return True
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +62,8 @@ def timing_lock(
         return describe_timing_lock(path)
 
     with _lock(path, "timing lock", holder_line, on_wait, check, poll_s) as descriptor:
-        facts = {"holder": holder, "pid": os.getpid(), "since": time.time()}
+        now = {"since": time.time(), "since_monotonic": time.monotonic()}  # a date, a duration
+        facts = {"holder": holder, "pid": os.getpid(), **now}
         _write(descriptor, json.dumps(facts))
         yield
 
@@ -149,7 +151,7 @@ def _lock(
             if time.monotonic() - last_call >= 60:
                 last_call = time.monotonic()
                 on_wait(f"waiting: {holder_line()}")
-            time.sleep(poll_s)
+            select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
         yield descriptor
     finally:
         os.close(descriptor)
@@ -179,7 +181,7 @@ def describe_timing_lock(path: Path) -> str:
         facts = json.loads(path.read_text())
         since = float(facts["since"])
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
-        held_s = max(0, round(time.time() - since))
+        held_s = round(time.monotonic() - float(facts["since_monotonic"]))
         return (
             f"{facts['holder']} (pid {facts['pid']}) is timing on this host "
             f"since {clock}, for {held_s} s"

@@ -20,6 +20,7 @@ import numpy as np
 
 from labkit import records as record
 from labkit.experiment import run_stages, worker
+from labkit.machine import fingerprint
 from labkit.records import CaseRecord, Metric
 
 # These outlive their package, which is replaced below.
@@ -63,6 +64,7 @@ def strike(stage: str, resolver: str = "") -> str | None:
         steps = iter(range(10**9, 0, -1000))
         time.time = lambda: float(next(steps))
         time.time_ns = lambda: next(steps) * 10**9
+        fingerprint.utc_now = lambda: f"2001-09-07T00:00:{next(steps):011d}Z"
     if kind == "hang":
         time.sleep(3600)
     if kind == "leave":  # a process of its own that nobody waits for

@@ -94,6 +94,29 @@ def test_a_second_process_waits_and_sees_the_holder(own_folder):
         assert len(holders) == 1
 
 
+@pytest.mark.parametrize("jump_s", [-1e6, 1e6])
+def test_a_clock_that_jumps_changes_no_wait_for_a_lock(own_folder, monkeypatch, jump_s):
+    def refused(seconds):
+        raise OSError(22, "Invalid argument")  # as under libfaketime
+
+    told, polls, now = [], [], time.time()
+
+    def give_up():
+        polls.append(1)
+        if len(polls) == 3:
+            raise Interrupted("enough")
+
+    with timing_lock("outputs/first"):
+        monkeypatch.setattr(time, "time", lambda: now + jump_s)
+        monkeypatch.setattr(time, "sleep", refused)
+        with (
+            pytest.raises(Interrupted),
+            timing_lock("second", on_wait=told.append, check=give_up, poll_s=0.001),
+        ):
+            pytest.fail("two hold the lock")
+    assert len(told) == 1 and told[0].endswith("for 0 s")
+
+
 def test_each_device_has_its_own_lock(own_folder):
     with timing_lock("one", device="cpu"), timing_lock("two", device="gpu0"):
         assert timing_lock_path("cpu") != timing_lock_path("gpu0")

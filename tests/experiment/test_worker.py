@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from labkit import config
+from labkit.analysis import analyse_cell
+from labkit.config import Isolation
 from labkit.experiment import child_process, worker
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_failures import failure_of
@@ -116,15 +118,55 @@ def test_the_marker_depends_on_the_arm_s_config(make_cell):
     assert _marker(base) != _marker(seq_map)
 
 
-def test_a_clock_that_jumps_back_changes_no_duration(make_cell, launcher, monkeypatch):
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+def test_a_study_goes_on_while_the_clock_is_set_back(make_cell, launcher, monkeypatch, isolation):
+    """In the parent and in the workers: nothing is lost, and no number changes."""
+
+    def study(folder, blocks):
+        cell = make_cell(folder=folder, blocks=blocks, isolation=Isolation(isolation))
+        return cell, run_cell(cell, launcher)
+
+    undisturbed, _ = study("undisturbed", 2)
+    study("cell", 1)
     monkeypatch.setenv("LABKIT_TEST_FAULT", "startup:clock")
+    set_back(monkeypatch)
+    cell, outcome = study("cell", 2)
+    assert (outcome.ran, outcome.already_done, outcome.failed) == (3, 3, ()) and outcome.seconds > 0
+    records = read_runs(cell.dir)
+    assert [r.run for r in records] == [r.run for r in read_runs(undisturbed.dir)]
+    assert max(r.started for r in records[3:]) < min(r.started for r in records[:3])
+    for record in records:
+        assert min(record.seconds.values()) >= 0 and record.notes.get("gap_s", 0) >= 0
+        assert record.seconds["measure"] <= record.seconds["total"]
+    cells = [analyse_cell(folder.dir) for folder in (cell, undisturbed)]
+    for analysed in cells:
+        assert analysed.pop("environment")
+        analysed.pop("cell")
+    assert cells[0] == cells[1]
+    assert study("cell", 2)[1].ran == 0
+
+
+def set_back(monkeypatch):
+    """Set the wall clock back at every look at it. Absolute sleeps fail, as under libfaketime."""
     steps = iter(range(10**9, 0, -1000))
+
+    def refused(seconds):
+        raise OSError(22, "Invalid argument")
+
     monkeypatch.setattr(time, "time", lambda: float(next(steps)))
-    cell = make_cell()
-    assert run_cell(cell, launcher).failed == ()
-    for record in read_runs(cell.dir):
-        assert min(record.seconds.values()) >= 0
-        assert record.seconds["measure"] <= record.seconds["total"] <= record.seconds["process"]
+    monkeypatch.setattr(time, "sleep", refused)
+    monkeypatch.setattr(fingerprint, "utc_now", lambda: f"2001-09-08T00:00:{next(steps):011d}Z")
+
+
+def test_a_child_that_ends_late_is_waited_for_without_an_absolute_sleep(tmp_path, monkeypatch):
+    set_back(monkeypatch)
+    code = "import os, sys, time; os.closerange(3, 99); time.sleep(0.1); sys.exit(7)"
+    log = tmp_path / "log"
+    for timeout_s, ended in ((60.0, True), (0.02, False)):
+        ending = child_process.run(
+            [sys.executable, "-S", "-c", code], environment={}, log=log, timeout_s=timeout_s
+        )
+        assert ending.timed_out is not ended and (ending.code == 7) is ended
 
 
 def test_no_record_is_written_if_the_parent_died_during_the_run(tmp_path, monkeypatch):

@@ -1,0 +1,82 @@
+"""Waits and durations use the monotonic clock: the wall clock may be set back during a study."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WALL_CLOCK = {
+    "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}
+FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "getmtime", "getctime", "utime")
+# The functions that read the wall clock, to stamp a date, and what they read.
+DATES = {
+    "labkit/app.py:_fresh_folder": {"datetime.now"},  # a folder's name
+    "labkit/experiment/file_locks.py:timing_lock": {"time.time"},
+    "labkit/experiment/file_locks.py:describe_timing_lock": {"time.localtime", "time.strftime"},
+    "labkit/experiment/run_launcher.py:_write_marker": {"time.time"},
+    "labkit/mac/__main__.py:main": {"datetime.now"},  # a folder's name
+    "labkit/machine/fingerprint.py:utc_now": {"datetime.now"},
+    "labkit/machine/macos.py:state": {"time.time"},  # macOS moves the boot time with the clock
+    "labkit/server/api_generation.py:__init__": {"time.time"},
+    "labkit/server/serving_service.py:__init__": {"time.time"},
+}
+# The functions that read files' times, only to compare them with each other.
+FILES = {
+    "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
+    "labkit/experiment/noise_history.py:_cells": {"st_mtime"},
+    "labkit/workload/sources/json_lines.py:read": {"st_mtime"},
+}
+
+
+def clock_reads(tree):
+    """Yield (function, what) for each use of the wall clock, or of a file's times, in a module."""
+
+    def walk(node, function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.ImportFrom) and node.module in WALL_CLOCK:
+            for name in node.names:
+                if name.name in WALL_CLOCK[node.module]:
+                    yield function, f"{node.module}.{name.name}"
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value).rpartition(".")[2]
+            if node.attr in WALL_CLOCK.get(owner, ()):
+                yield function, f"{owner}.{node.attr}"
+            yield from ((function, name) for name in FILE_TIMES if node.attr.startswith(name))
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, function)
+
+    yield from walk(tree, "<module>")
+
+
+def test_the_wall_clock_only_stamps_dates():
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "labkit").rglob("*.py")):
+        for function, what in clock_reads(ast.parse(path.read_text())):
+            found.setdefault(f"{path.relative_to(ROOT)}:{function}", set()).add(what)
+    assert found == DATES | FILES, "use time.monotonic, or time.perf_counter to measure"
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("import time\ndef f(): return time.time() + 5", "time.time"),
+        ("import time\ndef f(clock=time.time): pass", "time.time"),
+        ("def f():\n    from time import time_ns", "time.time_ns"),
+        ("import datetime\ndef f(): datetime.datetime.now(datetime.UTC)", "datetime.now"),
+        ("from datetime import datetime\ndef f(): datetime.utcnow()", "datetime.utcnow"),
+        ("def f(path): return path.stat().st_mtime_ns", "st_mtime"),
+        ("import os\ndef f(path): return os.path.getmtime(path)", "getmtime"),
+    ],
+)
+def test_every_reading_of_the_wall_clock_is_found(code, what):
+    assert list(clock_reads(ast.parse(code))) == [("f", what)]
+
+
+def test_the_monotonic_clocks_are_not_the_wall_clock():
+    code = "import time\ntime.monotonic() + time.perf_counter() + time.process_time()\nprobe.time()"
+    assert list(clock_reads(ast.parse(code))) == []
