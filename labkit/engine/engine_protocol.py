@@ -49,7 +49,8 @@ class TokenEvent:
     ``margin`` is the gap between the largest logit, which is the greedy token's, and the second
     largest. It is None if the token was drawn at random. Only the last event of a request has a
     ``finish_reason``. An aborted request has no event after its abort. ``logprobs`` is None
-    unless the request asked for log probabilities.
+    unless the request asked for log probabilities. ``num_cached_tokens`` is the number of the
+    request's prompt tokens that the prefix cache held when the request was first admitted.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class TokenEvent:
     margin: float | None = None
     error: str | None = None
     logprobs: Logprobs | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

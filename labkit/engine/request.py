@@ -208,6 +208,8 @@ class RequestState:
         The number of output tokens that a launched step will sample (0 or 1).
     num_reserved_tokens
         The number of tokens for which KV memory was reserved. Its blocks may have room for more.
+    num_cached_tokens
+        The number of prompt tokens that the prefix cache held at the first admission.
     num_preemptions
         How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
@@ -216,6 +218,7 @@ class RequestState:
 
     __slots__ = (
         "arrival_index",
+        "num_cached_tokens",
         "num_computed_before_preemption",
         "num_computed_tokens",
         "num_in_flight_tokens",
@@ -240,6 +243,7 @@ class RequestState:
         self.num_in_flight_tokens = 0
         self.num_output_placeholders = 0
         self.num_computed_before_preemption = 0
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.status = RequestStatus.waiting
 

@@ -267,6 +267,8 @@ class Scheduler:
             return None
         self._waiting.remove(state)
         state.num_computed_tokens, state.num_reserved_tokens = num_cached, num_tokens
+        if not state.num_preemptions:  # later the cache may have the request's own tokens
+            state.num_cached_tokens = num_cached
         state.status = RequestStatus.running
         self._running[state.request_id] = state
         self.counts.record_peak("requests.most_running", len(self._running))
@@ -337,7 +339,12 @@ class Scheduler:
             reason = self._finish_reason(state)
             events.append(
                 TokenEvent(
-                    state.request_id, result.token, reason, result.margin, logprobs=result.logprobs
+                    state.request_id,
+                    result.token,
+                    reason,
+                    result.margin,
+                    logprobs=result.logprobs,
+                    num_cached_tokens=state.num_cached_tokens,
                 )
             )
             if reason is not None:

@@ -67,6 +67,7 @@ class Generation:
             for index, request in enumerate(requests)
         }
         self.requests = {request.request_id: request for request in requests}
+        self._num_cached_tokens = [0] * len(requests)
         now = time.monotonic()
         self.times = {request.request_id: RequestTimestamps(now) for request in requests}
         self._unfinished = set(self._choices)
@@ -82,6 +83,7 @@ class Generation:
             self.fail(invalid(event.error or "the engine refused the request"))
             return
         index, processor = self._choices[event.request_id]
+        self._num_cached_tokens[index] = event.num_cached_tokens
         try:
             text, reason = processor.advance(event)
         except Exception as error:  # from the tokenizer's library; the other requests must go on
@@ -95,6 +97,14 @@ class Generation:
         self._outputs.append(
             TokenOutput(index, token, text, finish_reason, event.logprobs, processor.stop_text)
         )
+
+    def num_cached_tokens(self, n: int = 1) -> int:
+        """Return how many prompt tokens the prefix cache held, summed over the prompts.
+
+        With ``n`` choices per prompt, the first choice counts, because the others may find in the
+        cache what the first has computed. A prompt counts 0 until its first token is known.
+        """
+        return sum(self._num_cached_tokens[::n])
 
     def fail(self, error: ApiError) -> None:
         """End the generation with an error, which ``outputs`` raises after the unread outputs."""

@@ -195,7 +195,7 @@ class ChatWriter:
         )
 
     def _usage(self, num_tokens: int) -> Usage:
-        return usage(len(self._prompt), num_tokens)
+        return usage(len(self._prompt), num_tokens, self._generation.num_cached_tokens(self._n))
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
         if not self._request.logprobs:

@@ -162,7 +162,8 @@ class CompletionWriter:
         return Completion(self._id, "text_completion", created, name, choices, current)
 
     def _usage(self, num_tokens: int) -> Usage:
-        return usage(sum(map(len, self._prompts)), num_tokens)
+        num_cached = self._generation.num_cached_tokens(self._n)
+        return usage(sum(map(len, self._prompts)), num_tokens, num_cached)
 
     def _logprobs(
         self, index: int, tokens: Sequence[int], logprobs: Sequence[Logprobs]

@@ -12,7 +12,13 @@ from labkit.engine.engine_protocol import Logprobs
 from labkit.engine.request import SamplingParams
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation, TokenOutput
-from labkit.server.openai_types import Sampling, TokenLogprob, TopLogprob, Usage
+from labkit.server.openai_types import (
+    PromptTokensDetails,
+    Sampling,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from labkit.server.prompt_encoding import encode_conversation, resolve_max_tokens
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
@@ -146,9 +152,10 @@ async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
     return choices
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
-    """Return the usage object, whose total is the sum of both token counts."""
-    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """Return the usage object. ``cached_tokens`` of the prompt tokens were in the prefix cache."""
+    total, details = prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
+    return Usage(prompt_tokens, completion_tokens, total, details)
 
 
 def token_logprob(service: Service, token: int, logprobs: Logprobs) -> TokenLogprob:

@@ -92,6 +92,15 @@ class EngineThread:
 
         self._commands.put(abort)
 
+    def clear_cache(self, on_cleared: Callable[[], object]) -> None:
+        """Queue the eviction of the prefix cache, after which ``on_cleared`` is called."""
+
+        def clear(engine: InferenceEngine) -> None:
+            engine.clear_cache()
+            on_cleared()
+
+        self._commands.put(clear)
+
     def stop(self, timeout_s: float | None = None) -> None:
         """Stop the thread after the current step and wait until it ends, at most ``timeout_s``."""
         self._commands.put(None)

@@ -69,10 +69,16 @@ class TextBlock(Struct, frozen=True):
 
 
 class MessageUsage(Struct, frozen=True):
-    """The numbers of prompt tokens and of generated tokens."""
+    """The numbers of prompt tokens and of generated tokens.
+
+    As in Anthropic's API, ``input_tokens`` does not count the prompt tokens that were read from
+    the cache.
+    """
 
     input_tokens: int
     output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
 
 
 class MessageObject(Struct, frozen=True):
@@ -164,14 +170,15 @@ class MessageWriter:
         return _encode(self._message(generated, [TextBlock(generated.text)]))
 
     def _message(self, generated: GeneratedChoice, content: list[TextBlock]) -> MessageObject:
-        num_prompt_tokens = len(self._conversation.prompt)
+        num_cached = self._conversation.generation.num_cached_tokens()
+        num_computed = len(self._conversation.prompt) - num_cached
         return MessageObject(
             self._conversation.id,
             self._model,
             content,
             _stop_reason(generated),
             generated.stop,
-            MessageUsage(num_prompt_tokens, len(generated.tokens)),
+            MessageUsage(num_computed, len(generated.tokens), num_cached),
         )
 
     async def events(self) -> AsyncIterator[bytes]:

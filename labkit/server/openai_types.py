@@ -152,12 +152,19 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
 
 
+class PromptTokensDetails(Struct, frozen=True):
+    """The number of prompt tokens that the prefix cache held when the request started."""
+
+    cached_tokens: int
+
+
 class Usage(Struct, frozen=True):
     """The numbers of prompt tokens and of generated tokens, summed over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class TextLogprobs(Struct, frozen=True):

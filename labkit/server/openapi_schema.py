@@ -24,12 +24,16 @@ ERROR_DESCRIPTIONS = {
     400: "the request is invalid",
     401: "the API key is missing or invalid",
     404: "no such model",
+    409: "requests are running",
     413: "the body is too long",
     429: "the server is full",
     500: "the engine failed",
     503: "the engine cannot serve",
     504: "the request timed out",
 }
+
+
+POST_ERRORS = (400, 401, 404, 413, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -59,23 +63,24 @@ class PostRoute:
 
 
 @dataclass(frozen=True)
-class GetRoute:
-    """A GET route. ``response_type`` is None if the response is plain text."""
+class BodylessRoute:
+    """A route whose requests have no body. ``response_type`` is None if it is plain text."""
 
     path: str
     response_type: type[msgspec.Struct] | None
     error_statuses: tuple[int, ...] = ()
+    method: str = "get"
 
 
 def openapi_document(
-    post_routes: list[PostRoute], get_routes: list[GetRoute], model: str
+    post_routes: list[PostRoute], bodyless_routes: list[BodylessRoute], model: str
 ) -> dict[str, Any]:
     """Return the OpenAPI document. ``model`` is the only model name that requests may contain."""
     types = {route.request_type for route in post_routes} | {
         route.response_type for route in post_routes
     }
     types |= {route.error for route in post_routes} | {
-        route.response_type for route in get_routes if route.response_type
+        route.response_type for route in bodyless_routes if route.response_type
     }
     _, schemas = msgspec.json.schema_components(
         sorted(types, key=lambda struct: struct.__name__), ref_template=REF_TEMPLATE
@@ -90,7 +95,7 @@ def openapi_document(
         "info": {"title": "labkit", "version": __version__},
         "paths": {
             **{route.path: {"post": _post(route)} for route in post_routes},
-            **{route.path: {"get": _get(route)} for route in get_routes},
+            **{route.path: {route.method: _bodyless(route)} for route in bodyless_routes},
         },
         "components": {"schemas": schemas},
     }
@@ -104,12 +109,12 @@ def _post(route: PostRoute) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _content(route.request_type)},
         "responses": {
             "200": {"description": "the response", "content": content},
-            **_errors(ERROR_DESCRIPTIONS, route.error),
+            **_errors(POST_ERRORS, route.error),
         },
     }
 
 
-def _get(route: GetRoute) -> dict[str, Any]:
+def _bodyless(route: BodylessRoute) -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
     response = {
         "description": "the response",

@@ -105,9 +105,9 @@ class OutputMessage(Struct, frozen=True):
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """Details of the prompt tokens, always 0: the server does not report cached tokens here."""
+    """The number of prompt tokens that the prefix cache held when the request started."""
 
-    cached_tokens: int = 0
+    cached_tokens: int
     cache_write_tokens: int = 0
 
 
@@ -123,7 +123,7 @@ class ResponseUsage(Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    input_tokens_details: InputTokensDetails
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
 
 
@@ -242,6 +242,7 @@ class ResponseWriter:
         request, prompt = self._request, len(self._conversation.prompt)
         truncated = generated is not None and generated.finish_reason == "length"
         count = len(generated.tokens) if generated else 0
+        cached = self._conversation.generation.num_cached_tokens()
         text_format = request.text.format if request.text else None
         return ResponseObject(
             id=self._conversation.id,
@@ -253,7 +254,9 @@ class ResponseWriter:
             if truncated
             else "completed",
             output=[] if generated is None else [self._message(generated)],
-            usage=None if generated is None else ResponseUsage(prompt, count, prompt + count),
+            usage=None
+            if generated is None
+            else ResponseUsage(prompt, count, prompt + count, InputTokensDetails(cached)),
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},

@@ -25,7 +25,7 @@ from labkit.server.openai_types import (
     ModelCard,
     ModelList,
 )
-from labkit.server.openapi_schema import GetRoute, PostRoute, openapi_document
+from labkit.server.openapi_schema import BodylessRoute, PostRoute, openapi_document
 from labkit.server.prometheus_metrics import CONTENT_TYPE
 from labkit.server.response_streams import wait_for_disconnect
 from labkit.server.responses_api import ResponseObject, ResponsesRequest
@@ -33,7 +33,7 @@ from labkit.server.serving_service import Service
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The body of ``GET /health`` while the engine can serve."""
+    """The body of ``GET /health`` while the engine can serve, and of a successful reset."""
 
     status: str
 
@@ -74,12 +74,13 @@ POST_ROUTES = [
         tokenize_api.DetokenizeResponse,
     ),
 ]
-GET_ROUTES = [
-    GetRoute("/v1/models", ModelList, (401,)),
-    GetRoute("/v1/models/{model}", ModelCard, (401, 404)),
-    GetRoute("/health", Health, (503,)),
-    GetRoute("/version", Version),
-    GetRoute("/metrics", None),
+BODYLESS_ROUTES = [
+    BodylessRoute("/v1/models", ModelList, (401,)),
+    BodylessRoute("/v1/models/{model}", ModelCard, (401, 404)),
+    BodylessRoute("/health", Health, (503,)),
+    BodylessRoute("/version", Version),
+    BodylessRoute("/metrics", None),
+    BodylessRoute("/reset_prefix_cache", Health, (401, 409, 503), "post"),
 ]
 
 
@@ -112,13 +113,14 @@ def create_app(service: Service) -> FastAPI:
     for route in POST_ROUTES:
         add(route.path, routes.post_endpoint(route.respond), "POST", True)
     add("/v1/embeddings", routes.embeddings, "POST", True)
+    add("/reset_prefix_cache", routes.reset_prefix_cache, "POST", True)
     add("/v1/models", routes.models, "GET", True)
     add("/v1/models/{model:path}", routes.model, "GET", True)
     # Monitoring needs no key.
     add("/health", routes.health, "GET", False)
     add("/version", routes.version, "GET", False)
     add("/metrics", routes.metrics, "GET", False)
-    document = openapi_document(POST_ROUTES, GET_ROUTES, service.name)
+    document = openapi_document(POST_ROUTES, BODYLESS_ROUTES, service.name)
     app.openapi = lambda: document  # type: ignore[method-assign]
     return app
 
@@ -195,6 +197,11 @@ class Routes:
     def _card(self) -> ModelCard:
         service = self._service
         return ModelCard(service.name, "model", service.created, "labkit", service.max_model_len)
+
+    async def reset_prefix_cache(self) -> Response:
+        """Answer ``POST /reset_prefix_cache`` when the prefix cache is empty, or with 409."""
+        await self._service.reset_prefix_cache()
+        return _json(Health("ok"))
 
     async def embeddings(self) -> Response:
         """Refuse ``POST /v1/embeddings`` (404)."""

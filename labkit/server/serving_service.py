@@ -182,6 +182,31 @@ class Service:
             self._thread.submit(request)
         return generation
 
+    async def reset_prefix_cache(self) -> None:
+        """Evict the prefix cache.
+
+        Raises
+        ------
+        ApiError
+            Requests are running or waiting (409), or the engine cannot serve (503).
+        """
+        reason = self.unhealthy_reason()
+        if reason is not None or self._thread is None:
+            raise ApiError(503, reason or "the server has not started")
+        if self._live:
+            raise ApiError(
+                409,
+                f"{len(self._live)} completions are running or waiting; the prefix cache can be "
+                "reset when there are none",
+                code="requests_running",
+            )
+        loop, cleared = asyncio.get_running_loop(), asyncio.Event()
+        self._thread.clear_cache(lambda: loop.call_soon_threadsafe(cleared.set))
+        try:
+            await asyncio.wait_for(cleared.wait(), self.options.stuck_s)
+        except TimeoutError:
+            raise ApiError(503, "the engine did not reset the prefix cache") from None
+
     def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
         """Remove an ended request from the live ones and record its metrics.
 

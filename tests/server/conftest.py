@@ -77,6 +77,7 @@ def server(chat_model, start_server, tmp_path_factory):
         "server.model_name=tiny",
         "server.max_output_tokens=512",
         "server.max_live=64",
+        "engine.prefix_cache=hash",
     ) as running:
         yield running
 

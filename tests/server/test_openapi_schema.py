@@ -52,7 +52,7 @@ def test_the_document_has_every_path(short_output_server):
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
         "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/version",
-        "/metrics",
+        "/metrics", "/reset_prefix_cache",
     }  # fmt: skip
     chat = document["components"]["schemas"]["ChatRequest"]
     assert chat["additionalProperties"] is False and "messages" in chat["required"]

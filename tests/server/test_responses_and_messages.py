@@ -97,7 +97,10 @@ def test_a_message_matches_the_chat_api(server, client):
     assert (response["type"], response["role"], response["stop_reason"]) == (
         "message", "assistant", "max_tokens",
     )  # fmt: skip
-    assert response["usage"] == {"input_tokens": chat.usage.prompt_tokens, "output_tokens": 6}
+    usage = response["usage"]
+    assert usage["output_tokens"] == 6
+    num_prompt_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert num_prompt_tokens == chat.usage.prompt_tokens
 
 
 def test_the_matched_stop_sequence_is_reported(server):

@@ -152,6 +152,19 @@ def test_a_preempted_request_finds_its_own_blocks(prefixes):
 
 
 @BOTH
+def test_cached_tokens_of_a_request_are_those_at_its_first_admission(prefixes):
+    engine, cached = make_engine(prefixes), []
+    for name in "ab":
+        engine.submit(request(name, range(1, 12), 9))
+        events = [event for _ in range(4) for event in engine.step()]
+        engine._scheduler.preempt(name)
+        while engine.has_work():
+            events += engine.step()
+        cached.append({event.num_cached_tokens for event in events})
+    assert cached == [{0}, {(11 - 1) // SIZE * SIZE}]
+
+
+@BOTH
 @pytest.mark.parametrize("seqs", [1, 4])
 def test_trap_cold_and_warm_and_batch_size(prefixes, seqs):
     requested = prompts(2)
