@@ -36,6 +36,7 @@ NOT_COMMANDS = {
     ("docs/binary-search.md", "0123"): "printed: tests/docs/test_binary_search_steps.py",
     ("docs/extending.md", "mine/"): "a tree of the page's files: tests/test_docs.py",
     ("docs/quantised.md", "15 rounds"): "the second line of an item of a list",
+    ("docs/statistics.md", "(k m - c m)"): "a formula: tests/analysis",
     ("docs/structures.md", ""): "printed: tests/docs/test_structures.py",
     ("docs/video.md", '{"clip"'): "a line of JSON: tests/workload/video",
     ("docs/workloads.md", '{"prompt"'): "lines of JSON: tests/test_docs.py",
