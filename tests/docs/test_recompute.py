@@ -1,0 +1,87 @@
+"""The page's formulas, in a script without labkit, give the package's numbers from the records."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.statistics.permutation_test import relabellings
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "outputs" / "reference"
+SCRIPT = ROOT / "docs" / "recompute.py"
+# Positions and looks; several arms; stalls; processes of their own, with drawn relabellings.
+EXAMPLES = [
+    "seq_map/ablation=seq_map,engine=paged", "gqa_sharing/ablation=gqa_sharing,engine=paged",
+    "keyframes/experiment=keyframes", "sensitivity/requests-1x8-00",
+    "sensitivity/requests-1x6-busy-00", "sensitivity/requests-busy-11",
+    "sensitivity/kernels-3x9-busy-00", "sensitivity/agreement-requests~processes",
+]  # fmt: skip
+CELLS = sorted(path.parent.relative_to(REFERENCE) for path in REFERENCE.rglob("cell.json"))
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("recompute", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def numbers_of_the_package(folder):
+    """Return the numbers of ``cell.json`` and the equivalence tests, by (case, metric, arm)."""
+    analysis = analyse(folder)
+    found = {
+        (row["case"], row["metric"], one["arm"]): one
+        for row in analysis.json["rows"]
+        for one in row["comparisons"]
+    }
+    for item in analysis.judged:
+        if item.comparison.equivalence is not None:
+            key = (item.row.case, item.row.metric, item.comparison.arm)
+            found[key]["equivalence_p"] = item.comparison.equivalence.p
+    return {key: one for key, one in found.items() if one["effect_pct"] is not None}
+
+
+def compare_with_the_package(script, cell):
+    expected = numbers_of_the_package(REFERENCE / cell)
+    found = script.recompute(REFERENCE / cell)
+    assert list(found) and set(found) == set(expected)
+    for key, numbers in found.items():
+        theirs = {name: expected[key][name] for name in numbers}
+        assert numbers == pytest.approx(theirs, rel=1e-8, abs=1e-8), key
+
+
+@pytest.mark.parametrize("cell", EXAMPLES)
+def test_the_script_gives_the_package_s_numbers(script, cell):
+    compare_with_the_package(script, cell)
+
+
+@pytest.mark.slow
+def test_the_script_gives_the_package_s_numbers_of_every_committed_study(script):
+    assert len(CELLS) > 90
+    for cell in CELLS:
+        if (REFERENCE / cell).name != "spread":  # has one arm
+            compare_with_the_package(script, cell)
+
+
+@pytest.mark.parametrize(("blocks", "runs"), [(6, 1), (20, 1), (3, 2), (8, 2)])
+def test_the_script_relabels_as_the_package_does(script, blocks, runs):
+    """No committed study has two runs of an arm in a block."""
+    package = relabellings(blocks, runs)
+    signs = script.relabellings(blocks, runs).reshape(-1, 2 * runs * blocks)
+    assert np.array_equal(signs[: len(package.signs)], package.signs)
+    assert len(signs) == package.count == script.number_of_relabellings(blocks, runs)
+
+
+def test_the_script_imports_numpy_and_scipy_only():
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
+    imports = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert imports == {"json", "math", "sys", "itertools", "pathlib", "numpy", "scipy"}
