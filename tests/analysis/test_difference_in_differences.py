@@ -60,11 +60,20 @@ def test_a_change_is_detectable_down_to_the_smallest_p_and_with_degrees_of_freed
 
 @pytest.mark.parametrize(("blocks", "runs"), [(3, 2), (1, 1)])
 def test_swapping_the_studies_mirrors_the_change(blocks, runs):
-    """Also if the variances are unknown."""
     old, new = (effect(seed, blocks, runs, moved=seed) for seed in (1, 2))
     change, mirrored = effect_change(old, new), effect_change(new, old)
     assert np.sort(change.null_distribution) == pytest.approx(np.sort(-mirrored.null_distribution))
     assert change.estimate == -mirrored.estimate and change.p == mirrored.p
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_studies_of_unknown_or_no_variance_count_alike(seed):
+    """Only the observed labels of both studies and their mirror image reach the change."""
+    single = effect_change(effect(seed, blocks=1, runs=1), effect(seed + 5, blocks=1, runs=1))
+    assert np.isnan(single.variance) and single.p == single.min_p == 0.5
+    flat = np.full((3, 2), 1.0)
+    constant = effect_change(*(estimate_effect(flat, flat + seed + x, None) for x in (1, 9)))
+    assert constant.variance == pytest.approx(0, abs=1e-30) and constant.p == constant.min_p
 
 
 @pytest.mark.parametrize(("blocks", "runs", "with_probe"), [(3, 2, False), (10, 1, True)])

@@ -205,11 +205,25 @@ def test_ties_count_in_a_joint_p():
         assert joint == np.mean(sizes[draws] >= sizes[0]) > 1e-5
 
 
+def test_rows_that_tie_with_the_observed_row_count_in_a_joint_p():
+    """The second row holds the first one's values, labelled so that their means are equal."""
+    first = np.arange(12.0).reshape(3, 4)
+    values = np.stack([first, first[:, [0, 3, 1, 2]]], axis=-1)
+    tests = make_tests(values[:, :2], values[:, 2:])
+    own, other = (np.abs(test.null_distribution) for test in tests)
+    assert other[0] == 0.0
+    draws = np.random.default_rng([RESAMPLING_SEED, 1]).integers(216, size=JOINT_DRAWS)
+    draws[0] = 0
+    ((joint, _),) = joint_p_values([tests])
+    reached = (own >= own[0]) | (other >= own[0])
+    assert joint == np.mean(reached[draws]) > np.mean((own >= own[0])[draws])
+
+
 def test_one_sided_p_values_are_half_of_the_two_sided_on_their_own_side_alone():
     (region,) = regions(make_tests(*draw(3, (4, 2), rows=1, effect=1.0)))
     low, high = region.interval(0.05)
-    for shift in (low - 0.1, high + 0.1):
-        assert 0 < region.p(shift) <= 0.05
+    for limit, outside in ((low, low - 0.1), (high, high + 0.1)):
+        assert 0 < region.p(outside) <= 0.05 < region.p(limit)
     assert (region.p_greater(low - 0.1), region.p_less(low - 0.1)) == (region.p(low - 0.1) / 2, 1)
     assert (region.p_less(high + 0.1), region.p_greater(high + 0.1)) == (
         region.p(high + 0.1) / 2,

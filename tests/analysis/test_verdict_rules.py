@@ -6,18 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.analysis import analyse_cell, write_study
+from labkit.analysis import analyse_cell, cell_analysis, write_study
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, row_tests
 from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbed_runs import disturbed_blocks
-from labkit.analysis.observations import probe_values
+from labkit.analysis.observations import log_values, probe_values
 from labkit.analysis.output_identity import OutputAgreement, above_noise_floor
-from labkit.analysis.statistics.effect_size import Equivalence
+from labkit.analysis.statistics.effect_size import Equivalence, confidence_interval, to_percent
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
+from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.power import mde_pct
 from labkit.analysis.study_analysis import AnalysisCache, study_family
 from labkit.analysis.verdict import judge
+from labkit.records import CaseRecord
 
 LEVELS = DecisionCriteria(2, 0.05, 2.0)
 
@@ -106,6 +108,63 @@ def test_an_interval_at_a_look_has_the_look_s_level(make_cell):
     write_study(path.parent, plots=False)
     report = (path.parent / "report.md").read_text()
     assert "99 % CI" in report
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05])
+def test_all_intervals_and_bounds_have_the_level_of_the_criteria(make_cell, alpha):
+    """A row alone is its own family: both intervals are the same, and so is the bound."""
+    analysis = analyse(make_cell(cases=("a",), alpha=alpha, effects={"seq_map": 1.0}))
+    one = analysis.comparisons[0]["seq_map"]
+    pair = (log_values(analysis.rows[0], arm, range(4)) for arm in ("binary_search", "seq_map"))
+    limits = confidence_interval(*pair, alpha)
+    assert one.ci_raw_pct == one.ci_pct == pytest.approx(tuple(map(to_percent, limits)))
+    assert one.equivalence.bound_pct == max(map(abs, one.ci_pct))
+    assert one.level == 1 - alpha
+
+
+def test_a_block_without_a_difference_is_no_win(make_cell):
+    same = analyse(make_cell(cases=("a",), effects={"seq_map": 1.0}, noise=0.0))
+    assert same.comparisons[0]["seq_map"].wins == 0
+
+
+def test_a_row_that_lacks_a_block_is_relabelled_as_the_others_in_its_own_blocks(make_cell):
+    def lacking(record):
+        if record.block != 1:
+            return record
+        return replace(record, cases=(record.cases[0], CaseRecord("b", "too large")))
+
+    rows = analyse(make_cell(cases=("a", "b"), change=lacking)).rows
+    tests = row_tests(rows, "seq_map", "binary_search", 2, True)
+    labels = relabellings(4, 2)
+    assert np.array_equal(tests[0].labels.signs, labels.signs)
+    expected = labels.restrict_to_blocks([0, 2, 3]).signs
+    assert np.array_equal(tests[1].labels.signs, expected)
+
+
+def test_the_control_is_not_adjusted_for_the_number_of_arms(make_cell):
+    cell = analyse_cell(make_cell(cases=("a",), effects={"one": 1.0, "two": 1.0}, noise=0.02))
+    control = comparison_of(cell, "control")
+    assert control["p_adjusted"] == control["p"] > control["p_floor"] == 2 / 1296
+    one = comparison_of(cell, "one")
+    assert one["p_adjusted"] == pytest.approx(min(1, 2 * one["p"]), rel=1e-3)
+
+
+def test_a_block_is_done_when_all_its_runs_have_records(make_cell):
+    def lacking(record):
+        return None if (record.block, record.position) == (2, 5) else record
+
+    assert analyse(make_cell()).data.blocks_done == (0, 1, 2, 3)
+    assert analyse(make_cell("lacking/cell", change=lacking)).data.blocks_done == (0, 1, 3)
+
+
+def test_the_identity_gate_is_tested_at_the_design_s_alpha(make_cell, monkeypatch):
+    levels = []
+    original = cell_analysis.gates.identical
+    monkeypatch.setattr(
+        cell_analysis.gates, "identical", lambda *args: levels.append(args[-1]) or original(*args)
+    )
+    analyse(make_cell(alpha=0.03))
+    assert levels == [0.03]
 
 
 def test_a_study_with_blocks_still_to_run_claims_nothing(make_cell):
