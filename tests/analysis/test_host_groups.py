@@ -10,6 +10,9 @@ import pytest
 from labkit.analysis import exit_code, write_study
 from labkit.analysis.caveats import caveats
 from labkit.analysis.disturbed_runs import disturbed_blocks
+from labkit.analysis.host_groups import HostEffects, HostGroup, host_groups, on_same_machine
+from labkit.analysis.isolation_agreement import isolation_agreements
+from labkit.analysis.observations import MetricRow
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.analysis.study_diff import StudiesNotComparable, compare_studies
@@ -167,12 +170,27 @@ def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
     assert ["rate=0"] in groups and ["rate=1"] in groups and ["rate=0", "rate=1"] not in groups
 
 
+def test_cells_without_runs_join_the_first_machine(make_cell):
+    ran = only_analysis(make_cell("ran/cell"))
+    empty = only_analysis(make_cell("empty/cell", change=lambda record: None))
+    for analyses in ([empty, ran], [ran, empty]):
+        (group,) = host_groups(analyses)
+        assert group == HostGroup("host abc, test, 2 cores, Linux", (0, 1))
+    assert on_same_machine(empty, ran)
+
+
+def test_hosts_are_apart_by_the_range_of_their_effects():
+    row = MetricRow("a", "dispatch_us", "us", "lower", True)
+    assert HostEffects(row, "arm", {"x": 9.0, "y": -5.0, "z": 2.0}).range_pct == 14.0
+
+
 def test_a_companion_cell_of_another_machine_is_not_compared(make_cell):
     turns = make_cell("study/cell", isolation="in_process", runs=1, blocks=8)
     apart = make_cell(f"study/cell{PROCESSES_SUFFIX}", change=moved_to_host("def"))
     analysis_cache = AnalysisCache()
     lines = caveats(analysis_cache.cell(turns))
     assert any("ran on another machine: the two are not compared" in line for line in lines)
+    assert isolation_agreements(analysis_cache.cell(turns)) is None
     for cell in (turns, apart):
         across_hosts(cell)
     assert not any("another machine" in line for line in caveats(AnalysisCache().cell(turns)))
