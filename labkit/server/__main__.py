@@ -60,6 +60,7 @@ def serve(options: ServeConfig) -> int:
     service = Service(
         options.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
     )
+    service.grammars.load_tokenizer()
     url = http_listener.url(bound)
 
     # Loaded objects are never garbage; scanning them would pause every stream for about 0.1 s.

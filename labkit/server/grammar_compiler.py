@@ -39,7 +39,7 @@ class GrammarCompiler:
     Parameters
     ----------
     tokenizer_json
-        The model's tokenizer.json, read when the first grammar is compiled (takes 0.3 s for 49,152
+        The model's tokenizer.json, read when ``tokenizer`` is first used (takes 0.3 s for 49,152
         tokens).
     vocab_size, eos_token_ids
         The model's vocabulary size and end-of-text token ids.
@@ -52,12 +52,21 @@ class GrammarCompiler:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Llguidance's tokenizer."""
+        """The tokenizer of llguidance. Reading it holds the GIL.
+
+        Raises
+        ------
+        GrammarError
+            llguidance does not support the model's tokenizer.
+        """
         from llguidance import LLTokenizer
 
-        return LLTokenizer(
-            str(self._path), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
-        )
+        try:
+            return LLTokenizer(
+                str(self._path), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
+            )
+        except ValueError as error:
+            raise GrammarError(f"the tokenizer: {_first_line(str(error))}") from None
 
     def compile(self, source: GrammarSource) -> Any:
         """Return an llguidance matcher in its initial state. The GIL is released meanwhile.

@@ -36,7 +36,7 @@ POLL_S = 0.01
 # A grammar may compile although it fails after the first tokens, or has masks so slow that they
 # would delay every step of the engine.
 NUM_TOKENS = 4
-MAX_MASK_CPU_S = 0.02
+MAX_MASK_CPU_S = 0.01
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,6 +62,14 @@ class Grammars:
             )
         )
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def load_tokenizer(self) -> None:
+        """Read the tokenizer now, and not while requests run, because that holds the GIL.
+
+        If llguidance does not support it, requests with a grammar are refused.
+        """
+        with contextlib.suppress(GrammarError):
+            _ = self._compiler.tokenizer
 
     async def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
         """Return a constraint that enforces a JSON schema.

@@ -6,12 +6,17 @@ import time
 
 import pytest
 from fake_engine import CharTokenizer, FakeEngine
+from fake_server import FakeModel
 from in_process import get, run_scenario
 
+from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
+from labkit.server import http_listener
 from labkit.server.api_error import ApiError
 from labkit.server.engine_thread import EngineThread, warm_up
+from labkit.server.routes import create_app
+from labkit.server.serving_service import Service
 
 
 def start_generation(service, max_tokens=4):
@@ -59,6 +64,33 @@ def test_a_failed_step_stops_the_server_and_repeats_no_content(tmp_path, capfd):
     run_scenario(scenario, tmp_path, on_engine_failure=lambda: calls.append(1))
     assert calls == [1]
     assert "Traceback" in capfd.readouterr().err  # shows where the step failed
+
+
+def test_a_failed_engine_ends_the_server_although_a_client_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_listener, "CLOSE_S", 0.1)
+    engine, options = FakeEngine(), config.Server(port=0, grace_s=60)
+    bound = http_listener.bind(options)
+
+    def fail():
+        raise RuntimeError
+
+    async def main():
+        service = Service(options, "fake", CharTokenizer(), engine, FakeModel(tmp_path))
+        ready = asyncio.Event()
+        serving = asyncio.create_task(
+            http_listener.serve(service, create_app(service), bound, ready.set)
+        )
+        await ready.wait()
+        _, half = await asyncio.open_connection(*bound.getsockname())
+        half.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        engine.before_step = fail
+        with pytest.raises(ApiError, match="the engine failed"):
+            await text_of(start_generation(service))
+        await asyncio.wait_for(serving, 20)
+        half.close()
+        return service.engine_failure
+
+    assert "the engine failed" in asyncio.run(main())
 
 
 def test_a_detokeniser_that_fails_ends_its_own_request_alone(tmp_path, capfd):

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from in_process import post, run_scenario
 
-from labkit.server import grammar_processes
+from labkit.server import grammar_processes, grammar_worker
 from labkit.server.api_error import ApiError
-from labkit.server.grammar_compiler import GrammarError, GrammarSource
+from labkit.server.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
 from labkit.server.grammar_processes import GrammarProcesses, TrialOptions
 
 GOOD = GrammarSource("json_schema", '{"type": "object"}')
@@ -82,6 +82,14 @@ def test_a_grammar_that_cannot_be_enforced_is_refused_in_one_short_line(chat_mod
         assert len(children()) == 1  # no grammar ended the process
 
     run(scenario, chat_model)
+
+
+def test_a_grammar_with_slow_masks_is_refused(chat_model, monkeypatch):
+    compiler = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095])
+    monkeypatch.setattr(grammar_worker, "MAX_MASK_CPU_S", 60.0)
+    assert grammar_worker.try_grammar(compiler, GOOD) is None
+    monkeypatch.setattr(grammar_worker, "MAX_MASK_CPU_S", 0.0)
+    assert "masks take longer" in grammar_worker.try_grammar(compiler, GOOD)
 
 
 @pytest.mark.parametrize(
