@@ -88,7 +88,7 @@ class GrammarCompiler:
                 grammar = LLMatcher.grammar_from_lark(source.text)
         except ValueError as error:  # nested too deeply, for example
             raise GrammarError(_first_line(str(error))) from None
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()

@@ -4,6 +4,7 @@ import pytest
 
 from labkit import config
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampler import Sampled
@@ -15,6 +16,18 @@ def make_scheduler(**options):
     return Scheduler(
         config.Scheduler(**options), PagedKVCacheManager(BlockPool(20), 4), frozenset()
     )
+
+
+def test_a_request_that_cannot_be_sampled_ends_with_an_error_event():
+    scheduler = make_scheduler()
+    for name in "ab":
+        scheduler.add(Request(name, (1, 2, 3), SamplingParams(max_tokens=2)))
+    failed = Sampled(NO_TOKEN, None, error="too complex")
+    events = scheduler.update(scheduler.schedule(), {"a": [failed], "b": [Sampled(6, 0.1)]})
+    assert events[0] == TokenEvent("a", NO_TOKEN, "error", error="too complex")
+    assert events[1].finish_reason is None
+    assert not scheduler.is_live("a") and scheduler.is_live("b")
+    scheduler.check()
 
 
 def test_a_result_for_a_request_aborted_in_flight_is_dropped():

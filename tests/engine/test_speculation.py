@@ -11,6 +11,7 @@ from stub_engine import request as ask
 from labkit import config
 from labkit.engine import create
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.request import SamplingError
 from labkit.engine.speculation.draft_model import DraftModelProposer
 
 
@@ -198,6 +199,29 @@ def test_a_draft_model_sees_what_it_would_see_alone(prefixes):
     counters = engine.counters()
     assert 0.2 < counters["spec.accepted"] / counters["spec.drafted"] < 0.9
     assert proposals > 30 and counters["preemptions"] > 0
+
+
+class FailsAfter:
+    """A constraint that allows every token, and fails after ``limit`` of them."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def allowed(self, output, vocab_size):
+        if len(output) >= self.limit:
+            raise SamplingError("no more")
+        return np.ones(vocab_size, bool)
+
+
+def test_a_constraint_that_fails_while_drafting_ends_the_request_at_its_own_token():
+    cache = make_cache(24, 4, "none")
+    proposer = DraftModelProposer(StubModel(24, 4), cache, budget=16)
+    engine, _ = make_engine(24, cache=cache, proposer=proposer, num_drafts=3)
+    prompt = [3, 1, 4]
+    failing = ask("failing", prompt, 14, constraint=FailsAfter(6))
+    tokens, last = run(engine, [failing, ask("fine", prompt, 14)])
+    assert tokens == {"failing": solo(prompt, 6), "fine": solo(prompt, 14)}
+    assert last["failing"].error == "no more" and last["fine"].finish_reason == "length"
 
 
 PROMPT_LENGTHS = (3, 8, 17, 40, 1, 33)

@@ -142,6 +142,17 @@ def test_a_busy_server_refuses_after_a_while_and_closing_ends_everything(chat_mo
     run(scenario, chat_model)
 
 
+def test_closing_ends_a_process_that_is_about_to_start(chat_model):
+    async def scenario(processes):
+        client = asyncio.create_task(processes.check(GOOD))
+        await asyncio.sleep(0)
+        await processes.close()
+        with pytest.raises(ApiError, match="stopping"):
+            await client
+
+    run(scenario, chat_model)
+
+
 def test_a_process_that_somebody_kills_is_replaced(chat_model):
     async def scenario(processes):
         await processes.check(GOOD)
@@ -216,7 +227,7 @@ asyncio.run(main())
 
 def test_a_process_dies_with_its_parent(chat_model, tmp_path):
     script = tmp_path / "parent.py"
-    options = TrialOptions(str(chat_model / "tokenizer.json"), 4096, [4095], 60.0, 1 << 30)
+    options = TrialOptions(str(chat_model / "tokenizer.json"), 4096, [4095], 600.0, 1 << 40)
     script.write_text(PARENT.format(options=options, good=GOOD, endless=ENDLESS))
 
     async def main():
@@ -224,9 +235,11 @@ def test_a_process_dies_with_its_parent(chat_model, tmp_path):
             sys.executable, str(script), stdout=asyncio.subprocess.PIPE
         )
         child = psutil.Process(int(await parent.stdout.readline()))
+        while sum(child.cpu_times()[:2]) < 1:  # busy, so that it does not see the end of its input
+            await asyncio.sleep(0.05)
         parent.send_signal(signal.SIGKILL)
         await parent.wait()
-        await asyncio.to_thread(psutil.wait_procs, [child], 20)
+        await asyncio.to_thread(psutil.wait_procs, [child], 10)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
     asyncio.run(main())
