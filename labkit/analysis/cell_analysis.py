@@ -24,7 +24,7 @@ from labkit.analysis.statistics.interim_analysis import (
     withheld_reason,
 )
 from labkit.analysis.verdict import Verdict, judge
-from labkit.config import Design
+from labkit.config import Design, Isolation
 from labkit.records import (
     SCHEMA_VERSION,
     Arm,
@@ -169,7 +169,7 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
     """
     blocks = {record.block for record in records}
     runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
-    interleaved = any(record.notes.get("together") for record in records)
+    together = [record for record in records if record.notes.get("together")]
     return {
         "cell": cell_dir.name,
         "question": None,
@@ -179,7 +179,7 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
             "blocks": len(blocks),
             "runs_per_block": -(-runs // max(1, len(blocks))),
             "control": any(arm.role == "control" for arm in arms),
-            "isolation": "in_process" if interleaved else "process",
+            "isolation": str(together[0].notes["isolation"]) if together else "process",
             "looks": [],
             "alpha": Design.alpha,
             "margin_pct": Design.margin_pct,
@@ -350,7 +350,7 @@ def _rows(
     tuple[MetricRow, ...], tuple[MetricRow, ...], machine_stall_attribution.StallAttribution | None
 ]:
     """Return the rows that get verdicts, the alternative rows, and the attribution of stalls."""
-    interleaved = data.design.get("isolation") == "in_process"
+    interleaved = Isolation(data.design.get("isolation", "process")).takes_turns
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline))
     stalls = (

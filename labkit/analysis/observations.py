@@ -3,7 +3,7 @@
 The number is the median of the metric over the run's repeats, on the log scale (for an even
 count, the geometric mean of the middle two). Repeats are never tested.
 
-In a block whose arms were interleaved in one process (``in_process``), repeat ``i`` of every
+In a block whose arms were interleaved (``in_process`` or ``live``), repeat ``i`` of every
 arm was taken in the same round, and whatever the machine did in that round happened to all
 arms. There an arm is compared with the baseline round by round: its log value is the
 baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. The arm that comes

@@ -13,12 +13,19 @@ class Isolation(Enum):
     """Isolation of runs.
 
     process: each run in a fresh process. in_process: all arms take turns in one fresh process
-    per block. auto: in_process if the arms can share a process, else process.
+    per block. live: the arms of a block take turns, each in a fresh process of its own.
+    auto: in_process if the arms can share a process, else live if that is possible, else process.
     """
 
     auto = "auto"
     in_process = "in_process"
+    live = "live"
     process = "process"
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the runs of a block take turns, so that they are compared round by round."""
+        return self in (Isolation.in_process, Isolation.live)
 
 
 @dataclass

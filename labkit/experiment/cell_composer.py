@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from labkit.experiment import claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name
 from labkit.experiment.hydra_composer import Composer, hydra_quote
-from labkit.records import PROCESSES_SUFFIX, Arm
+from labkit.machine import memory_capacity
+from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, read_cell
 
 ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
 ENGINE_KEYS = ("engine", "model")  # keys left out of it if the workload has no engine
+LIVE_MEMORY_SHARE = 0.75  # of RAM, for processes that are alive at the same time
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ class ComposedCell:
     experiments
         The config of each arm.
     isolation
-        ``in_process`` or ``process``, never ``auto``.
+        ``in_process``, ``live`` or ``process``, never ``auto``.
     separate_processes_reason
-        The reason that the arms do not share a process; None if they do.
+        The reason that the arms do not share a process and, if they are not alive at the same time
+        either, the reason for that; None if they share a process.
     """
 
     name: str
@@ -138,25 +142,52 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
 def resolve_isolation(
     design: Design, experiments: Sequence[Experiment]
 ) -> tuple[Isolation, str | None]:
-    """Return the isolation of the arms' runs, and the reason if it is ``process`` (else None).
+    """Return the isolation of the arms' runs, and the reason if they do not share a process.
 
     Raises
     ------
     ConfigError
-        The design asks for ``in_process``, but the arms cannot share a process.
+        The design asks for ``in_process`` or ``live``, but the arms do not allow it.
     """
-    if design.isolation is Isolation.process:
-        return Isolation.process, "design.isolation=process asks for it"
     from labkit import workload
 
-    reason = workload.apart(experiments)
+    asked = design.isolation
+    if asked in (Isolation.process, Isolation.live):
+        reason: str | None = f"design.isolation={asked.value} asks for it"
+    else:
+        reason = workload.apart(experiments)
     if reason is None:
         return Isolation.in_process, None
-    if design.isolation is Isolation.in_process:
-        raise ConfigError(
-            f"design.isolation=in_process: {reason}; set design.isolation to process or auto"
-        )
-    return Isolation.process, reason
+    if asked is Isolation.process:
+        return Isolation.process, reason
+    if asked is Isolation.in_process:
+        raise _refusal(asked, reason)
+    obstacle = workload.not_live(experiments) or _too_large(experiments)
+    if obstacle is None:
+        return Isolation.live, reason
+    if asked is Isolation.live:
+        raise _refusal(asked, obstacle)
+    return Isolation.process, reason if reason == obstacle else f"{reason}; not live: {obstacle}"
+
+
+def _refusal(asked: Isolation, reason: str) -> ConfigError:
+    return ConfigError(
+        f"design.isolation={asked.value}: {reason}; set design.isolation to process or auto"
+    )
+
+
+def _too_large(experiments: Sequence[Experiment]) -> str | None:
+    """Return the reason that these arms do not fit into memory at the same time, or None."""
+    from labkit import workload
+
+    needed = sum(workload.estimate(experiment).bytes for experiment in experiments)
+    total = memory_capacity.this_machine().total
+    if needed <= LIVE_MEMORY_SHARE * total:
+        return None
+    return (
+        f"{len(experiments)} arms need about {needed / 2**30:.1f} GiB at the same time, more than "
+        f"{LIVE_MEMORY_SHARE:.0%} of this machine's {total / 2**30:.1f} GiB"
+    )
 
 
 def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
@@ -167,7 +198,7 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
     matters. They are a cell of their own, which exists only if the first cell is interleaved.
     """
     cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
-    if not confirm or composed.isolation is not Isolation.in_process:
+    if not confirm or not cell.design.isolation.takes_turns:
         return [cell]
     separate = replace(
         composed.experiment.design,
@@ -192,12 +223,25 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         dir=folder,
         name=composed.name,
         arms=composed.arms,
-        design=replace(experiment.design, isolation=composed.isolation),
+        design=replace(experiment.design, isolation=_isolation_in(folder, composed)),
         seed=experiment.seed,
         question=experiment.ablation.question,
         published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
         scale=experiment.scale.value if experiment.scales else None,
     )
+
+
+def _isolation_in(folder: Path, composed: ComposedCell) -> Isolation:
+    """Return the isolation of a cell's runs in ``folder``.
+
+    With ``design.isolation=auto``, a cell of separate processes continues as it began, because an
+    earlier version of labkit may have begun it.
+    """
+    if composed.experiment.design.isolation is Isolation.auto:
+        with suppress(RecordError):  # there is no such cell, or the runner will refuse it
+            if read_cell(folder)["design"].get("isolation") == Isolation.process.value:
+                return Isolation.process
+    return composed.isolation
 
 
 def _dropped_arms(overrides: Sequence[str]) -> list[str]:

@@ -43,6 +43,130 @@ class ProcessExit:
         return self.code == -signal.SIGKILL and self.oom_kills > 0 and not self.timed_out
 
 
+class Ticker:
+    """Calls a function about once a second while children are watched."""
+
+    def __init__(self, on_tick: Callable[[], None]) -> None:
+        self._on_tick = on_tick
+        self.due = time.monotonic() + TICK_S
+
+    def tick(self, now: float) -> None:
+        """Call the function if it is due at ``now`` (seconds, monotonic clock)."""
+        if now >= self.due:
+            self._on_tick()
+            self.due = max(self.due + TICK_S, now)
+
+
+class ChildProcess:
+    """A child in its own session, with its output in ``log``; ``close`` ends its whole group.
+
+    ``--parent PID --lifeline FD --spawned NS`` is appended to the command: the id of this process,
+    a pipe that closes when this process ends, and the monotonic clock (ns) at the child's start.
+
+    Parameters
+    ----------
+    pass_fds
+        Further file descriptors that the child inherits.
+
+    Raises
+    ------
+    OSError
+        The log can't be written or the command can't be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        lifeline, self._lifeline_writer = os.pipe()
+        self._done, done_writer = os.pipe()  # `_done` becomes readable when the child ends
+        self._kills_before, self.started = _oom_kills(), time.monotonic()
+        try:
+            with open(log, "wb") as output:
+                arguments = ["--parent", os.getpid(), "--lifeline", lifeline]
+                arguments += ["--spawned", time.monotonic_ns()]
+                self._child = subprocess.Popen(
+                    [*command, *map(str, arguments)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                    pass_fds=(lifeline, done_writer, *pass_fds),
+                )
+        except BaseException:
+            self._close_pipes()
+            raise
+        finally:
+            os.close(lifeline)
+            os.close(done_writer)
+        self.pid = self._child.pid
+
+    def wait(
+        self, deadline: float, signals: InterruptSignals, ticker: Ticker, fds: Sequence[int] = ()
+    ) -> bool:
+        """Wait until the child ends, a descriptor of ``fds`` is readable, or the deadline passes.
+
+        Returns
+        -------
+        bool
+            Whether the deadline has passed. The child then had time to print its traceback.
+
+        Raises
+        ------
+        Interrupted
+            A signal was received.
+        """
+        while True:
+            timeout = max(0.0, min(ticker.due, deadline) - time.monotonic())
+            readable, _, _ = select.select([self._done, *fds, *signals.fds], [], [], timeout)
+            signals.check()
+            if any(fd in readable for fd in fds):
+                return False
+            ending = self._done in readable or self._child.poll() is not None
+            # The pipe closes when the process ends; the exit status follows at once.
+            if ending and _ends_before(deadline, self._child):
+                return False
+            now = time.monotonic()
+            if now >= deadline:
+                self._child.send_signal(signal.SIGABRT)
+                _ends_before(now + TRACEBACK_S, self._child)
+                return True
+            ticker.tick(now)
+
+    def stop(self) -> None:
+        """Stop the child's process group (SIGSTOP), and wait until the child has stopped."""
+        self._signal(signal.SIGSTOP)
+        with contextlib.suppress(ChildProcessError):  # it has ended, and was waited for
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let a stopped process group continue (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def close(self, *, timed_out: bool = False) -> ProcessExit:
+        """Kill the rest of the child's process group, wait for the child, and say how it ended."""
+        self._signal(signal.SIGKILL)
+        self._child.wait()
+        self._close_pipes()
+        wall = time.monotonic() - self.started
+        kills = _oom_kills() - self._kills_before
+        kills += process_memory_limit.release_memory_limit(self.pid)
+        return ProcessExit(self._child.returncode, timed_out, kills, wall)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _close_pipes(self) -> None:
+        os.close(self._done)
+        os.close(self._lifeline_writer)
+
+
 def run(
     command: Sequence[str],
     *,
@@ -51,10 +175,7 @@ def run(
     timeout_s: float,
     on_tick: Callable[[int], None] = lambda pid: None,
 ) -> ProcessExit:
-    """Run ``command`` to its end, with its output in ``log``.
-
-    ``--parent PID --lifeline FD --spawned NS`` is appended to the command: the id of this process,
-    a pipe that closes when this process ends, and the monotonic clock (ns) at the child's start.
+    """Run ``command`` to its end, as a :class:`ChildProcess`.
 
     Parameters
     ----------
@@ -71,77 +192,22 @@ def run(
         The log can't be written or the command can't be started.
     """
     with InterruptSignals() as signals:
-        ending = _run(command, environment, log, timeout_s, signals, on_tick)
-        if -ending.code in STOP_SIGNALS:  # the worker may have got it first
-            select.select(signals.fds, [], [], TRACEBACK_S)
+        child = ChildProcess(command, environment=environment, log=log)
+        timed_out = False
+        try:
+            ticker = Ticker(lambda: on_tick(child.pid))
+            timed_out = child.wait(child.started + timeout_s, signals, ticker)
+        finally:
+            ending = child.close(timed_out=timed_out)
+        await_signal_of_job([ending], signals)
     signals.check()  # a signal may arrive after the last check
     return ending
 
 
-def _run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: Path,
-    timeout_s: float,
-    signals: InterruptSignals,
-    on_tick: Callable[[int], None],
-) -> ProcessExit:
-    lifeline, lifeline_writer = os.pipe()
-    done, done_writer = os.pipe()  # `done` becomes readable when the child ends
-    kills_before, start = _oom_kills(), time.monotonic()
-    try:
-        with open(log, "wb") as output:
-            arguments = ["--parent", os.getpid(), "--lifeline", lifeline]
-            arguments += ["--spawned", time.monotonic_ns()]
-            child = subprocess.Popen(
-                [*command, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,
-                pass_fds=(lifeline, done_writer),
-            )
-        os.close(done_writer)
-        done_writer = -1
-        try:
-            timed_out = _watch(child, done, start + timeout_s, signals, on_tick)
-        finally:
-            _kill_group(child)
-    finally:
-        for descriptor in (lifeline, lifeline_writer, done, done_writer):
-            if descriptor >= 0:
-                os.close(descriptor)
-    wall = time.monotonic() - start
-    own_kills = process_memory_limit.release_memory_limit(child.pid)
-    return ProcessExit(child.returncode, timed_out, _oom_kills() - kills_before + own_kills, wall)
-
-
-def _watch(
-    child: subprocess.Popen[bytes],
-    done: int,
-    deadline: float,
-    signals: InterruptSignals,
-    on_tick: Callable[[int], None],
-) -> bool:
-    """Wait until the child ends or the deadline passes; return whether it timed out."""
-    tick = time.monotonic() + TICK_S
-    while True:
-        wait = max(0.0, min(tick, deadline) - time.monotonic())
-        readable, _, _ = select.select([done, *signals.fds], [], [], wait)
-        signals.check()
-        ending = done in readable or child.poll() is not None
-        # The pipe closes when the process ends; the exit status follows at once.
-        if ending and _ends_before(deadline, child):
-            return False
-        now = time.monotonic()
-        if now >= deadline:
-            child.send_signal(signal.SIGABRT)
-            _ends_before(now + TRACEBACK_S, child)
-            return True
-        if now >= tick:
-            on_tick(child.pid)
-            tick = max(tick + TICK_S, now)
+def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignals) -> None:
+    """Wait shortly for a signal that has ended a child, which may get it before this process."""
+    if any(-ending.code in STOP_SIGNALS for ending in endings):
+        select.select(signals.fds, [], [], TRACEBACK_S)
 
 
 def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
@@ -158,13 +224,6 @@ def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
         select.select([], [], [], min(pause, left))
         pause = min(2 * pause, MAX_POLL_S)
     return True
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the rest of the child's process group, and wait for the child."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _oom_kills() -> int:

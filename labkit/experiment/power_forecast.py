@@ -5,6 +5,7 @@ The noise comes from earlier studies of the same workload on this machine, else 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit import workload
@@ -14,7 +15,7 @@ from labkit.analysis.statistics.power import (
     one_minute_mde_pct,
     single_row_mde_pct,
 )
-from labkit.config import Device, Isolation
+from labkit.config import Device, Experiment, Isolation
 from labkit.experiment import doctor_noise, noise_history
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell
@@ -23,6 +24,7 @@ from labkit.experiment.noise_history import StudyHistory
 
 ISOLATION_PHRASES = {
     Isolation.in_process: "interleaved",
+    Isolation.live: "in processes that take turns",
     Isolation.process: "in separate processes",
 }
 TARGET_PCT = 1.0  # the plan gives the number of blocks that would detect this effect
@@ -85,7 +87,7 @@ def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownN
         if (noise := noise_history.cell_noise(manifest)) is not None:
             return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, str(path))
     pilot = _pilot_noise(composed)
-    if pilot is not None:
+    if pilot is not None and cell.design.isolation is not Isolation.live:
         interleaved = cell.design.isolation is Isolation.in_process
         sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
         return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed))
@@ -100,8 +102,7 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
 
     Each effect is for a single row, at alpha 0.05 and a power of 80 %.
     """
-    can_interleave = workload.apart(list(composed.experiments.values())) is None
-    isolations = [i for i in ISOLATION_PHRASES if can_interleave or i is Isolation.process]
+    isolations = _possible_isolations(list(composed.experiments.values()))
     effects = {
         isolation: effect
         for isolation in isolations
@@ -120,6 +121,14 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
     return f"one minute detects {known}{unknown} (one row alone; noise of {sources})"
 
 
+def _possible_isolations(arms: Sequence[Experiment]) -> list[Isolation]:
+    """Return the finest isolation that the arms allow, and separate processes."""
+    if workload.apart(arms) is None:
+        return [Isolation.in_process, Isolation.process]
+    live = workload.not_live(arms) is None
+    return [Isolation.live, Isolation.process] if live else [Isolation.process]
+
+
 def _one_minute_effect(
     composed: ComposedCell, history: StudyHistory, isolation: Isolation
 ) -> tuple[str, str] | None:
@@ -131,7 +140,7 @@ def _one_minute_effect(
             effect = one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
             return _effect_text(effect), str(path)
     pilot = _pilot_noise(composed)
-    if pilot is None:
+    if pilot is None or isolation is Isolation.live:  # the doctor has no pilot of live processes
         return None
     effect = pilot.interleaved_pct if isolation is Isolation.in_process else pilot.separate_pct
     return _effect_text(effect), _pilot_name(composed)

@@ -27,26 +27,42 @@ if TYPE_CHECKING:
 
 @dataclass
 class StageTimer:
-    """Wall seconds per stage (monotonic clock), and the name of the current stage."""
+    """Wall seconds per stage (monotonic clock), and the name of the current stage.
+
+    Time in which the timer is paused belongs to no stage.
+    """
 
     spawned_ns: int
     seconds: dict[str, float] = field(default_factory=dict)
     stage: str = "startup"
+    paused_ns: int = 0
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
         """Add the time of the ``with`` block to a stage."""
         self.stage = stage
+        start = self._clock_ns()
+        try:
+            yield
+        finally:
+            spent = (self._clock_ns() - start) / 1e9
+            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 6)
+
+    def since_spawn(self) -> float:
+        """Return the seconds since the parent started this process, without pauses."""
+        return round((self._clock_ns() - self.spawned_ns) / 1e9, 6)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pause the timer for the ``with`` block."""
         start = time.monotonic_ns()
         try:
             yield
         finally:
-            spent = (time.monotonic_ns() - start) / 1e9
-            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 6)
+            self.paused_ns += time.monotonic_ns() - start
 
-    def since_spawn(self) -> float:
-        """Return the seconds since the parent started this process."""
-        return round((time.monotonic_ns() - self.spawned_ns) / 1e9, 6)
+    def _clock_ns(self) -> int:
+        return time.monotonic_ns() - self.paused_ns
 
 
 @dataclass

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from labkit.config import Engine, Isolation, from_plain, user_classes
-from labkit.experiment import StudyError, child_process, differing_outputs
+from labkit.experiment import StudyError, child_process, differing_outputs, live_set
 from labkit.experiment.cell import Cell
+from labkit.experiment.live_set import LiveCommand
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_failures import RunFailure
@@ -45,7 +47,10 @@ class RunLauncher(Protocol):
 
 
 class ProcessLauncher:
-    """Starts a fresh process per launch: ``command arms/ARM.json runs/pending/RUN.json ...``."""
+    """Starts fresh processes: ``command arms/ARM.json runs/pending/RUN.json ...``.
+
+    The runs of a launch share one process or, with ``design.isolation=live``, have one each.
+    """
 
     def __init__(
         self,
@@ -94,33 +99,33 @@ class ProcessLauncher:
             self.progress.note(f"{arms} could not be prepared: {reason}; the log is {log}")
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Start one worker for ``runs``, watch it, and return their records."""
+        """Start one worker for ``runs``, or one for each, watch them, and return the records."""
         arms = [cell.arm(run.arm) for run in runs]
-        environ, removed = _environment(arms[0])
-        log, observer = cell.paths.log(runs[0]), MachineObserver()
+        observer = MachineObserver()
 
         def tick(pid: int) -> None:
             observer.sample(pid)
             self.progress.tick()
 
+        live = cell.design.isolation is Isolation.live
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
-        ending = child_process.run(
-            [*self.command, *_arguments(runs, cell)],
-            environment=environ,
-            log=log,
-            timeout_s=cell.design.timeout_s * len(runs),
-            on_tick=tick,
-        )
+        if live:
+            endings = self._run_live_set(runs, cell, lambda: tick(os.getpid()))
+        else:
+            endings = [self._run_process(runs, cell, tick)] * len(runs)
+        wall_s = max(ending.wall_s for ending in endings)
         after = fingerprint.surroundings()
-        seconds = round(ending.wall_s / len(runs), 6)
+        seconds = round(wall_s / len(runs), 6)
         notes = {
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
-            "removed_environment": removed,
-            **self._order_notes(arms[-1].name, ending.wall_s),
+            "removed_environment": _environment(arms[0])[1],
+            **({"together": [run.name for run in runs]} if live else {}),
+            **self._order_notes(arms[-1].name, wall_s),
         }
         records = []
-        for run, arm in zip(runs, arms, strict=True):
+        for run, arm, ending in zip(runs, arms, endings, strict=True):
+            log = cell.paths.log(run if live else runs[0])
             record = _record(run, cell, ending, log, started, seconds)
             records.append(
                 replace(
@@ -132,6 +137,34 @@ class ProcessLauncher:
                 )
             )
         return records
+
+    def _run_process(
+        self, runs: Sequence[Run], cell: Cell, tick: Callable[[int], None]
+    ) -> child_process.ProcessExit:
+        """Run one process that does all ``runs``."""
+        return child_process.run(
+            [*self.command, *_arguments(runs, cell)],
+            environment=_environment(cell.arm(runs[0].arm))[0],
+            log=cell.paths.log(runs[0]),
+            timeout_s=cell.design.timeout_s * len(runs),
+            on_tick=tick,
+        )
+
+    def _run_live_set(
+        self, runs: Sequence[Run], cell: Cell, tick: Callable[[], None]
+    ) -> list[child_process.ProcessExit]:
+        """Run a process for each of ``runs``, which take turns."""
+        commands = {
+            run.arm: LiveCommand(
+                (*self.command, *_arguments([run], cell)),
+                _environment(cell.arm(run.arm))[0],
+                cell.paths.log(run),
+            )
+            for run in runs
+        }
+        order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
+        timeout_s = cell.design.timeout_s
+        return live_set.run(commands, order=order, timeout_s=timeout_s, on_tick=tick)
 
     def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
         """Return notes on the arm that ran before this process and the idle seconds since then."""

@@ -21,6 +21,16 @@ from labkit.workload.measurement import Estimate
 if TYPE_CHECKING:
     from rich.table import Table
 
+MEMORY_UNITS = {
+    Isolation.in_process: "block (all its runs share one process)",
+    Isolation.live: "block (its processes are alive at the same time)",
+    Isolation.process: "run",
+}
+SEPARATE = {
+    Isolation.live: "every run in a process of its own, in turns with the block's other runs",
+    Isolation.process: "every run in a separate process",
+}
+
 
 @dataclass(frozen=True)
 class CellPlan:
@@ -69,7 +79,7 @@ def _plan(
 ) -> CellPlan:
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
-    combine = max if cell.design.isolation is Isolation.process else sum
+    combine = sum if cell.design.isolation.takes_turns else max
     return CellPlan(
         cell=cell,
         to_run=len(to_run),
@@ -144,9 +154,7 @@ def _schedule_table(cell: Cell) -> Table:
 def _plan_lines(plan: CellPlan) -> Iterator[str]:
     """Yield a cell's estimates, warnings and forecasts, one line each."""
     design = plan.cell.design
-    process = (
-        "run" if design.isolation is Isolation.process else "block (all its runs share one process)"
-    )
+    process = MEMORY_UNITS[design.isolation]
     missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
     yield (
         f"{plan.runs} runs ({design.blocks} blocks x {design.runs_per_block} x "
@@ -158,7 +166,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         yield f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
     yield from plan.warnings
     if plan.separate_processes_reason is not None:
-        yield f"every run in a separate process: {plan.separate_processes_reason}"
+        yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
     if design.looks:
         looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
         yield f"ends at the first look at which all is decided; looks after blocks {looks}"

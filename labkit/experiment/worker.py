@@ -2,9 +2,10 @@
 
 ``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
-(:mod:`labkit.experiment.worker_process`). ``--keep CELL`` stores array outputs in that cell's
-folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...`` loads and warms up arms
-without measuring, so that nothing is compiled during a measured run.
+(:mod:`labkit.experiment.worker_process`). ``--turns FD`` is a socket over which a coordinator
+grants the only arm its turns (:mod:`labkit.experiment.live_set`). ``--keep CELL`` stores array
+outputs in that cell's folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...``
+loads and warms up arms without measuring, so that nothing is compiled during a measured run.
 
 A record is written by rename. If the parent process has died, no record is written.
 """
@@ -15,6 +16,7 @@ import argparse
 import faulthandler
 import os
 import resource
+import socket
 import sys
 import time
 import traceback
@@ -25,7 +27,9 @@ from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
 from labkit.experiment import differing_outputs, run_stages
+from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
+from labkit.experiment.turn_protocol import Channel
 from labkit.experiment.worker_process import WorkerProcess
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.exception_text import one_line
@@ -49,6 +53,7 @@ def perform(
     run_paths: Sequence[Path],
     spawned_ns: int,
     outputs_dir: Path | None = None,
+    turns: Channel | None = None,
 ) -> list[Record]:
     """Do one run, or a block's runs interleaved, and return every record, failed ones too.
 
@@ -58,6 +63,8 @@ def perform(
         The monotonic clock (ns) when the parent started this process.
     outputs_dir
         The cell's folder if array outputs are to be stored there, else None.
+    turns
+        The connection to the coordinator of live workers, else None.
 
     Raises
     ------
@@ -67,7 +74,9 @@ def perform(
     arms = [read_arm(path) for path in arm_paths]
     timer = StageTimer(spawned_ns)
     timer.seconds["startup"] = timer.since_spawn()
-    process = WorkerProcess(list(map(_new_record, arms, arm_paths, run_paths)), arms, timer)
+    granted = None if turns is None else GrantedTurns(turns, timer)
+    records = list(map(_new_record, arms, arm_paths, run_paths))
+    process = WorkerProcess(records, arms, timer, granted)
     records = process.run()
     _store_outputs(outputs_dir, process.output_values)
     return records
@@ -103,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--keep", metavar="CELL", type=Path, default=None)
+    parser.add_argument("--turns", metavar="FD", type=int, default=None)
     parser.add_argument("--parent", type=int, default=None)
     parser.add_argument("--lifeline", type=int, default=None)
     parser.add_argument("--spawned", type=int, default=None)
@@ -115,11 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if options.parent is not None:
         parent_death.watch_parent(options.parent, options.lifeline)
+    turns = None if options.turns is None else Channel(socket.socket(fileno=options.turns))
     try:
         if options.prepare:
             prepare(paths)
             return 0
-        records = perform(paths[::2], paths[1::2], spawned_ns, options.keep)
+        records = perform(paths[::2], paths[1::2], spawned_ns, options.keep, turns)
     except (RecordError, ConfigError) as error:
         print(one_line(error), file=sys.stderr)
         return os.EX_DATAERR

@@ -1,5 +1,8 @@
 """A worker process: all stages for one arm, or for all arms of a block interleaved.
 
+An arm that is alone in its process may take turns with arms in other processes
+(:mod:`labkit.experiment.live_set`).
+
 Interleaving is the finest pairing: a disturbance of the machine that lasts a second affects all
 arms alike. Properties of the process (where its code and memory lie) also affect all of them, so
 the process is the unit of inference. An interleaved block is one process, with one run and one
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
 from labkit.experiment import mlx_known_answer_test, run_stages
+from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.machine import fingerprint
@@ -48,10 +52,18 @@ class WorkerProcess:
     """The process with one arm, or with all arms of a block.
 
     ``shared``: the draft of the stages and facts that all arms share. ``running``: the arm that
-    is being measured; None outside the arms' turns.
+    is being measured; None outside the arms' turns. ``granted``: gives the turns if arms in other
+    processes take turns with the arm of this one; else None.
     """
 
-    def __init__(self, records: Sequence[Record], arms: Sequence[Arm], timer: StageTimer) -> None:
+    def __init__(
+        self,
+        records: Sequence[Record],
+        arms: Sequence[Arm],
+        timer: StageTimer,
+        granted: GrantedTurns | None = None,
+    ) -> None:
+        self.granted = granted
         self.shared = RunDraft(records[0], timer)
         self.runs = [
             ArmRun(
@@ -76,6 +88,8 @@ class WorkerProcess:
             shared.set(environment=fingerprint.take())
         with shared.stage("numba"):
             probe = self._start_probe()
+        if self.granted is not None:
+            self.granted.wait_to_load()
         with shared.stage("probe"):
             shared.set(probe={"before": probe.time()})
         measurements = self._measure(probe)
@@ -147,7 +161,7 @@ class WorkerProcess:
     def _setting(self, machine: MachineKernels) -> TurnContext:
         first = self.shared.record
         order = random.Random(f"labkit turns/{first.seed}/{first.block}/{first.position}")
-        return TurnContext(first.seed, order, self._turn, machine)
+        return TurnContext(first.seed, order, self._turn, machine, self.granted)
 
     @contextmanager
     def _turn(self, arm: int) -> Iterator[None]:

@@ -15,6 +15,7 @@ from labkit.engine.user_classes import create_plugin
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.workload_kind import (
     InterleavedArms,
+    LiveKind,
     TurnContext,
     WorkloadKind,
     single_arm_context,
@@ -67,6 +68,19 @@ def apart(experiments: Sequence[Experiment]) -> str | None:
     if len({experiment.workload.kind for experiment in experiments}) > 1:
         return "the arms have workloads of different kinds"
     return kind_of(experiments[0]).apart(experiments)
+
+
+def not_live(experiments: Sequence[Experiment]) -> str | None:
+    """Return the reason that these arms cannot take turns in processes of their own, or None.
+
+    See ``LiveKind.not_live``.
+    """
+    if len({experiment.workload.kind for experiment in experiments}) > 1:
+        return "the arms have workloads of different kinds"
+    kind = kind_of(experiments[0])
+    if isinstance(kind, LiveKind):
+        return kind.not_live(experiments)
+    return f"workload.kind={experiments[0].workload.kind}: its measurement has no turns"
 
 
 def load(experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:

@@ -1,7 +1,8 @@
 """In-process rules: whether the arms of a cell can share a process.
 
 If the arms differ in something of which a process has only one (a BLAS, a memory limit, an MLX
-setting), every arm of the cell runs in a process of its own.
+setting), every arm of the cell runs in a process of its own. These processes are alive at the same
+time and take turns, unless the arms differ in something of which a machine has only one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ def kernels(engines: Sequence[Engine]) -> str | None:
 def requests(engines: Sequence[Engine]) -> str | None:
     """Return the reason that these engines cannot serve in one process, or None."""
     return _first((*OF_A_PROCESS, *OF_AN_ENGINE), engines)
+
+
+def live_kernels(engines: Sequence[Engine]) -> str | None:
+    """Return the reason that kernels of these engines cannot take turns in processes, or None."""
+    return _first(OF_A_MACHINE, engines)
+
+
+def live_requests(engines: Sequence[Engine]) -> str | None:
+    """Return the reason that these engines cannot take turns in processes of their own, or None."""
+    return _first((*OF_A_MACHINE, _no_server, _ranks, _live_budget), engines)
 
 
 def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
@@ -126,15 +137,18 @@ def _same_variable(name: str) -> Rule:
 
 Rule = Callable[[Sequence[Engine]], str | None]
 
-OF_A_PROCESS: tuple[Rule, ...] = (
-    _same("blas", lambda e: e.blas.value, "a process has one, loaded before MLX"),
-    _unset("memory_limit", lambda e: e.memory_limit, "it limits the whole process"),
-    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has one cache per process"),
+OF_A_MACHINE: tuple[Rule, ...] = (
     _same(
         "budget.wired_collector",
         lambda e: e.budget.wired_collector.value,
         "a machine has one, and it changes between runs",
     ),
+)
+OF_A_PROCESS: tuple[Rule, ...] = (
+    _same("blas", lambda e: e.blas.value, "a process has one, loaded before MLX"),
+    _unset("memory_limit", lambda e: e.memory_limit, "it limits the whole process"),
+    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has one cache per process"),
+    *OF_A_MACHINE,
     *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
 )
 OF_AN_ENGINE: tuple[Rule, ...] = (

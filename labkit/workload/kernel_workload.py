@@ -53,18 +53,15 @@ class KernelKind:
         or dtypes.
         """
         reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
-        if reason is not None:
-            return reason
-        first, *others = (e.workload for e in experiments)
-        for name in ("repeats", "warmup", "state"):
-            if any(getattr(w, name) != getattr(first, name) for w in others):
-                return f"the arms differ in workload.{name}: their rounds would not be aligned"
-        if any(w.dtype is not first.dtype for w in others):
+        reason = reason or _unaligned(experiments)
+        if reason is None and len({e.workload.dtype for e in experiments}) > 1:
             return "the arms differ in workload.dtype: they would share queries, keys and values"
-        factors = {case.name: case.factor for w in (first, *others) for case in w.cases}
-        if any(factors[case.name] != case.factor for w in (first, *others) for case in w.cases):
-            return "the arms differ in the factor of a case: their rounds would not be aligned"
-        return None
+        return reason
+
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        engines = [experiment.engine for experiment in experiments]
+        return in_process_rules.live_kernels(engines) or _unaligned(experiments)
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create the engines' attention operations and fill their shared memory."""
@@ -104,6 +101,18 @@ class KernelKind:
             timed = launch * _timed_launches(size, experiment, queued)
             seconds += launch + (w.warmup + 2) * washout + rounds * (timed + washout + flush)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
+
+
+def _unaligned(experiments: Sequence[Experiment]) -> str | None:
+    """Return the reason that the arms would have different rounds, or None."""
+    first, *others = (e.workload for e in experiments)
+    for name in ("repeats", "warmup", "state"):
+        if any(getattr(w, name) != getattr(first, name) for w in others):
+            return f"the arms differ in workload.{name}: their rounds would not be aligned"
+    factors = {case.name: case.factor for w in (first, *others) for case in w.cases}
+    if any(factors[case.name] != case.factor for w in (first, *others) for case in w.cases):
+        return "the arms differ in the factor of a case: their rounds would not be aligned"
+    return None
 
 
 def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:

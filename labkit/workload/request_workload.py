@@ -70,6 +70,10 @@ class RequestKind:
         """
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        return in_process_rules.live_requests([experiment.engine for experiment in experiments])
+
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models."""
         from labkit.engine.shared_models import SharedModels

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from labkit.config import Experiment
 from labkit.workload.measurement import Estimate, Measurement
@@ -136,3 +136,14 @@ class WorkloadKind(Protocol):
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Estimate the time and memory of one run without loading anything."""
+
+
+@runtime_checkable
+class LiveKind(Protocol):
+    """A kind whose arms can take turns in processes of their own.
+
+    ``InterleavedArms.measure`` requests every turn from ``TurnContext.turn_order``.
+    """
+
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason, in one line, that these arms cannot do so, or None."""

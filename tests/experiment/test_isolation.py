@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
 from labkit.experiment.cell_composer import resolve_isolation, to_cells
+from labkit.machine import memory_capacity
 
 KERNELS = {
     "name": "kernels",
@@ -34,11 +37,59 @@ def test_kernels_share_a_process():
         (({}, {"mlx_cache_limit": 0}), "engine.mlx_cache_limit"),
     ],
 )
-def test_process_wide_settings_need_separate_processes(engines, reason):
+def test_process_wide_settings_need_processes_that_take_turns(engines, reason):
     isolation, why = resolve_isolation(Design(), arms(*engines))
-    assert isolation is Isolation.process and reason in why
+    assert isolation is Isolation.live and reason in why
     with pytest.raises(ConfigError, match=rf"design\.isolation=in_process: .*{reason}.*set design"):
         resolve_isolation(Design(isolation=Isolation.in_process), arms(*engines))
+
+
+def test_arms_that_do_not_fit_into_memory_together_run_one_after_the_other(monkeypatch):
+    engines = arms({}, {"blas": "stock"})
+    needed = sum(workload.estimate(engine).bytes for engine in engines)
+    for share, expected in ((0.74, Isolation.live), (0.76, Isolation.process)):
+        machine = SimpleNamespace(total=int(needed / share))
+        monkeypatch.setattr(memory_capacity, "this_machine", lambda machine=machine: machine)
+        isolation, why = resolve_isolation(Design(), engines)
+        assert isolation is expected
+    assert why.startswith("engine.blas is openblas and stock") and "\n" not in why
+    assert "; not live: 2 arms need about 0.3 GiB at the same time, more than 75%" in why
+    with pytest.raises(ConfigError, match=r"isolation=live: 2 arms need about .*set design"):
+        resolve_isolation(Design(isolation=Isolation.live), engines)
+
+
+REQUESTS = {"name": "uniform", "prompts": {"source": "synthetic"}}
+
+
+@pytest.mark.parametrize(
+    ("engines", "reason"),
+    [
+        (({}, {"budget": {"policy": "fraction", "fraction": 0.5}}), "engine.budget.policy"),
+        (({"parallel": {"size": 2}}, {}), "engine.parallel.size=2"),
+    ],
+)
+def test_arms_that_share_the_machine_s_memory_or_cores_are_not_live(engines, reason):
+    served = arms(*engines, workload=REQUESTS)
+    isolation, why = resolve_isolation(Design(), served)
+    assert isolation is Isolation.process and why.count(reason) == 1
+
+
+def test_what_a_machine_has_one_of_keeps_kernels_from_being_live():
+    collectors = [{"budget": {"wired_collector": value}} for value in ("enabled", "any")]
+    isolation, why = resolve_isolation(Design(), arms(*collectors))
+    assert isolation is Isolation.process and "a machine has one" in why
+
+
+def test_a_kind_without_turns_is_not_live():
+    claims = arms({}, {}, workload={"name": "claims", "kind": "headroom"})
+    assert "its measurement has no turns" in workload.not_live(claims)
+    with pytest.raises(ConfigError, match=r"design\.isolation=live: workload\.kind=headroom"):
+        resolve_isolation(Design(isolation=Isolation.live), claims)
+
+
+def test_arms_that_can_share_a_process_are_live_if_the_design_asks_for_it():
+    isolation, why = resolve_isolation(Design(isolation=Isolation.live), arms({}, {}))
+    assert isolation is Isolation.live and "asks for it" in why
 
 
 def test_a_design_may_ask_for_separate_processes():
@@ -47,8 +98,9 @@ def test_a_design_may_ask_for_separate_processes():
 
 
 def test_kernels_and_requests_need_separate_processes():
-    mixed = [*arms({}), *arms({}, workload={"name": "uniform", "prompts": {"source": "synthetic"}})]
+    mixed = [*arms({}), *arms({}, workload=REQUESTS)]
     assert "different kinds" in workload.apart(mixed)
+    assert resolve_isolation(Design(), mixed)[0] is Isolation.process
 
 
 def test_design_confirm_adds_a_cell_of_separate_processes(composed, tmp_path):
@@ -61,11 +113,16 @@ def test_design_confirm_adds_a_cell_of_separate_processes(composed, tmp_path):
     assert confirmation.design.looks == [] and confirmation.arms == cell.arms
 
 
+def test_processes_that_take_turns_are_confirmed_too(composed, tmp_path):
+    cell, confirmation = to_cells(composed("ablation=blas", "design=strict"), tmp_path / "a")
+    assert cell.design.isolation is Isolation.live
+    assert confirmation.design.isolation is Isolation.process
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["ablation=seq_map"],  # by default
-        ["ablation=blas", "design=strict"],  # in processes anyway
         ["ablation=seq_map", "design=strict", "design.isolation=process"],
     ],
 )

@@ -134,8 +134,8 @@ def test_a_minute_with_too_few_blocks_detects_nothing(studied):
 def test_arms_that_cannot_interleave_get_no_interleaved_forecast(doctor):
     apart = message(composed(kernel=False, blas=config.Blas.stock))
     assert (
-        f"one minute detects {PILOTS['requests'].separate_pct:.1f} % in separate processes ("
-        in apart
+        f"one minute detects {PILOTS['requests'].separate_pct:.1f} % in separate processes; "
+        "in processes that take turns: not known (" in apart
     )
     assert "interleaved" not in apart
 

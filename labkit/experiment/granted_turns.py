@@ -1,0 +1,66 @@
+"""Granted turns: the turn order of a live worker, whose coordinator grants each turn.
+
+The time in which this process waits for a turn, stopped by the coordinator, belongs to no stage
+(:class:`labkit.experiment.run_draft.StageTimer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from labkit.experiment.run_draft import StageTimer
+from labkit.experiment.turn_protocol import VERSION, Channel, Message
+from labkit.workload.turn_order import Part, Round
+
+
+class GrantedTurns:
+    """The turns of the only arm of this process; see ``TurnOrder``.
+
+    Parameters
+    ----------
+    channel
+        The connection to the coordinator.
+    timer
+        Pauses while this process waits.
+    """
+
+    other_processes = True
+
+    def __init__(self, channel: Channel, timer: StageTimer) -> None:
+        self._channel = channel
+        self._timer = timer
+        self.slice_s = 0.0  # of the current turn
+
+    def wait_to_load(self) -> None:
+        """Tell the coordinator that this process has started, and wait until it may load."""
+        self._ask("hello", VERSION, "load")
+
+    def _ask(self, verb: str, value: Any, *answers: str) -> Message:
+        """Send a message and wait for one of ``answers``."""
+        with self._timer.paused():
+            self._channel.send(verb, value)
+            return self._channel.expect(*answers)
+
+    def rounds(self, parts: Sequence[Part]) -> Iterator[Round]:
+        """Yield the rounds that are granted, each with this process's arm alone."""
+        index = {part.name: number for number, part in enumerate(parts)}
+        counts = [[part.name, part.rounds] for part in parts]
+        verb, turn = self._ask("parts", counts, "turn", "end")
+        while verb == "turn":
+            name, position = turn
+            yield Round(index[name], ((0, position),))
+            verb, turn = self._ask("done", None, "turn", "end")
+
+    def slices(self, unfinished: Callable[[], list[int]]) -> Iterator[int]:
+        """Yield this process's arm at each slice that is granted, until it has finished."""
+        _, self.slice_s = self._ask("slices", None, "turn")
+        while unfinished():
+            yield 0
+            if unfinished():
+                _, self.slice_s = self._ask("done", None, "turn")
+
+    def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
+        """Exchange values with the other processes; see ``TurnOrder``."""
+        _, (gathered, first) = self._ask("values", list(values), "gathered")
+        return gathered, first

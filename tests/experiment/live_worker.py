@@ -1,0 +1,83 @@
+"""A live worker without a workload (tests only): ``live_worker.py NAME DO FOLDER ...``.
+
+It logs its turns, and the ticks of a thread that never rests, to ``FOLDER/NAME.json``. DO is
+rounds, slices, kill, hang, old or garbage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+from labkit.experiment.turn_protocol import VERSION, Channel
+from labkit.machine import parent_death
+
+PARTS = [["a", 6], ["b", 3]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs=3)
+    for name in ("turns", "parent", "lifeline", "spawned"):
+        parser.add_argument(f"--{name}", type=int)
+    options = parser.parse_args()
+    name, do, folder = options.words
+    if do != "hang":  # it depends on the watchdog alone
+        parent_death.watch_parent(options.parent, options.lifeline)
+    channel = Channel(socket.socket(fileno=options.turns))
+    log = {"turns": [], "ticks": [], "gathered": None}
+    threading.Thread(target=tick, args=(log["ticks"],), daemon=True).start()
+    if do == "garbage":
+        os.write(options.turns, b"not a message\n")
+    channel.send("hello", VERSION + (do == "old"))
+    channel.expect("load")
+    if do == "slices":
+        slices(channel, log, count=len(name))
+    else:
+        rounds(channel, log, do)
+    Path(folder, f"{name}.json").write_text(json.dumps(log))
+    os._exit(0)
+
+
+def tick(ticks: list[float]) -> None:
+    while True:
+        ticks.append(time.monotonic())
+        time.sleep(0.0005)
+
+
+def turn(log: dict, what) -> None:
+    start = time.monotonic()
+    time.sleep(0.005)
+    log["turns"].append([start, time.monotonic(), what])
+
+
+def rounds(channel: Channel, log: dict, do: str) -> None:
+    channel.send("parts", PARTS)
+    while (message := channel.expect("turn", "end"))[0] == "turn":
+        turn(log, message[1])
+        if len(log["turns"]) == 2 and do == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if len(log["turns"]) == 2 and do == "hang":
+            time.sleep(3600)
+        channel.send("done")
+
+
+def slices(channel: Channel, log: dict, count: int) -> None:
+    channel.send("slices")
+    for number in range(count):
+        _, seconds = channel.expect("turn")
+        turn(log, seconds)
+        if number < count - 1:
+            channel.send("done")
+    channel.send("values", [f"{count} turns"])
+    _, log["gathered"] = channel.expect("gathered")
+
+
+if __name__ == "__main__":
+    main()

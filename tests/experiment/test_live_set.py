@@ -1,0 +1,228 @@
+"""Live sets: processes that take turns, and what is left when one of them or the parent dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.experiment import StudyError, live_set
+from labkit.experiment.granted_turns import GrantedTurns
+from labkit.experiment.live_set import LiveCommand
+from labkit.experiment.run_draft import StageTimer
+from labkit.experiment.turn_protocol import Channel, ProtocolError
+from labkit.workload.turn_order import Part, Round
+
+WORKER = Path(__file__).with_name("live_worker.py")
+ROOT = str(WORKER.parents[2])
+
+
+def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
+    """Return the workers' commands; a task is rounds, slices, kill, hang, old or garbage."""
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    return {
+        name: LiveCommand(
+            (sys.executable, str(WORKER), name, task, str(folder)),
+            environment,
+            folder / f"{name}.log",
+        )
+        for name, task in tasks.items()
+    }
+
+
+def run(folder: Path, timeout_s: float = 60.0, seed: int = 0, **tasks: str):
+    """Run a set, and return how its processes ended and what those that finished have logged."""
+    endings = live_set.run(
+        commands(folder, **tasks),
+        order=random.Random(seed),
+        timeout_s=timeout_s,
+        on_tick=lambda: None,
+    )
+    logs = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    return endings, logs
+
+
+def turns(logs) -> list[tuple[str, object]]:
+    """Return all turns in the order of time, as pairs of a worker and what it was told."""
+    every = [(start, name, what) for name, log in logs.items() for start, _, what in log["turns"]]
+    return [(name, what) for _, name, what in sorted(every)]
+
+
+def test_every_round_has_every_arm_once_and_positions_are_balanced(tmp_path):
+    endings, logs = run(tmp_path, x="rounds", y="rounds", z="rounds")
+    assert [ending.code for ending in endings] == [0, 0, 0]
+    order = turns(logs)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert len(rounds) == 9
+    for one in rounds:
+        assert sorted(name for name, _ in one) == ["x", "y", "z"]
+        assert [position for _, (_, position) in one] == [0, 1, 2]
+        assert len({part for _, (part, _) in one}) == 1
+    firsts = [one[0][0] for one in rounds if one[0][1][0] == "b"]
+    assert sorted(firsts) == ["x", "y", "z"]
+
+
+def test_only_the_process_that_has_the_turn_runs(tmp_path):
+    _, logs = run(tmp_path, x="rounds", y="rounds")
+    ticks = {name: log["ticks"] for name, log in logs.items()}
+    for name, log in logs.items():
+        (other,) = set(logs) - {name}
+        for start, end, _ in log["turns"]:
+            assert any(start < at < end for at in ticks[name])
+            assert not any(start < at < end for at in ticks[other])
+
+
+def test_slices_end_for_each_arm_alone_and_all_get_the_values_of_all(tmp_path):
+    endings, logs = run(tmp_path, x="slices", yyyy="slices")
+    assert [ending.code for ending in endings] == [0, 0]
+    assert {what for _, what in turns(logs)} == {live_set.SLICE_S}
+    assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 1, "yyyy": 4}
+    assert logs["x"]["gathered"] == [["1 turns", "4 turns"], 0]
+    assert logs["yyyy"]["gathered"] == [["1 turns", "4 turns"], 1]
+
+
+def test_a_killed_worker_ends_alone(tmp_path):
+    endings, logs = run(tmp_path, x="rounds", y="kill", z="rounds")
+    assert [ending.signal_name for ending in endings] == [None, "SIGKILL", None]
+    assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 9, "z": 9}
+
+
+def test_a_worker_that_hangs_in_its_turn_is_killed_when_its_own_time_is_over(tmp_path):
+    endings, logs = run(tmp_path, timeout_s=4.0, x="rounds", y="hang")
+    assert [ending.timed_out for ending in endings] == [False, True]
+    assert len(logs["x"]["turns"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("old", "arm y: its worker uses version 2 of the turn protocol.* version 1"),
+        ("garbage", "not a message of the turn protocol: b'not a message'"),
+    ],
+)
+def test_another_protocol_is_refused_in_one_line(tmp_path, task, message):
+    with pytest.raises(StudyError, match=message) as refused:
+        run(tmp_path, x="rounds", y=task)
+    assert "\n" not in str(refused.value)
+    assert not left(tmp_path)
+
+
+STUDY = """
+import pathlib, random, sys
+sys.path.insert(0, {here!r})
+from labkit.experiment import Interrupted, live_set
+from test_live_set import commands
+try:
+    live_set.run(
+        commands(pathlib.Path({folder!r}), x="rounds", y="hang", z="hang"),
+        order=random.Random(0), timeout_s=600.0, on_tick=lambda: None,
+    )
+except Interrupted:
+    sys.exit(130)
+"""
+
+
+def left(folder: Path) -> list[str]:
+    """Return the workers of a folder that are alive, with the states of their processes."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(WORKER).encode() in words and str(folder).encode() in words and state != "Z":
+            found.append(f"{entry.name} {state}")
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_alive_or_stopped_when_the_parent_is_ended(tmp_path, number):
+    script = textwrap.dedent(STUDY).format(here=str(WORKER.parent), folder=str(tmp_path))
+    study = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})
+    end = time.monotonic() + 30
+    while not any(
+        line.endswith("T") for line in left(tmp_path)
+    ):  # others are stopped while one hangs
+        assert time.monotonic() < end and study.poll() is None
+        time.sleep(0.02)
+    study.send_signal(number)
+    assert study.wait(timeout=20) == (-number if number == signal.SIGKILL else 130)
+    end = time.monotonic() + 2
+    while left(tmp_path) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not left(tmp_path)
+
+
+# ------------------------------------------------------------------ the worker's side
+
+
+@pytest.fixture
+def ends():
+    """Give the worker's and the coordinator's end of a connection."""
+    one, other = map(Channel, socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+def coordinate(channel: Channel, answers) -> threading.Thread:
+    """Answer each message with the next of ``answers``, in a thread."""
+
+    def answer():
+        for verb, value in answers:
+            time.sleep(0.02)
+            channel.receive()
+            channel.send(verb, value)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_a_worker_has_the_rounds_that_are_granted_and_its_timer_pauses_meanwhile(ends):
+    timer = StageTimer(time.monotonic_ns())
+    granted = [("turn", ["b", 2]), ("turn", ["a", 0]), ("end", None)]
+    thread = coordinate(ends[1], granted)
+    start = time.monotonic()
+    with timer.time("measure"):
+        order = GrantedTurns(ends[0], timer)
+        rounds = list(order.rounds([Part("a", 1, (0,)), Part("b", 1, (0,))]))
+    waited_s = time.monotonic() - start
+    thread.join()
+    assert rounds == [Round(1, ((0, 2),)), Round(0, ((0, 0),))]
+    assert waited_s >= 0.06 > 0.03 > timer.seconds["measure"]
+    assert timer.since_spawn() < waited_s
+
+
+def test_a_worker_s_slices_end_when_it_has_finished(ends):
+    left_over = [3]
+    thread = coordinate(
+        ends[1], [("turn", 0.1), ("turn", 0.2), ("turn", 0.1), ("gathered", [[5, 6], 1])]
+    )
+    order = GrantedTurns(ends[0], StageTimer(time.monotonic_ns()))
+    seconds = []
+    for arm in order.slices(lambda: [0] if left_over[0] else []):
+        assert arm == 0
+        left_over[0] -= 1
+        seconds.append(order.slice_s)
+    assert order.gather([6]) == ([5, 6], 1)
+    thread.join()
+    assert seconds == [0.1, 0.2, 0.1]
+
+
+def test_a_worker_without_a_coordinator_says_so(ends):
+    ends[1].close()
+    with pytest.raises(ProtocolError, match="expected turn or end, got the end of the connection"):
+        ends[0].expect("turn", "end")

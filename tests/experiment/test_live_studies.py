@@ -1,0 +1,136 @@
+"""Studies whose arms take turns in processes of their own (``design.isolation=live``)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from labkit import analysis
+from labkit.config import Isolation
+from labkit.experiment.cell_composer import to_cells
+from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.machine import cache_dir
+from labkit.records import read_cell, read_runs, write_json
+
+
+@pytest.fixture(scope="session")
+def user_cache():
+    """Where kernels are compiled already; read before a test has a cache of its own."""
+    return cache_dir.root()
+
+
+# ------------------------------------------------------------------ processes, stub workload
+
+
+def test_every_arm_of_a_block_has_its_process_its_log_and_its_record(make_cell, launcher):
+    cell = make_cell(isolation=Isolation.live, blocks=1, runs_per_block=2)
+    assert (cell.design.blocks, cell.design.runs_per_block) == (2, 1)
+    assert run_cell(cell, launcher).ran == 2 * 3
+    records = read_runs(cell.dir)
+    for block in (0, 1):
+        runs = [record for record in records if record.block == block]
+        names = [run.name for run in cell.schedule() if run.block == block]
+        assert [record.run for record in runs] == names
+        for record in runs:
+            assert record.ok and record.notes["isolation"] == "live"
+            assert record.notes["together"] == names
+            assert (cell.dir / "runs" / f"{record.run}.log").exists()
+        assert len({record.seconds["process"] for record in runs}) == 1
+    assert read_cell(cell.dir)["design"]["isolation"] == "live"
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ("startup:kill", "crashed"),
+        ("load:value", "refused"),
+        ("measure:kill", "crashed"),
+        ("measure:poison", "invalid_output"),
+        ("measure:vacuous", "vacuous"),
+        ("write:half", "invalid_output"),
+    ],
+)
+def test_a_failing_arm_fails_alone(make_cell, launcher, monkeypatch, fault, outcome):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", f"{fault}:seq_map")
+    cell = make_cell(isolation=Isolation.live)
+    assert len(run_cell(cell, launcher).failed) == 1
+    outcomes = {record.arm: record.outcome for record in read_runs(cell.dir)}
+    assert outcomes == {"base": "ok", "control": "ok", "seq_map": outcome}
+    gates = analysis.analyse_cell(cell.dir)["gates"]
+    assert gates["engaged" if outcome == "vacuous" else "healthy"]["status"] == "fail"
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+    assert run_cell(cell, launcher, redo_failed=True).ran == 3
+
+
+def test_a_block_whose_baseline_failed_has_no_effect(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:base:b01")
+    cell = make_cell(isolation=Isolation.live, blocks=2)
+    assert len(run_cell(cell, launcher).failed) == 1
+    (row,) = analysis.analyse_cell(cell.dir)["rows"]
+    assert {name: arm["n"] for name, arm in row["arms"].items()}["base"] == 1
+    assert {comparison["blocks"] for comparison in row["comparisons"]} == {1}
+
+
+def test_an_arm_whose_time_is_over_fails_alone(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
+    cell = make_cell(isolation=Isolation.live, timeout_s=4.0)
+    run_cell(cell, launcher)
+    outcomes = {record.arm: record.outcome for record in read_runs(cell.dir)}
+    assert outcomes == {"base": "ok", "control": "ok", "seq_map": "timeout"}
+
+
+def test_a_lost_manifest_does_not_change_how_live_runs_are_compared(make_cell, launcher):
+    cell = make_cell(isolation=Isolation.live)
+    run_cell(cell, launcher)
+    (cell.dir / "cell.json").unlink()
+    assert analysis.analyse_cell(cell.dir)["design"]["isolation"] == "live"
+
+
+# ------------------------------------------------------------------ which studies are live
+
+
+def test_a_study_of_separate_processes_continues_as_it_began(composed, tmp_path):
+    overlap = composed("ablation=overlap", "design=standard")
+    (cell, *_) = to_cells(overlap, tmp_path / "new")
+    assert cell.design.isolation is Isolation.live
+    for began in ("process", "live"):
+        (tmp_path / began).mkdir()
+        design = {"isolation": began, "blocks": 1}
+        manifest = {"schema_version": 1, "arms": [], "design": design}
+        write_json(tmp_path / began / "cell.json", manifest)
+        (cell, *_) = to_cells(overlap, tmp_path / began)
+        assert cell.design.isolation is Isolation(began)
+    asked = composed("ablation=overlap", "design.isolation=live")
+    assert to_cells(asked, tmp_path / "process")[0].design.isolation is Isolation.live
+
+
+# ------------------------------------------------------------------ the real worker
+
+
+@pytest.mark.parametrize("workload", ["kernels", "requests"])
+def test_arms_that_cannot_share_a_process_are_compared_round_by_round(
+    user_cache, composed, make_cell, replace, tmp_path, monkeypatch, workload
+):
+    """``pipeline=overlap`` on requests, a BLAS of its own on kernels; the outputs agree."""
+    words = {
+        "requests": ["workload=uniform", "workload.num_requests=4", "ablation=overlap"],
+        "kernels": [
+            "ablation=seq_map",
+            "+ablation.arms.other={engine.blas:stock}",
+            "workload.repeats=3",
+            "workload.max_pool_bytes=4000000",
+        ],
+    }[workload]
+    whole = composed(*words, "model=tiny", "design=quick", "design.control=false")
+    assert whole.isolation is Isolation.live
+    cell, *_ = to_cells(whole, tmp_path / "cell")
+    monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
+    cell = replace(cell, design=replace(cell.design, blocks=1))
+    run_cell(cell, ProcessLauncher((sys.executable, "-m", "labkit.experiment.worker")))
+    records = read_runs(cell.dir)
+    assert [(r.outcome, r.detail) for r in records] == [("ok", None)] * len(cell.arms)
+    result = analysis.analyse_cell(cell.dir)
+    assert result["gates"]["healthy"]["status"] == "pass"
+    assert result["gates"]["identical"]["status"] in ("pass", "unclaimed")
