@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,15 +167,13 @@ class GrammarConstraint:
         Draft tokens may violate the grammar. The matcher then stays before the first such token,
         so that it can continue with other tokens.
         """
-        common = 0
-        for old, new in zip(self._consumed, output, strict=False):
-            if old != new:
-                break
-            common += 1
-        if common < len(self._consumed):
+        tokens = list(output)
+        if tokens[: len(self._consumed)] != self._consumed:
+            pairs = zip(self._consumed, tokens, strict=False)
+            common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             self._matcher.rollback(len(self._consumed) - common)
             del self._consumed[common:]
-        new_tokens = list(output[common:])
+        new_tokens = tokens[len(self._consumed) :]
         num_consumed = self._matcher.try_consume_tokens(new_tokens) if new_tokens else 0
         self._consumed += new_tokens[:num_consumed]
         if num_consumed < len(new_tokens) and not self._matcher.is_error():
