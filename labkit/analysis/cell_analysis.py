@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from labkit.analysis import gates, machine_stall_attribution, output_identity
@@ -378,12 +379,13 @@ def analyse_cell(cell_dir: Path) -> dict[str, Any]:
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
-    """Describe an arm, with the medians of its counters over its runs."""
+    """Describe an arm, with the medians of its counters over its runs.
+
+    For an even number of runs it is the upper of the middle two, which is a count that occurred.
+    """
     runs = [r.counters for r in records if r.arm == arm.name and r.counters]
     names = list(dict.fromkeys(name for counters in runs for name in counters))
-    medians = {
-        name: sorted(float(c.get(name, 0.0)) for c in runs)[len(runs) // 2] for name in names
-    }
+    medians = {name: median_high(float(c.get(name, 0.0)) for c in runs) for name in names}
     return {
         "name": arm.name,
         "role": arm.role,
