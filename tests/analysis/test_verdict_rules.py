@@ -18,7 +18,7 @@ from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.power import mde_pct
 from labkit.analysis.study_analysis import AnalysisCache, study_family
-from labkit.analysis.verdict import judge
+from labkit.analysis.verdict import exceeds_margin, judge
 from labkit.records import CaseRecord
 
 LEVELS = DecisionCriteria(2, 0.05, 2.0)
@@ -47,6 +47,23 @@ def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
     assert judge(one, "lower", LEVELS, [], None).word == "equivalent"
     wide = replace(one, equivalence=Equivalence(0.06, 2.1))
     assert judge(wide, "lower", LEVELS, [], None).word == "inconclusive"
+
+
+def test_noise_of_just_the_margin_does_not_exceed_it():
+    for limits, exceeds in (((-1.0, 2.0), False), ((-2.0, 1.0), False), ((-2.01, 1.0), True)):
+        assert exceeds_margin(ArmComparison("control", "a", ci_raw_pct=limits), 2.0) is exceeds
+    assert not exceeds_margin(ArmComparison("control", "a"), 2.0)
+    assert not exceeds_margin(None, 2.0)
+
+
+def test_a_design_whose_smallest_p_is_just_alpha_may_claim():
+    one = ArmComparison(
+        "b", "a", -5.0, (-9.0, -1.0), 0.05, 0.05, 0.05, 6.0, 4, 4, 0.03,
+        Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
+    )  # fmt: skip
+    assert judge(one, "lower", LEVELS, [], None).word == "faster"
+    verdict = judge(replace(one, p_floor=0.0501), "lower", LEVELS, [], None)
+    assert verdict.word == "estimate_only" and "cannot reach p = 0.05" in verdict.reason
 
 
 def test_the_stated_bound_is_that_of_the_shown_interval(make_cell):
