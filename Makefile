@@ -9,7 +9,7 @@ DEV := $(VENV)/.dev
 # Without byte code: what runs compiles its own, and the rest of transformers is never read.
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 
-SAMPLE ?= 100
+SAMPLE ?= 300
 SEED ?= 0
 
 .PHONY: demo test test-slow test-slurm test-ray mutants lint bench mac clean
@@ -50,7 +50,7 @@ test-ray: $(DEV)  ## a local cluster of two workers
 	@$(INSTALL) -e '.[ray]'
 	$(RUN) -m pytest -m ray tests/slurm
 
-mutants: $(DEV)  ## SAMPLE mutants of each package; SEED draws others
+mutants: $(DEV)  ## SAMPLE mutants of labkit, some of each package; SEED draws others
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
 lint: $(DEV)

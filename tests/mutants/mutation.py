@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import unified_diff
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -48,18 +49,33 @@ class Mutant:
 
     ``function`` is the qualified name of the changed function, or ``<module>`` outside functions.
     ``what`` is the line and the change in it: unique in the file, and independent of changes
-    elsewhere. ``text`` is the content of the whole changed file.
+    elsewhere. ``new`` replaces the bytes of ``source`` from ``begin`` to ``end``.
     """
 
     path: str
     function: str
     what: str
-    text: str
+    source: bytes
+    begin: int
+    end: int
+    new: str
 
     @property
     def name(self) -> str:
         """Its name in the list of survivors."""
         return f"{self.path} | {self.what}"
+
+    @property
+    def text(self) -> str:
+        """The content of the whole changed file."""
+        changed = self.source[: self.begin] + self.new.encode() + self.source[self.end :]
+        return changed.decode()
+
+    @property
+    def diff(self) -> str:
+        """The change as a unified diff with one line of context."""
+        lines = (text.splitlines(keepends=True) for text in (self.source.decode(), self.text))
+        return "".join(unified_diff(*lines, self.path, self.path, n=1))
 
 
 def mutants(path: str, source: str) -> list[Mutant]:
@@ -77,8 +93,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
         what = f"{old} -> {new}" if old == line else f"{line} | {old} -> {new}"
         seen[what] += 1
         what += f" | {seen[what]}" if seen[what] > 1 else ""
-        text = (whole[:begin] + new.encode() + whole[end:]).decode()
-        results.append(Mutant(path, function, what, text))
+        results.append(Mutant(path, function, what, whole, begin, end, new))
     return results
 
 

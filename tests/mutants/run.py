@@ -2,25 +2,29 @@
 
     python tests/mutants/run.py [--sample N] [--seed S] [FILE or FOLDER ...]
 
-Works in a copy of the tree (``build/mutants``). First every fast test runs once, to record which
-functions it calls. Then ``N`` mutants of each package are sampled (or, for named files without
-``--sample``, all of them), and the tests that call a mutant's function run on it, the fastest
-first. A mutant that no test detects must be in ``survivors.toml`` with the reason; otherwise it is
-printed and the exit status is 1. Results stay in ``build/mutants``, so an interrupted run continues
+Works in a copy of the tree (``build/mutants``). ``N`` mutants are drawn from the whole of labkit,
+stratified by package (from named files without ``--sample``, all of them). A mutant is tested by
+those tests nearest to its module (:mod:`selection`) that call its function, the fastest first. The
+test files first run once on the original, to record their times and calls.
+
+A mutant that no test detects survives. If none can, ``survivors.toml`` lists it with the reason.
+Each package has a budget in the same file: the exit status is 1 if more unlisted mutants of any
+package survive. The seed, the survivors as diffs and the table of packages are written to
+``build/mutants/report.txt``. Results stay in ``build/mutants``, so an interrupted run continues
 where it stopped.
 """
 
 import argparse
-import hashlib
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,17 +33,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from mutation import MODULE, Mutant, mutants  # noqa: E402
+from selection import PACKAGE, NearestTests, digest, draw, package_of  # noqa: E402
 
 ROOT = HERE.parents[1]
-PACKAGES = {  # with the folders of their tests
-    "labkit/analysis": ("tests/analysis", "tests"),
-    "labkit/records": ("tests/records", "tests/experiment", "tests/analysis"),
-    "labkit/workload": ("tests/workload", "tests/workload/video", "tests/experiment"),
-    "labkit/experiment": ("tests/experiment", "tests/workload", "tests"),
-    "labkit/machine": ("tests/machine", "tests/experiment"),
-    "labkit/cpu": ("tests/cpu", "tests/engine/attention", "tests/engine/numpy_port"),
-}
-SAMPLE_SIZE = 100
+SURVIVORS = HERE / "survivors.toml"
+SAMPLE_SIZE = 300
 MAX_TESTS_S = 30.0  # of tests that run on a mutant, by their time on the original
 TIMEOUT_S = 180.0  # a mutant whose tests take longer hangs, which is detected
 KILLED, HANGS, SURVIVES, UNREACHED = "killed", "hangs", "survives", "no test calls it"
@@ -74,7 +72,7 @@ class WorkingCopy:
         """Write a mutant, with its own time: bytecode is identified by time and size."""
         file = self.path / mutant.path
         file.write_text(mutant.text)
-        time = int(_digest(mutant.name)[:7], 16)
+        time = int(digest(mutant.name)[:7], 16)
         os.utime(file, (time, time))
 
     def run(self, arguments: Sequence[str], calls: Path | None = None) -> int | None:
@@ -136,13 +134,16 @@ class TestCalls:
             callers = [test] if phase == "(call)" else passed
             self.callers[f"labkit/{name}", function] |= set(callers) & self.seconds.keys()
 
-    def calling(self, mutant: Mutant) -> list[str]:
-        """Return the tests that call a mutant's function, the fastest first, up to a time limit."""
+    def calling(self, mutant: Mutant, files: Sequence[str]) -> list[str]:
+        """Return the tests in ``files`` that call a mutant's function, the fastest first.
+
+        Their time on the original code is limited to 30 s, but there is always one.
+        """
         callers: set[str] = set()
         for (path, function), tests in self.callers.items():
             inside = function == mutant.function or function.startswith(mutant.function + ".<")
             if path == mutant.path and (inside or mutant.function == MODULE):
-                callers |= tests
+                callers |= {test for test in tests if test.split("::")[0] in files}
         chosen, spent = [], 0.0
         for test in sorted(callers, key=lambda test: (self.seconds[test], test)):
             spent += self.seconds[test]
@@ -152,28 +153,21 @@ class TestCalls:
         return chosen
 
 
-def map_calls(tree: WorkingCopy, folders: Iterable[str]) -> TestCalls:
-    """Run the fast tests of these folders, and record their calls; skip unchanged files."""
+def map_calls(tree: WorkingCopy, files: Iterable[str]) -> TestCalls:
+    """Run the fast tests of these files once, and record their calls; skip unchanged files."""
     tests = TestCalls()
-    for file in sorted(f for folder in folders for f in tree.path.glob(f"{folder}/test_*.py")):
-        name = str(file.relative_to(tree.path))
-        stem = tree.path.parent / "calls" / f"{file.parent.name}-{file.stem}"
-        stem = stem.with_name(f"{stem.name}-{_digest(file.read_text())}")
-        stem.parent.mkdir(exist_ok=True)
-        calls, report = stem.with_suffix(".tsv"), stem.with_suffix(".xml")
+    for name in sorted(set(files)):
+        text = (tree.path / name).read_text()
+        stem = "-".join([*Path(name).with_suffix("").parts[1:], digest(text)])
+        calls, report = (tree.path.parent / "calls" / f"{stem}{end}" for end in (".tsv", ".xml"))
+        calls.parent.mkdir(exist_ok=True)
         if not report.exists():
             calls.unlink(missing_ok=True)
             print(f"recording calls: {name}", flush=True)
-            options = ["-m", "not slow and not metal", f"--junitxml={report}"]
+            options = ["-n", "0", "-m", "not slow and not metal", f"--junitxml={report}"]
             tree.run([name, *options], calls)
         tests.read(name, calls, report)
     return tests
-
-
-def sample(candidates: Iterable[Mutant], number: int | None, seed: int) -> list[Mutant]:
-    """Return ``number`` mutants, independent of changes elsewhere in the code."""
-    drawn = sorted(candidates, key=lambda mutant: _digest(f"{seed} {mutant.name}"))
-    return drawn[:number]
 
 
 def test_mutant(tree: WorkingCopy, mutant: Mutant, tests: Sequence[str]) -> str:
@@ -202,10 +196,86 @@ def all_mutants(root: Path, places: Iterable[str]) -> list[Mutant]:
     ]
 
 
-def known_survivors() -> dict[str, str]:
-    """Return the listed survivors with their reasons."""
-    groups = tomllib.loads((HERE / "survivors.toml").read_text())["survivors"]
+def listed_survivors() -> dict[str, str]:
+    """Return the mutants that no test can detect, with their reasons."""
+    groups = tomllib.loads(SURVIVORS.read_text())["survivors"]
     return {name: group["reason"] for group in groups for name in group["mutants"]}
+
+
+def survivor_budgets() -> dict[str, float]:
+    """Return the survivors allowed among 100 drawn mutants, by package."""
+    budgets: dict[str, float] = tomllib.loads(SURVIVORS.read_text())["budgets"]
+    return budgets
+
+
+@dataclass(frozen=True)
+class PackageResult:
+    """The results of the mutants drawn from one package.
+
+    ``listed`` counts the survivors that no test can detect; ``survivors`` holds the others.
+    """
+
+    package: str
+    killed: int
+    listed: int
+    survivors: tuple[Mutant, ...]
+    budget_pct: float
+
+    @property
+    def drawn(self) -> int:
+        """Number of mutants drawn."""
+        return self.killed + self.listed + len(self.survivors)
+
+    @property
+    def budget(self) -> int:
+        """Number of survivors allowed, rounded up."""
+        return math.ceil(self.budget_pct * self.drawn / 100)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more mutants survived than the budget allows."""
+        return len(self.survivors) > self.budget
+
+
+def package_results(
+    results: Iterable[tuple[Mutant, str]], listed: Iterable[str], budgets: Mapping[str, float]
+) -> list[PackageResult]:
+    """Count the results of mutants by package."""
+    groups: dict[str, list[tuple[Mutant, str]]] = defaultdict(list)
+    for mutant, result in results:
+        groups[package_of(mutant.path)].append((mutant, result))
+    names, counts = set(listed), []
+    for package, group in sorted(groups.items()):
+        alive = [mutant for mutant, result in group if result in (SURVIVES, UNREACHED)]
+        survivors = tuple(mutant for mutant in alive if mutant.name not in names)
+        counts.append(
+            PackageResult(
+                package,
+                killed=len(group) - len(alive),
+                listed=len(alive) - len(survivors),
+                survivors=survivors,
+                budget_pct=budgets[package],
+            )
+        )
+    return counts
+
+
+def table(results: Sequence[PackageResult]) -> str:
+    """Return the table of packages; those over their budget are marked."""
+    width = max(len(one.package) for one in results)
+    lines = [f"{'package':{width}}  drawn  killed  listed  survived  budget"]
+    for one in results:
+        lines.append(
+            f"{one.package:{width}}  {one.drawn:5}  {one.killed:6}  {one.listed:6}  "
+            f"{len(one.survivors):8}  {one.budget:6}" + ("  exceeded" if one.exceeded else "")
+        )
+    return "\n".join(lines)
+
+
+def report(results: Sequence[PackageResult], title: str) -> str:
+    """Return the report: its title, the survivors as diffs, and the table of packages."""
+    diffs = [mutant.diff for one in results for mutant in one.survivors]
+    return "\n".join([title, "", *diffs, table(results), ""])
 
 
 class ResultCache:
@@ -220,7 +290,7 @@ class ResultCache:
         """Return a mutant's result, from the file or by running its tests."""
         files = sorted({test.split("::")[0] for test in tests})
         texts = [(self._tree.path / file).read_text() for file in files]
-        key = _digest("\0".join([mutant.name, mutant.text, *tests, *texts]))
+        key = digest("\0".join([mutant.name, mutant.text, *tests, *texts]))
         if key not in self._results:
             self._results[key] = test_mutant(self._tree, mutant, tests)
             with self._file.open("a") as file:
@@ -228,38 +298,42 @@ class ResultCache:
         return self._results[key]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def run_sample(tree: WorkingCopy, drawn: Sequence[Mutant]) -> list[tuple[Mutant, str]]:
+    """Test each mutant, print a line on it, and return the results."""
+    cache, test_files = ResultCache(tree), NearestTests(tree.path)
+    files = {path: test_files.nearest(path) for path in {mutant.path for mutant in drawn}}
+    tests = map_calls(tree, [file for nearest in files.values() for file in nearest])
+    for test in tests.failed:
+        print(f"fails on the original code, so it does not run on mutants: {test}")
+    results = []
+    for number, mutant in enumerate(drawn, 1):
+        result = cache.test_mutant(mutant, tests.calling(mutant, files[mutant.path]))
+        print(f"[{number}/{len(drawn)}] {result}: {mutant.name}", flush=True)
+        results.append((mutant, result))
+    return results
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("places", nargs="*", help="files or folders (default: the packages)")
-    parser.add_argument("--sample", type=int, help=f"mutants of each (default {SAMPLE_SIZE})")
+    parser.add_argument("places", nargs="*", help=f"files or folders (default: {PACKAGE})")
+    parser.add_argument("--sample", type=int, help=f"number of mutants (default {SAMPLE_SIZE})")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command continues"))
     number = options.sample or (None if options.places else SAMPLE_SIZE)
+    places = options.places or [PACKAGE]
+    try:
+        drawn = draw(all_mutants(ROOT, places), number, options.seed)
+    except ValueError as error:
+        parser.error(str(error))
     folder = ROOT / "build" / "mutants"
-    tree, reasons = WorkingCopy(ROOT, folder), known_survivors()
-    known, new_survivors = ResultCache(tree), list[str]()
-    for place in options.places or PACKAGES:
-        folders = next(tests for package, tests in PACKAGES.items() if place.startswith(package))
-        tests, counts = map_calls(tree, folders), Counter[str]()
-        for mutant in sample(all_mutants(ROOT, [place]), number, options.seed):
-            result = known.test_mutant(mutant, tests.calling(mutant))
-            counts[result] += 1
-            if result in (SURVIVES, UNREACHED):
-                reason = reasons.get(mutant.name)
-                print(
-                    f"{result}: {mutant.name}" + (f"\n    {reason}" if reason else ""), flush=True
-                )
-                new_survivors += [] if reason else [mutant.name]
-        print(f"{place}: " + ", ".join(f"{n} {result}" for result, n in sorted(counts.items())))
-        for test in tests.failed:
-            print(f"    fails on the original code, so it was not run on mutants: {test}")
-    print(f"{len(new_survivors)} mutants that no test detects and survivors.toml does not list")
-    return 1 if new_survivors else 0
+    outcomes = run_sample(WorkingCopy(ROOT, folder), drawn)
+    results = package_results(outcomes, listed_survivors(), survivor_budgets())
+    title = f"{len(drawn)} mutants of {' '.join(places)}, seed {options.seed}"
+    text = report(results, title)
+    (folder / "report.txt").write_text(text)
+    print(f"\n{text}", end="")
+    return int(any(one.exceeded for one in results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Mutation testing of a toy module, and a list of survivors that names existing mutants."""
+"""Mutation testing of a toy tree: the draw, the tests of a module, and the verdict on packages."""
 
 import subprocess
 import sys
@@ -6,8 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pytest
 import run
 from mutation import mutants
+from selection import MAX_TEST_FILES, NearestTests, allot, by_package, draw, package_of
 
 SOURCE = '''"""A text is never changed: 1 < 2."""
 
@@ -44,17 +46,94 @@ def test_rules_make_one_small_change_each():
     assert {mutant.function for mutant in all_mutants} == {"grow"}
     third = all_mutants[2]
     assert third.text == SOURCE.replace("x < 3", "(x <= 3)")
+    assert third.diff.splitlines()[-3:] == [
+        "-    if x < 3 and x:",
+        "+    if (x <= 3) and x:",
+        "         return x + 1",
+    ]
     assert len({mutant.name for mutant in all_mutants}) == len(all_mutants)
 
 
-def test_a_draw_does_not_depend_on_other_files():
-    all_mutants = mutants("labkit/toy.py", SOURCE)
-    drawn = run.sample(all_mutants, 3, seed=1)
-    assert (
-        run.sample([m for m in all_mutants if m in drawn or m == all_mutants[0]], 3, seed=1)[:2]
-        == drawn[:2]
+def test_a_draw_is_stratified_by_package_and_repeatable():
+    candidates = [
+        mutant
+        for path in ("labkit/toy.py", "labkit/a/b/deep.py", "labkit/a/x.py", "labkit/c/y.py")
+        for mutant in mutants(path, SOURCE)
+    ]
+    sizes = {package: len(group) for package, group in by_package(candidates).items()}
+    assert sizes == {"labkit": 8, "labkit/a": 16, "labkit/c": 8}
+    drawn = draw(candidates, 7, seed=1)
+    parts = {package: len(group) for package, group in by_package(drawn).items()}
+    assert parts == allot(sizes, 7) == {"labkit": 2, "labkit/a": 3, "labkit/c": 2}
+    assert draw(candidates[::-1], 7, seed=1) == drawn != draw(candidates, 7, seed=2)
+    assert sorted(m.name for m in draw(candidates, None, seed=1)) == sorted(
+        mutant.name for mutant in candidates
     )
-    assert run.sample(all_mutants, 3, seed=2) != drawn
+    # Another package's mutants do not change which ones are drawn.
+    toys = [mutant for mutant in candidates if mutant.path == "labkit/toy.py"]
+    assert draw(toys, 2, seed=1) == [m for m in drawn if m.path == "labkit/toy.py"]
+
+
+@pytest.mark.parametrize("number", range(3, 25))
+def test_every_package_is_drawn_and_none_beyond_its_mutants(number):
+    sizes = {"large": 20, "small": 1, "medium": 2}
+    parts = allot(sizes, number)
+    assert sum(parts.values()) == min(number, 23)
+    assert all(1 <= parts[name] <= size for name, size in sizes.items())
+
+
+def test_a_sample_below_one_of_each_package_is_refused():
+    with pytest.raises(ValueError, match="a sample of 1 is too small for 2 packages"):
+        allot({"a": 5, "b": 5}, 1)
+
+
+def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
+    for name, text in {
+        "labkit/__init__.py": "",
+        "labkit/a/__init__.py": "",
+        "labkit/a/long_name.py": "",
+        "labkit/a/user.py": "from labkit.a import long_name",
+        "labkit/a/far.py": "import labkit.a.user",
+        "labkit/a/alone.py": "",
+        "tests/a/test_long_name.py": "def f():\n    from labkit.a.long_name import x",
+        "tests/test_a.py": "import labkit.a.far",
+        "tests/b/test_of_a_name.py": "from labkit.a.far import x",
+        "tests/b/test_direct.py": "from labkit.a.long_name import x",
+        "tests/b/test_user.py": "COMMAND = ['-m', 'labkit.a.user']",
+        "tests/b/test_other.py": "from labkit.a.alone import x",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = NearestTests(tmp_path)
+    expected = ["tests/a/test_long_name.py", "tests/test_a.py", "tests/b/test_of_a_name.py"]
+    assert files.nearest("labkit/a/long_name.py") == expected and MAX_TEST_FILES == 3
+    (tmp_path / "tests/a/test_long_name.py").unlink()
+    (tmp_path / "tests/b/test_of_a_name.py").unlink()
+    expected = ["tests/test_a.py", "tests/b/test_direct.py", "tests/b/test_user.py"]
+    assert NearestTests(tmp_path).nearest("labkit/a/long_name.py") == expected
+    assert files.nearest("labkit/a/alone.py") == ["tests/b/test_other.py"]
+    assert files.nearest("labkit/__init__.py") == []
+
+
+def test_a_package_over_its_budget_fails_and_listed_survivors_do_not_count():
+    eight = mutants("labkit/a/x.py", SOURCE)
+    outcomes = [run.KILLED, run.HANGS, run.SURVIVES, run.UNREACHED, run.SURVIVES, *[run.KILLED] * 3]
+    results = list(zip(eight, outcomes, strict=True))
+    listed = {eight[2].name: "the same"}
+    for pct, budget, exceeded in ((25, 2, False), (12.5, 1, True), (13, 2, False), (0, 0, True)):
+        (one,) = run.package_results(results, listed, {"labkit/a": pct})
+        assert (one.drawn, one.killed, one.listed, one.budget) == (8, 5, 1, budget)
+        assert one.survivors == (eight[3], eight[4]) and one.exceeded is exceeded
+    (none_left,) = run.package_results(results[:2], {}, {"labkit/a": 0})
+    assert not none_left.exceeded
+    text = run.report([one, none_left], "8 mutants of labkit, seed 5")
+    assert text.startswith("8 mutants of labkit, seed 5\n\n--- labkit/a/x.py\n")
+    assert eight[3].diff in text and eight[2].diff not in text
+    assert text.splitlines()[-3:] == [
+        "package   drawn  killed  listed  survived  budget",
+        "labkit/a      8       5       1         2       0  exceeded",
+        "labkit/a      2       2       0         0       0",
+    ]
 
 
 def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
@@ -72,23 +151,28 @@ def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
         (source / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
     tree = run.WorkingCopy(source, tmp_path / "work")
-    tests = run.map_calls(tree, ["tests/toy"])
+    tests = run.map_calls(tree, ["tests/toy/test_toy.py"])
     assert tests.failed == [] and list(tests.seconds) == ["tests/toy/test_toy.py::test_it_grows"]
     wanted = {
         "return x + 1 | x + 1 -> (x - 1)": run.KILLED,
         "if x < 3 and x: | x < 3 -> (x <= 3)": run.SURVIVES,
         "return 5 -> return None": run.UNREACHED,
     }
-    known = run.ResultCache(tree)
-    for mutant in run.all_mutants(tree.source, ["labkit"]):
-        if mutant.what in wanted:
-            assert known.test_mutant(mutant, tests.calling(mutant)) == wanted.pop(mutant.what)
-            assert (tree.path / mutant.path).read_text() != mutant.text
-    assert not wanted
-    assert len(run.ResultCache(tree)._results) == 3
+    drawn = [m for m in run.all_mutants(tree.source, ["labkit"]) if m.what in wanted]
+    results = run.run_sample(tree, drawn)
+    assert {mutant.what: result for mutant, result in results} == wanted
+    assert (tree.path / "labkit/toy.py").read_text() == (source / "labkit/toy.py").read_text()
+    cache = run.ResultCache(tree)
+    assert len(cache._results) == 3 and run.run_sample(tree, drawn) == results
+    (one,) = run.package_results(results, [], {"labkit": 50})
+    assert (one.killed, len(one.survivors), one.exceeded) == (1, 2, False)
 
 
-def test_the_list_of_survivors_is_current():
-    names = {mutant.name for mutant in run.all_mutants(run.ROOT, run.PACKAGES)}
-    assert set(run.known_survivors()) <= names
-    assert all(run.known_survivors().values())
+def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
+    listed = run.listed_survivors()
+    files = {name.split(" | ")[0] for name in listed}
+    assert listed.keys() <= {mutant.name for mutant in run.all_mutants(run.ROOT, files)}
+    assert all(listed.values())
+    modules = (f.relative_to(run.ROOT) for f in run.ROOT.glob("labkit/**/*.py"))
+    packages = {package_of(str(path)) for path in modules}
+    assert run.survivor_budgets().keys() == packages
