@@ -173,10 +173,10 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield disturbances by the machine during the successful runs.
+    """Yield a caveat on each way in which the machine disturbed the successful runs.
 
-    They are derived from the runs' machine fingerprints, the probe before each run and the
-    observer's samples.
+    The disturbances are derived from the runs' machine fingerprints, the probe that each run's
+    process ran before its arm, and the observer's samples.
     """
     records = [r for r in records if r.ok]
     if not records:

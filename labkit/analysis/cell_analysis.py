@@ -373,7 +373,8 @@ def analyse_cell(cell_dir: Path) -> dict[str, Any]:
     Raises
     ------
     RecordError
-        A file of the cell is missing, truncated, foreign or of another schema version.
+        A file of the cell is missing or truncated, or has another program's or schema version's
+        format.
     """
     return analyse(Path(cell_dir)).json
 

@@ -21,7 +21,7 @@ MAX_PROBE_RATIO = 1.10  # times the study's median
 MAX_STEAL_SHARE = 0.05  # share of all CPU time
 MAX_FOREIGN_CORES = 0.5
 MAX_MEMORY_WAIT_SHARE = 0.05  # share of the run
-HOT_THERMAL_LEVEL = 2  # of nominal, fair, serious, critical
+HOT_THERMAL_LEVEL = 2  # 0 nominal, 1 fair, 2 serious, 3 critical
 MIN_CLOCK_RATIO = 0.90  # times the study's median
 RULES = (
     "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
@@ -36,7 +36,8 @@ RULES = (
 class Disturbance:
     """The reason that a run is disturbed.
 
-    ``during_arm`` is True if it was read while the arm ran, so that the arm may have caused it.
+    ``during_arm`` is True if the reading was taken while the arm ran, so that the arm may have
+    caused the disturbance.
     """
 
     text: str

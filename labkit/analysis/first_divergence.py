@@ -181,7 +181,7 @@ def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the first position at which two sequences differ.
 
-    If one is a prefix of the other, that is the shorter length.
+    If one is a prefix of the other, the result is the length of the shorter one.
     """
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))

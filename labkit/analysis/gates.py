@@ -134,7 +134,8 @@ def identical(
 ) -> Gate:
     """Fail if outputs differ by more than the baseline's identity claim allows.
 
-    ``alpha`` is the level of the test against the noise floor, used for that claim only.
+    ``alpha`` is the level of the test against the noise floor. Only the claim ``noise_floor`` uses
+    this test.
     """
     claim = arms[0].identity if arms else "none"
     if claim == "none":

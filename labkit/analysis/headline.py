@@ -1,7 +1,7 @@
 """The headline: the answer to a cell's question in one sentence, the same in every format.
 
 It states the decided effects and their sizes, then the undecided rows and the smallest effect that
-could have been detected in them. It is built from verdicts alone, so no direction is given for an
+could have been detected in them. It is built only from verdicts, so no direction is given for an
 inconclusive row.
 """
 
@@ -17,7 +17,7 @@ from labkit.analysis.observations import MetricRow
 from labkit.analysis.verdict import Verdict
 from labkit.analysis.verdict_sentences import direction
 
-MAX_NAMED_ROWS = 3  # more rows are counted, and only the extremes are named
+MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given
 CHANGED_WORDS = ("faster", "slower")
 UNCHANGED_WORDS = ("equivalent", "trivial")
 UNDECIDED_WORDS = ("inconclusive", "estimate_only")
@@ -155,7 +155,7 @@ def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> st
 
 
 def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
-    """Return the undecided question of a cell without any decided row, and detectable effects."""
+    """Return a clause for a cell without decided rows: the open question, detectable effects."""
     all_results = [result for results in by_arm.values() for result in results]
     undecided = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
     invalid = [r for r in all_results if r.verdict.word == "invalid"]

@@ -25,9 +25,10 @@ class AttainedRates:
     - Padding: ``padded`` is the share of computed rows that hold no token. ``rectangle`` is what
       that share would be if all requests were padded to the longest in one batch.
 
-    Three flags mark arms with a rate that must be about 0. ``equal_lengths``: all requests have one
-    length and one step prefills all prompts, so there is no padding. ``unshared``: no two prompts
-    share a prefix, so there are no hits. ``random``: drafts are random, so hardly any is accepted.
+    Three flags mark arms with a rate that must be about 0. ``equal_lengths``: all requests have the
+    same length and a single step prefills all prompts, so there is no padding. ``unshared``: no two
+    prompts share a prefix, so there are no hits. ``random``: drafts are random, so hardly any draft
+    is accepted.
     """
 
     arm: str
@@ -76,7 +77,7 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
         for counts in counters
     )
     prompt_tokens = sharing["prompt_tokens"]
-    # A preempted request looks up its own prompt again; such a hit is no sharing between requests.
+    # A preempted request looks up its own prompt again; such a hit is not sharing between requests.
     known = caches and not any(counts.get("preemptions") for counts in counters)
     hits = [counts.get("prefix.hit_tokens", 0.0) / prompt_tokens for counts in counters]
     return AttainedRates(
@@ -112,7 +113,7 @@ def _rectangle(
 def _equal_lengths(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> bool:
-    """Return whether padding is impossible: equal lengths, and one step prefills all prompts."""
+    """Return whether padding is impossible: equal lengths, and all prompts in a single step."""
     if rectangle is None or rectangle["tokens"] < rectangle["slots"]:
         return False
     return all(c.get("steps.prefill") == 1 and not any(map(c.get, PADDED_SHAPES)) for c in counters)

@@ -1,11 +1,11 @@
 """Host groups: which cells of a study ran on the same machine and may be compared.
 
-Every host counts as a separate machine, because even two hosts of one model differ by a few percent
-(firmware, cooling, memory placement). Within a cell every block runs on one host, so relabelling
-within blocks never compares two hosts. With ``design.across_hosts=true`` the host is a blocking
-factor, coarser than the block. The permutation test stays exact, and the effect is that of these
-hosts together. Cells are not interleaved with each other. So cells of several machines are shown
-separately, and no curve or confirmation joins them unless they declare ``across_hosts``.
+Every host counts as a separate machine, because even two hosts of the same model differ by a few
+percent (firmware, cooling, memory placement). Within a cell every block runs on one host, so
+relabelling within blocks never compares two hosts. With ``design.across_hosts=true`` the host is a
+blocking factor, coarser than the block. The permutation test stays exact, and the effect is that of
+these hosts together. Cells are not interleaved with each other. So cells of several machines are
+shown separately, and no curve or confirmation joins them unless they declare ``across_hosts``.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
 
 
 def hosts_sentence(analysis: CellAnalysis) -> str | None:
-    """Return a text on a cell's hosts: blocks on each, and where their effects differ most.
+    """Return a text on a cell's hosts: the blocks of each, and the row with the largest difference.
 
-    None if there are fewer than two hosts.
+    The result is None if there are fewer than two hosts.
     """
     hosts = analysis.data.hosts
     if len(hosts) < 2:

@@ -1,9 +1,9 @@
 """Isolation agreement: do interleaved arms and separate processes give the same effects?
 
 Both designs estimate each arm's effect in each row, from independent runs, so the interval of the
-difference follows from their intervals (G. Y. Zou and A. Donner, 2008, *Statistics in Medicine*
-27: the method of variance estimates recovery). The designs agree in a row if that interval contains
-0. Its half width is the largest difference that could have gone undetected.
+difference can be computed from their intervals by the method of variance estimates recovery
+(G. Y. Zou and A. Donner, 2008, *Statistics in Medicine* 27). The designs agree in a row if that
+interval contains 0. Its half width is the largest difference that could have gone undetected.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _sign(value: float) -> int:
 def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:
     """Compare a cell with its companion, the same cell under the other isolation.
 
-    Return None if there is no companion, or it has no runs yet or ran on another machine.
+    Return None if there is no companion, or if the companion has no runs yet or ran on another
+    machine.
     """
     other = analysis.companion()
     if other is None or not on_same_machine(analysis, other):

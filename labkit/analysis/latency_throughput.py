@@ -43,7 +43,7 @@ class LoadCurve:
 
     @property
     def knee(self) -> LoadPoint | None:
-        """The load with the greatest power, or None if that is the largest load measured."""
+        """The load with the greatest power, or None if it is the largest load that was measured."""
         best = max(self.loads, key=lambda load: load.power)
         return None if best is self.loads[-1] else best
 

@@ -6,7 +6,7 @@ Work that an arm does now and then (compaction, copies, eviction) looks the same
 process, but not over many: the machine stalls any arm that happens to run, while an arm's own work
 recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are
 compared with the baseline's in the same process by the exact signed-rank test over processes
-(F. Wilcoxon 1945). Because the test uses ranks, one huge stall cannot decide it:
+(F. Wilcoxon 1945). Because the test uses ranks, one huge stall cannot decide it. The rules are:
 
 - if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
   processes for any test, every arm is judged by its times as measured, with stalls;
@@ -16,9 +16,9 @@ compared with the baseline's in the same process by the exact signed-rank test o
   its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
   because that much could be the arm's own work.
 
-Simulated (``tests/analysis/test_stall_origin.py``): p <= .05 in at most 6 % of A/A studies;
-an arm's own work of 3 % or more of its time that looks like stalls goes unnoticed in at most
-3 % of studies.
+In simulations (``tests/analysis/test_machine_stall_attribution.py``), p is at most .05 in at most
+6 % of A/A studies. If an arm's own work looks like stalls and takes 3 % or more of its time, it
+goes unnoticed in at most 3 % of studies.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class StallAttribution:
 
     All mappings are by arm. ``stalled_pct`` is the mean over processes, in percent of the arm's
     time. ``own_work_bounds_pct`` is an upper bound on the part of it that may be the arm's own
-    work. ``unclear_reasons`` holds, for arms without a verdict on times without stalls, the
-    reason. ``kept_reason`` is the reason that all times are as measured, with stalls; it is None if
-    stalls are excluded.
+    work. ``unclear_reasons`` has the arms that get no verdict on times without stalls, and the
+    reason for each. ``kept_reason`` is the reason that all times are as measured, with stalls; it
+    is None if stalls are excluded.
     """
 
     stalled_pct: Mapping[str, float]

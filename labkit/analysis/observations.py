@@ -8,7 +8,7 @@ arm was taken in the same round, and whatever the machine did in that round happ
 arms. There an arm is compared with the baseline round by round: its log value is the
 baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. The arm that comes
 first in a round finds the caches as the previous round left them, so the effect of an arm's
-position within a round is removed before (:func:`without_position_effects`). The medians shown
+position within a round is removed first (:func:`without_position_effects`). The medians shown
 for each arm are not changed.
 """
 
@@ -122,11 +122,12 @@ def median_over_rounds(log_ratios: Floats) -> float:
 def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floats:
     """Return log values without the effect of an arm's position in a round.
 
-    Median polish (J. W. Tukey) of the differences from each round's mean, by arm and by position,
-    until it changes by at most 1e-9. An effect of an arm moves its differences alike in all rounds,
-    so the position effects do not depend on it. (A difference from the round's median would be 0
-    for one arm of every round, and a part of the arm's effect would be read as one of position.)
-    The same effects are subtracted from all arms, so swapping two arms' labels swaps their results.
+    The effects are estimated by median polish (J. W. Tukey) of the differences from each round's
+    mean, by arm and by position, until they change by at most 1e-9. An arm's own effect shifts all
+    its differences equally, so the position effects do not depend on it. (Differences from the
+    round's median would not do: one arm of every round would have the difference 0, and a part of
+    its effect would be attributed to its position.) The same effects are subtracted from all arms,
+    so swapping two arms' labels swaps their results.
 
     Parameters
     ----------

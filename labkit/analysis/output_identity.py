@@ -49,7 +49,7 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """The number of an arm's outputs that agree with the reference, of ``total``.
+    """How many of an arm's ``total`` outputs agree with the reference.
 
     An output is a request, a token row or a picked frame. It is counted once per arm, and agrees
     only if it agrees in every run. ``prefix`` is the mean share of an output before the first
@@ -88,7 +88,7 @@ def compare_outputs(
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
         return IdentityReport(None, (), ())
-    # A case that the reference run lacks, although the baseline has it elsewhere, has no outputs.
+    # A case that only other runs of the baseline have is expected to have no outputs.
     cases = (c.case for r in records if r.ok and r.arm == arms[0] for c in r.cases)
     expected = {name: CaseRecord(name) for name in cases} | {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)

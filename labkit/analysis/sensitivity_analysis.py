@@ -86,9 +86,9 @@ def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Return the case and the metric's correlation with the probe (-1 to 1) of primary rows.
+    """Return each primary row's case, and its metric's correlation with the probe (-1 to 1).
 
-    Rows with runs without a probe, or with too few runs, are left out.
+    A row is left out if a run has no probe or if there are too few runs.
     """
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]

@@ -21,7 +21,7 @@ BOUNDED_TIMES = (
 
 
 def server_and_client(record: Record) -> tuple[Json, Json] | None:
-    """Return a run's notes on its server and its client, or None if the arm is no server."""
+    """Return a run's notes on its server and its client, or None if the arm is not a server."""
     engine = record.notes.get("engine") or {}
     server, client = engine.get("server"), engine.get("client")
     return None if server is None or client is None else (server, client)

@@ -51,7 +51,7 @@ class AnalysisCache:
         return bool(words) and words <= DECIDED_WORDS
 
     def _companion(self, cell_dir: Path) -> CellAnalysis | None:
-        """Return the analysis of the same cell under the other isolation, or None without runs.
+        """Return the same cell's analysis under the other isolation, or None if it has no runs.
 
         For an interleaved cell that is the separate-process cell that confirms it, and vice versa.
         """

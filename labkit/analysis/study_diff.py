@@ -1,4 +1,4 @@
-"""Changes between two studies of one machine and one config.
+"""Changes between two studies of the same machine and config.
 
 The runs of two studies were not interleaved, so a change of the machine looks like a change of the
 code. But both studies measured the baseline. So the change of each arm's difference from the
@@ -363,10 +363,10 @@ def _shared_cells(
 
 
 def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
-    """Raise :class:`StudiesNotComparable` if two runs are from different kinds of machines.
+    """Raise :class:`StudiesNotComparable` if two runs are from different kinds of machine.
 
-    Blocks of several hosts of one kind (``design.across_hosts=true``) are allowed: both studies
-    are relabelled within their blocks, and a block ran on one host.
+    Blocks of several hosts of the same kind (``design.across_hosts=true``) are allowed, because
+    both studies are relabelled within their blocks and every block ran on a single host.
     """
     old = old_cell.environment
     for record in (*old_cell.data.records, *new_cell.data.records):

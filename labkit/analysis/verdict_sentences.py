@@ -1,4 +1,4 @@
-"""Verdict sentences: one plain sentence per comparison, derived from ``cell.json`` alone."""
+"""Verdict sentences: one plain sentence per comparison, derived only from ``cell.json``."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ MAX_SHOWN_REQUESTS = 200  # in the order of submission
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """The times (seconds) at which a request was submitted, admitted, answered first and finished.
+    """The times (seconds) of a request's submission, admission, first token and end.
 
     ``admitted_s`` is None if the engine does not report admissions. Waiting then counts as prefill.
     """

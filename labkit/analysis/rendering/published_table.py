@@ -1,4 +1,4 @@
-"""Tables of published numbers for a cell, each followed by our own numbers of the same row."""
+"""Tables of a cell's published numbers; below each line are our own numbers of the same row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
-AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # of outputs, in publications
+AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # of output agreement, in articles
 
 
 def published_source(cell: Json) -> str | None:

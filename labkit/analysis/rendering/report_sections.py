@@ -1,7 +1,7 @@
 """The sections of a cell's report, in the order of the Markdown and of the HTML report.
 
 Most sections are declared in the module of the table or chart that they show. The sections that
-combine several tables or charts, or show none, are declared here.
+combine several tables or charts, or show no table or chart, are declared here.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class RooflinePoint:
     def share(self) -> float | None:
         """The minimum possible time divided by the measured time.
 
-        Above 1 only if a cache held part of the data.
+        It exceeds 1 only if a cache held part of the data.
         """
         return None if self.limits is None else max(self._min_times_s(self.limits)) / self.seconds
 

@@ -1,1 +1,1 @@
-"""Exact tests, intervals, power and interim analysis. Imports no other part of labkit."""
+"""Exact tests, intervals, power and interim analysis. The package imports nothing from labkit."""

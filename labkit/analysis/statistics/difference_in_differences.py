@@ -13,10 +13,10 @@ hypothesis from both studies, weighted by their precision, and subtracted before
 (D. Freedman and D. Lane, 1983, on residuals of the reduced model). All later steps are linear in
 ``d``, so the interval inverts the test through its breakpoints, as in :mod:`.effect_size`.
 
-The machine probe times fixed kernels in each run's process before the arm is loaded. In each study,
-a regression through block means, refitted at every ``d``, removes the part of the runs' noise that
-follows the probe (P. R. Rosenbaum, 2002, *Statistical Science* 17). The labels were randomised
-independently of probe and noise.
+The machine probe times fixed kernels in each run's process before the arm is loaded. In each study
+it is regressed out of the runs' values, within blocks and anew at every ``d`` (P. R. Rosenbaum,
+2002, *Statistical Science* 17). The labels were randomised independently of the probe and the
+noise.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def estimate_effect(
     if probe is not None and df - 1 >= MIN_RESIDUAL_DF:
         slope = _centred(pool_by_block(*probe)[:, None], blocks)[:, 0]
         squares = float(slope @ slope)
-        if squares > 1e-24:  # it is 0 if the arms share a process and so its probe
+        if squares > 1e-24:  # 0 if the arms share a process and its probe
             columns = columns - np.outer(slope, slope @ columns) / squares
             df -= 1
     values, shift = columns.T
@@ -181,7 +181,8 @@ def _weight_of_new(old: StudyEffect, new: StudyEffect) -> float:
 def _pairs(old: int, new: int) -> tuple[NDArray[np.intp], NDArray[np.intp], bool]:
     """Return pairs of the studies' relabellings, (0, 0) first, and whether these are all pairs.
 
-    Above 300,000 pairs, 100,000 are drawn at random.
+    If there are more than 300,000 pairs, 100,000 of them are drawn at random. The pair (0, 0) is
+    the observed one.
     """
     if old * new <= MAX_ENUMERATED:
         before, after = np.divmod(np.arange(old * new), new)

@@ -2,8 +2,8 @@
 
 The estimate is that of J. L. Hodges and E. L. Lehmann (1963): the median of the Walsh
 averages ``(D_u + D_v) / 2``, ``u <= v``, of the differences. In a blocked design the
-``D`` are all differences arm minus baseline *within* a block, ``r^2`` per block; with one
-run per block these are the paired differences.
+``D`` are all differences arm minus baseline *within* a block: ``r^2`` per block of ``r`` runs per
+arm. With one run per arm these are the paired differences.
 
 The interval holds the shifts that :mod:`.permutation_test` does not reject. Subtract ``delta``
 from the arm's values: under relabelling ``j`` the statistic is ``a_j - delta c_j``, where
@@ -132,9 +132,9 @@ def confidence_interval(
 class Equivalence:
     """The result of an equivalence test.
 
-    ``p`` is that of the two one-sided tests. ``bound_pct`` is the size in percent of the interval
-    limit that is further from 0: any difference is at most that large. None if the interval is
-    unbounded.
+    ``p`` is the p-value of the two one-sided tests. ``bound_pct`` is the size in percent of the
+    interval limit that is further from 0: any difference is at most that large. It is None if the
+    interval is unbounded.
     """
 
     p: float

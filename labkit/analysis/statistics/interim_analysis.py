@@ -2,8 +2,8 @@
 
 Looks are numbers of blocks, declared before the first run. Each look spends a fixed part of
 alpha. The parts sum to at most alpha (C. E. Bonferroni), so the chance of a false claim does not
-exceed alpha, whatever the number of looks. At a look, the test and the interval use that look's
-part alone. There is no other early stopping. Between looks, before the end, and after blocks were
+exceed alpha, whatever the number of looks. At a look, the test and the interval use only that
+look's part. There is no other early stopping. Between looks, before the end, and after blocks were
 added to a study whose results had already been shown (an undeclared look), effects are estimated
 and nothing is claimed.
 """

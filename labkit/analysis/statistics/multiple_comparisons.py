@@ -168,10 +168,11 @@ class RowPermutations:
     def _distances(self) -> list[Floats]:
         """Return the distances below and above the mean difference at which relabellings count.
 
-        At ``mean_difference +- e``, relabelling ``j`` has the statistic ``d_j -+ e c_j``, where
-        ``d_j`` is its statistic after the mean difference is subtracted. Its size is at least ``e``
-        for every ``e`` up to the larger of ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``. The two
-        sides mirror each other.
+        At the shift ``mean_difference - e`` the observed statistic is ``e``, and relabelling ``j``
+        has the statistic ``d_j + e c_j``. Here ``d_j`` is its statistic after the mean difference
+        is subtracted, and ``c_j`` is its correlation with the observed labels. Its size is at least
+        ``e`` for every ``e`` up to the larger of ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``. On
+        the other side, at ``mean_difference + e``, the same holds with ``-d_j`` for ``d_j``.
         """
         correlation = self.labels.label_correlation
         residual = self.null_distribution - self.mean_difference * correlation
@@ -197,9 +198,9 @@ class RowPermutations:
 
 
 def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
-    """Return, for each row, the largest residual statistic of any other row per relabelling.
+    """Return, for each row, the largest residual statistic of the other rows.
 
-    Each is float64 [relabellings]; a family of one row gives None.
+    Each result is float64 [relabellings]. The only row of a family has None.
     """
     if len(tests) == 1:
         return [None]
@@ -225,7 +226,7 @@ def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float
         return [0.0] * len(tests)
     if largest.max() == 0.0:  # no noise at all
         return [alpha] * len(tests)
-    critical: dict[int, float] = {}  # by the rows' relabellings, which few rows do not share
+    critical: dict[int, float] = {}  # by relabellings, which most rows share
     for labels in {id(test.labels): test.labels for test in tests}.values():
         always = np.abs(labels.label_correlation) > 1.0 - 1e-9
         statistics = np.where(always, np.inf, largest)

@@ -129,7 +129,7 @@ def relabellings_counted(blocks: int, runs: int) -> int:
 
 
 def _block_relabellings(runs: int) -> NDArray[np.int8]:
-    """Return all relabellings of one block, int8 [C(2r, r), 2r]; the observed one is first."""
+    """Return a block's relabellings, int8 [relabellings, 2 * runs]; the observed one is first."""
     rows = []
     # Combinations start with the last columns, which are the arm's own runs.
     for chosen in combinations(reversed(range(2 * runs)), runs):

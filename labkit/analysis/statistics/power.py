@@ -10,11 +10,12 @@ estimates vary, and so does the one from which the MDE is computed: with indepen
 = 0.8``. An MDE from noise taken as known (J. Cohen 1988, section 2.4) has a power of 50 to 75 %
 with 6 to 10 blocks.
 
-The sum is nearly normal. With ``m`` and ``v``, mean and variance of ``s / sigma``, ``k`` solves
-``k m1 - critical m2 = t_80 sqrt(1 + k^2 v1 + critical^2 v2)``. Student's quantile stands for the
-normal one because the critical value, which comes from the study's own relabellings, varies too.
-The simulated power is 76 to 86 % from 6 blocks of 1 run or 3 blocks of 2 on, with 1 to 10 rows
-(``tests/analysis/test_verdict_rates.py``).
+The difference of the two sides is nearly normal. Let ``m1`` and ``v1`` be the mean and variance of
+``s1 / sigma``, and ``m2`` and ``v2`` those of ``s2 / sigma``. Then ``k`` solves ``k m1 - critical
+m2 = t_80 sqrt(1 + k^2 v1 + critical^2 v2)``, where ``t_80`` is the 80 % quantile of Student's t. It
+replaces the normal quantile because the critical value, which comes from the study's own
+relabellings, varies too. The simulated power is 76 to 86 % from 6 blocks of 1 run or 3 blocks of 2
+on, with 1 to 10 rows (``tests/analysis/test_verdict_rates.py``).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def between_run_sd(baseline: Floats, arm: Floats) -> float | None:
 
 
 def degrees_of_freedom(blocks: int, runs: int) -> int:
-    """Return the degrees of freedom that blocks and arms leave."""
+    """Return the degrees of freedom that remain after block and arm effects are removed."""
     return blocks * (2 * runs - 1) - 1
 
 
@@ -105,7 +106,7 @@ def mde_pct(
         The row's own level in a family of rows and arms that shares alpha
         (:func:`.multiple_comparisons.per_row_alphas`).
     sd_df
-        Degrees of freedom of ``sd``, if it is not that of such a study.
+        Degrees of freedom of ``sd``; by default those that a study of this design has.
 
     Returns
     -------
@@ -122,9 +123,10 @@ def mde_pct(
 def attained_alpha(blocks: int, runs: int, alpha: float) -> float:
     """Return the level of Student's t that is as strict as a row's permutation test, or 0.0.
 
-    Of ``n`` relabellings, the test may count ``k = 2 floor(alpha n / 2)`` against rejecting, two of
-    which always count: the observed one and its mirror image. The result is ``(k - 1) / n``, midway
-    between this level and the next smaller one; 0.0 if p cannot reach ``alpha``.
+    Of ``n`` relabellings, the test may count ``k = 2 floor(alpha n / 2)`` against rejecting, so its
+    level is ``k / n``. Two of them always count: the observed one and its mirror image. The result
+    is ``(k - 1) / n``, midway between ``k / n`` and the next smaller level, ``(k - 2) / n``. It is
+    0.0 if p cannot reach ``alpha``.
     """
     n = relabellings_counted(blocks, runs)
     k = 2 * math.floor(alpha * n / 2.0 + 1e-9)
@@ -134,7 +136,7 @@ def attained_alpha(blocks: int, runs: int, alpha: float) -> float:
 def alpha_share(alpha_row: float, blocks: int, runs: int, alpha: float) -> float:
     """Return the share of ``alpha`` that a row with the level ``alpha_row`` has in its family.
 
-    It belongs to the family's rows and arms, and not to the design's number of blocks.
+    The share depends on the family's rows and arms, but not on the design's number of blocks.
     """
     attained = attained_alpha(blocks, runs, alpha)
     return min(1.0, alpha_row / attained) if attained > 0.0 else 1.0
@@ -145,7 +147,7 @@ def single_row_mde_pct(
 ) -> float | None:
     """Return :func:`mde_pct` of a planned study, or None if p cannot reach ``alpha``.
 
-    The row is tested alone, or gets a ``share`` of the alpha of its family.
+    ``share`` is the share of its family's alpha that the row gets: 1.0 if it is tested alone.
     """
     return mde_pct(sd, blocks, runs, share * attained_alpha(blocks, runs, alpha), sd_df)
 

@@ -9,9 +9,10 @@ section 3). Labels do not enter the fit, so under ``delta`` the test is exact.
 
 ``theta`` is fitted anew at every ``delta``: fitted once, at 0, it would attribute part of the
 effect to the probe. The fit is linear, so the residual is ``e_v - delta e_x``, where ``e_v``
-and ``e_x`` are the residuals of the values and of the arm's indicator. The statistic of
-relabelling ``j`` is ``a_j - delta c_j``, and the estimate is the ``delta`` at which the
-observed statistic is 0, ``a_0 / c_0``.
+and ``e_x`` are the residuals of the values and of the arm's indicator. Under relabelling ``j``
+their mean differences, arm minus baseline, are ``a_j`` and ``c_j``, and the statistic is
+``a_j - delta c_j``. The estimate is the ``delta`` at which the observed statistic is 0:
+``a_0 / c_0``.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def _within(values: Floats, blocks: int) -> Floats:
 def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
     """Return the smallest shift whose one-sided p is above ``alpha / 2``, or None.
 
-    Relabelling ``j`` reaches the observed statistic at shifts above the breakpoint
-    ``(a_0 - a_j) / (c_0 - c_j)``, or, if ``c_j`` exceeds ``c_0``, at shifts below that breakpoint.
+    ``a`` and ``c``, float64 [relabellings], are those of the module's docstring. Relabelling ``j``
+    reaches the observed statistic at shifts above the breakpoint ``(a_0 - a_j) / (c_0 - c_j)``, or,
+    if ``c_j`` exceeds ``c_0``, at shifts below that breakpoint.
     """
     gap = c[0] - c
     rising, falling = gap > 1e-9, gap < -1e-9
