@@ -38,11 +38,12 @@ class Server(Group, place="server"):
     max_prompt_tokens: int = option(
         32_768, "Maximum prompt length; longer prompts are refused (400).", ge=1, unit=TOKENS
     )
-    max_output_tokens: int = option(
-        2_048,
+    max_output_tokens: int | None = option(
+        None,
         "Maximum and default of a request's max_tokens; more is refused (400).",
         ge=1,
         unit=TOKENS,
+        null_means="what the context leaves after the prompt",
     )
     max_choices: int = option(
         16, "Maximum completions per request (n); more are refused (400).", ge=1

@@ -9,7 +9,9 @@ prompt on any day.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,37 @@ Message = Mapping[str, Any]
 # Function definitions in the format of ``tools`` in OpenAI's API.
 Tools = Sequence[Mapping[str, Any]]
 
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+
 MAX_TEMPLATE_CHARACTERS = 1 << 18
 MAX_ADDED_CHARACTERS = 1 << 20  # output in addition to the length of messages and tools
+# Fields of a message that some templates do not use. The name in a tool's message is left out,
+# because it repeats that of the call.
+OPTIONAL_FIELDS = ("name", "tool_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What a prompt ends with, and the variables that a template defines itself.
+
+    Parameters
+    ----------
+    add_generation_prompt
+        End with the start of the model's next message.
+    continue_final_message
+        End within the last message, which the model then continues.
+    variables
+        The template's own variables, for example ``enable_thinking``.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the prompt has one end."""
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt: not with continue_final_message")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -53,7 +84,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """A compiled chat template. ``takes_tools``: whether the template uses the variable ``tools``.
+    """A compiled chat template.
 
     Parameters
     ----------
@@ -79,29 +110,67 @@ class ChatTemplate:
         sandbox = TemplateSandbox()
         try:
             self._template = sandbox.from_string(source)
-            self.takes_tools = "tools" in meta.find_undeclared_variables(sandbox.parse(source))
+            self._variables = meta.find_undeclared_variables(sandbox.parse(source))
         except Exception as error:  # from Jinja, or from Python compiling Jinja's output
             raise ConfigError(f"chat template: {one_line(error)}") from None
 
-    def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Return the prompt of a conversation, up to the start of the model's next message.
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template uses the variable ``tools``."""
+        return "tools" in self._variables
+
+    def render(
+        self, messages: Sequence[Message], tools: Tools = (), options: RenderOptions | None = None
+    ) -> str:
+        """Return the prompt of a conversation, by default up to the start of the next message.
 
         Raises
         ------
         ConfigError
-            The template fails, refuses the messages, or writes too much. Also raised if tools are
-            given to a template that does not use them.
+            The template fails, refuses the messages, or writes too much. Also raised if it does
+            not use the tools, a variable of the options, or a message's name or tool calls.
         """
+        options = options or RenderOptions()
         if tools and not self.takes_tools:
             raise ConfigError("chat template: this model's template does not support tools")
+        for name in options.variables:
+            if name in RESERVED_VARIABLES or name in self._tokens:
+                raise ConfigError(f"chat template: the variable {name} cannot be set")
+            if name not in self._variables:
+                raise ConfigError(f"chat template: this model's template has no variable {name}")
+        text = self._render(messages, tools, options)
+        for what, without in _without_optional_fields(messages):
+            if self._text_or_none(without, tools, options) == text:
+                raise ConfigError(f"chat template: this model's template does not use {what}")
+        return self._continued(messages, tools, options) if options.continue_final_message else text
+
+    def _continued(self, messages: Sequence[Message], tools: Tools, options: RenderOptions) -> str:
+        """Return the prompt up to the end of the last message's content."""
+        end = f"<{uuid.uuid4().hex}>"
+        last = {**messages[-1], "content": f"{messages[-1]['content']}{end}"}
+        before, found, _ = self._render([*messages[:-1], last], tools, options).rpartition(end)
+        if not found:
+            raise ConfigError("chat template: it does not end with the last message's content")
+        return before
+
+    def _text_or_none(
+        self, messages: Sequence[Message], tools: Tools, options: RenderOptions
+    ) -> str | None:
+        try:
+            return self._render(messages, tools, options)
+        except ConfigError:  # the template needs what was left out
+            return None
+
+    def _render(self, messages: Sequence[Message], tools: Tools, options: RenderOptions) -> str:
         remaining = MAX_ADDED_CHARACTERS + len(json.dumps([messages, tools]))
         parts: list[str] = []
         try:
             for part in self._template.generate(
                 messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
+                add_generation_prompt=options.add_generation_prompt,
                 **({"tools": [dict(tool) for tool in tools]} if tools else {}),
                 **self._tokens,
+                **options.variables,
             ):
                 parts.append(part)
                 remaining -= len(part)
@@ -115,6 +184,31 @@ class ChatTemplate:
         except Exception as error:  # a template may raise anything
             raise ConfigError(f"chat template: {one_line(error)}") from None
         return "".join(parts)
+
+
+def _without_optional_fields(
+    messages: Sequence[Message],
+) -> Iterator[tuple[str, Sequence[Message]]]:
+    """Yield each optional field that the messages have, and the messages without it."""
+    for field_name in OPTIONAL_FIELDS:
+        if any(m.get(field_name) and m["role"] != "tool" for m in messages):
+            without = [{k: v for k, v in m.items() if k != field_name} for m in messages]
+            yield f"{field_name} of a message", without
+    calls = [call for m in messages for call in m.get("tool_calls") or ()]
+    if any(call["function"]["arguments"] for call in calls):
+        yield (
+            "the arguments of tool calls",
+            [
+                {**m, "tool_calls": [_without_arguments(call) for call in m["tool_calls"]]}
+                if m.get("tool_calls")
+                else m
+                for m in messages
+            ],
+        )
+
+
+def _without_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": {}}}
 
 
 def load_template(model_dir: Path) -> ChatTemplate | None:

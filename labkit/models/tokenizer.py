@@ -13,7 +13,7 @@ from labkit.machine.exception_text import one_line
 if TYPE_CHECKING:
     import tokenizers
 
-    from labkit.models.chat_template import ChatTemplate, Message, Tools
+    from labkit.models.chat_template import ChatTemplate, Message, RenderOptions, Tools
 
 LONG_TEXT = 10_000  # characters or ids
 
@@ -60,8 +60,13 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages, tools), special=False)
 
-    def render_chat(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Return the text of a conversation, up to the start of the model's next message.
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        options: RenderOptions | None = None,
+    ) -> str:
+        """Return the text of a conversation, by default up to the start of the next message.
 
         Raises the same errors as ``encode_chat``.
         """
@@ -69,7 +74,7 @@ class Tokenizer:
             raise ConfigError(
                 "chat template: this model has none; send a text instead of a conversation"
             )
-        return self.template.render(messages, tools)
+        return self.template.render(messages, tools, options)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""

@@ -47,10 +47,11 @@ def serve(options: ServeConfig) -> int:
     Returns the exit code: 0, or 1 if the engine failed.
     """
     if options.shell:
-        from labkit.server.chat_shell import Shell
+        from labkit.server.chat_shell import MAX_REPLY_TOKENS, Shell
 
         loaded = load(options)
-        Shell(loaded.engine, loaded.tokenizer, options.server.max_output_tokens).run()
+        max_tokens = options.server.max_output_tokens or MAX_REPLY_TOKENS
+        Shell(loaded.engine, loaded.tokenizer, max_tokens).run()
         return 0
     from labkit.server import http_listener, routes
     from labkit.server.serving_service import Service

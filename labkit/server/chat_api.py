@@ -8,13 +8,18 @@ from typing import Any
 
 import msgspec
 
+from labkit.models.chat_template import Message, RenderOptions
 from labkit.server.api_error import invalid
 from labkit.server.chat_responses import ChatWriter
 from labkit.server.endpoint_helpers import (
     check_choices,
+    check_free_length,
     check_model,
     check_stream,
     decode,
+    min_output,
+    min_tokens_constraint,
+    structured_grammar,
     to_params,
 )
 from labkit.server.openai_types import (
@@ -49,17 +54,18 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     n = check_choices(service, request.n)
     check_contents(service, (m.content for m in request.messages), "messages")
     tool_format, tools = _tools(service, request)
-    prompt = await encode_conversation(service, to_template_messages(request.messages), tools)
+    messages = to_template_messages(request.messages)
+    prompt = await encode_conversation(
+        service, messages, tools, options=_render_options(request, messages)
+    )
+    requested = _requested_max_tokens(request)
     max_tokens = resolve_max_tokens(
-        service,
-        prompt,
-        _requested_max_tokens(request),
-        default=service.options.max_output_tokens,
-        param="messages",
+        service, prompt, requested, param="messages", min_tokens=min_output(request, requested)
     )
     logprobs = _requested_logprobs(request)
     params = to_params(service, request, max_tokens=max_tokens, logprobs=logprobs)
-    constraint = await _constraint(service, request, tool_format, tools)
+    grammar = await _constraint(service, request, tool_format, tools)
+    constraint = grammar or min_tokens_constraint(service, request, max_tokens)
     call_id = new_id("chatcmpl")
     generation = service.generate(call_id, [prompt], params, n, constraint)
     writer = ChatWriter(service, request, call_id, generation, prompt, n, tool_format, tools)
@@ -76,8 +82,34 @@ def _requested_max_tokens(request: ChatRequest) -> int | None:
     return limits.pop() if limits else None
 
 
+def _render_options(request: ChatRequest, messages: Sequence[Message]) -> RenderOptions:
+    """Return the options of the chat template.
+
+    If the last message is the assistant's and the request does not say otherwise, the model
+    continues that message.
+    """
+    last, continues = messages[-1], request.continue_final_message
+    is_text = last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
+    if continues is None:
+        continues = is_text and request.add_generation_prompt is None
+    if continues and not is_text:
+        raise invalid(
+            "continue_final_message: the last message must be a text of the assistant",
+            "continue_final_message",
+        )
+    begins_message = request.add_generation_prompt
+    try:
+        return RenderOptions(
+            not continues if begins_message is None else begins_message,
+            continues,
+            request.chat_template_kwargs or {},
+        )
+    except ValueError as error:
+        raise invalid(str(error), "add_generation_prompt") from None
+
+
 def _requested_logprobs(request: ChatRequest) -> int | None:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs: needs logprobs=true", "top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None
 
@@ -96,10 +128,13 @@ def _tools(service: Service, request: ChatRequest) -> tuple[ToolCallFormat | Non
         if choice not in (None, "none"):
             raise invalid("tool_choice: the request has no tools", "tool_choice")
         return None, []
-    if request.parallel_tool_calls is False:
-        raise invalid("parallel_tool_calls=false: not supported", "parallel_tool_calls")
     if choice == "none":
         return None, []
+    if request.parallel_tool_calls is False and choice in (None, "auto"):
+        raise invalid(
+            "parallel_tool_calls=false: only with tool_choice=required or a function's name",
+            "parallel_tool_calls",
+        )
     tool_format = service.tool_call_format
     if tool_format is None:
         raise invalid("tools: the model's chat template has no supported tool format", "tools")
@@ -124,9 +159,12 @@ async def _constraint(
 ) -> GrammarConstraint | None:
     """Return the grammar that the output must match, or None if any text is allowed."""
     choice, response_format = request.tool_choice, request.response_format
+    structured = request.structured_outputs is not None
+    if structured and (tool_format is not None or not _is_text(request)):
+        raise invalid("structured_outputs: not with response_format or tools", "structured_outputs")
     forced = tool_format is not None and (choice == "required" or isinstance(choice, NamedTool))
-    if request.ignore_eos and (forced or not _is_text(request)):
-        raise invalid("ignore_eos: not with response_format or a required tool call", "ignore_eos")
+    if forced or not _is_text(request):
+        check_free_length(request, "response_format or a required tool call")
     if tool_format is not None and forced:
         if isinstance(choice, NamedTool):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
@@ -136,6 +174,8 @@ async def _constraint(
                 "tool_choice: calls cannot be enforced in this model's tool format", "tool_choice"
             )
         return await service.grammars.from_lark(grammar, "tools")
+    if request.structured_outputs is not None:
+        return await structured_grammar(service, request, request.structured_outputs)
     if isinstance(response_format, SchemaFormat):
         schema = response_format.json_schema.schema
         return await service.grammars.from_schema(schema, "response_format")

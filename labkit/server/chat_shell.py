@@ -18,6 +18,7 @@ from labkit.models.tokenizer import Tokenizer
 
 PROMPT = "> "
 NEW_CONVERSATION = "/new"
+MAX_REPLY_TOKENS = 2_048  # where server.max_output_tokens is null
 
 
 class Shell:

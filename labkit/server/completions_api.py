@@ -19,6 +19,9 @@ from labkit.server.endpoint_helpers import (
     clamp_logprob,
     collect,
     decode,
+    min_output,
+    min_tokens_constraint,
+    structured_grammar,
     to_params,
     usage,
 )
@@ -31,7 +34,7 @@ from labkit.server.openai_types import (
 )
 from labkit.server.prompt_encoding import encode_text, resolve_max_tokens
 from labkit.server.response_streams import DONE, GenerationResponse, sse_event
-from labkit.server.serving_service import Service, new_id
+from labkit.server.serving_service import CopyableConstraint, Service, new_id
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -54,13 +57,24 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     prompts = await _prompts(service, request.prompt)
     allowed = [
         resolve_max_tokens(
-            service, p, request.max_tokens, default=DEFAULT_MAX_TOKENS, param="prompt"
+            service,
+            p,
+            request.max_tokens,
+            param="prompt",
+            default=max(DEFAULT_MAX_TOKENS, request.min_tokens or 0),
+            min_tokens=min_output(request, request.max_tokens),
         )
         for p in prompts
     ]
-    params = to_params(service, request, max_tokens=min(allowed), logprobs=request.logprobs)
+    max_tokens = min(allowed)
+    params = to_params(service, request, max_tokens=max_tokens, logprobs=request.logprobs)
+    constraint: CopyableConstraint | None
+    if request.structured_outputs is not None:
+        constraint = await structured_grammar(service, request, request.structured_outputs)
+    else:
+        constraint = min_tokens_constraint(service, request, max_tokens)
     call_id = new_id("cmpl")
-    generation = service.generate(call_id, prompts, params, n)
+    generation = service.generate(call_id, prompts, params, n, constraint)
     writer = CompletionWriter(service, request, call_id, generation, prompts, n)
     timeout_s = service.options.timeout_s
     if request.stream:

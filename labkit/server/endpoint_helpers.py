@@ -10,11 +10,15 @@ import msgspec
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.engine.request import SamplingParams
+from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation, TokenOutput
+from labkit.server.min_tokens import MinTokensConstraint
+from labkit.server.neutral_values import without_neutral_values
 from labkit.server.openai_types import (
     PromptTokensDetails,
     Sampling,
+    StructuredOutputs,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -23,12 +27,12 @@ from labkit.server.prompt_encoding import encode_conversation, resolve_max_token
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a request's body.
+    """Decode a request's body. Unknown fields are accepted at values that ask for nothing.
 
     Raises
     ------
@@ -37,7 +41,12 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         invalid field.
     """
     try:
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError:
+            known = decoder.type.__struct_fields__
+            cleaned = without_neutral_values(msgspec.json.decode(body), known)
+            return decoder.decode(msgspec.json.encode(cleaned))
     except msgspec.ValidationError as error:
         text = str(error)
         unknown = re.search(r"contains unknown field `(.*?)`", text)
@@ -107,6 +116,81 @@ def check_stream(sampling: Sampling) -> None:
     """Raise ``ApiError`` if ``stream_options`` is given without ``stream``."""
     if sampling.stream_options is not None and not sampling.stream:
         raise invalid("stream_options: only with stream=true", "stream_options")
+
+
+def check_free_length(sampling: Sampling, other: str) -> None:
+    """Raise ``ApiError`` if an output whose grammar says where it ends must have another length.
+
+    ``other`` names the field of the grammar.
+    """
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(sampling, name):
+            raise invalid(f"{name}: not with {other}", name)
+
+
+def min_output(sampling: Sampling, max_tokens: int | None) -> int:
+    """Return the number of output tokens that the client relies on.
+
+    With ``ignore_eos`` it relies on all of ``max_tokens``, the maximum that it requested.
+    """
+    return max(sampling.min_tokens or 0, (max_tokens or 0) if sampling.ignore_eos else 0)
+
+
+def min_tokens_constraint(
+    service: Service, sampling: Sampling, max_tokens: int
+) -> MinTokensConstraint | None:
+    """Return the constraint that enforces ``min_tokens``, or None if nothing ends the output.
+
+    Raises
+    ------
+    ApiError
+        ``min_tokens`` exceeds ``max_tokens``, or a stop text could end the output earlier.
+    """
+    min_tokens = sampling.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(f"min_tokens={min_tokens}: max_tokens is {max_tokens}", "min_tokens")
+    if min_tokens and sampling.stop:
+        raise invalid("min_tokens: not with stop", "min_tokens")
+    ending_ids = set(sampling.stop_token_ids or ())
+    ending_ids.update(() if sampling.ignore_eos else service.eos_token_ids)
+    if not (min_tokens and ending_ids):
+        return None
+    return MinTokensConstraint(min_tokens, [i for i in ending_ids if i < service.vocab_size])
+
+
+async def structured_grammar(
+    service: Service, sampling: Sampling, outputs: StructuredOutputs
+) -> GrammarConstraint:
+    """Return the grammar of ``structured_outputs``.
+
+    Raises
+    ------
+    ApiError
+        The grammar cannot be enforced, or the request sets none or several.
+    """
+    param = "structured_outputs"
+    check_free_length(sampling, param)
+    fields = [name for name in outputs.__struct_fields__ if getattr(outputs, name)]
+    if outputs.json is not None and "json" not in fields:
+        fields.append("json")
+    if len(fields) != 1:
+        raise invalid(
+            f"structured_outputs: set exactly one of {', '.join(outputs.__struct_fields__)}", param
+        )
+    grammars = service.grammars
+    if outputs.regex is not None:
+        return await grammars.from_regex(outputs.regex, param)
+    if outputs.choice is not None:
+        return await grammars.from_choices(outputs.choice, param)
+    if outputs.grammar is not None:
+        return await grammars.from_lark(outputs.grammar, param)
+    schema = {"type": "object"} if outputs.json is None else outputs.json
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid(f"structured_outputs.json: {error}", param) from None
+    return await grammars.from_schema(schema, param)
 
 
 def check_choices(service: Service, n: int | None) -> int:
@@ -194,6 +278,7 @@ async def converse(
     limit: int | None,
     param: str,
     constraint: GrammarConstraint | None = None,
+    options: RenderOptions | None = None,
 ) -> Conversation:
     """Start generating the next message of a conversation.
 
@@ -207,16 +292,16 @@ async def converse(
         The request's field that contains the messages, for error messages.
     constraint
         The grammar that the message must match, or None.
+    options
+        Options of the chat template.
 
     Raises
     ------
     ApiError
         The request cannot be served.
     """
-    prompt = await encode_conversation(service, messages, param=param)
-    max_tokens = resolve_max_tokens(
-        service, prompt, limit, default=service.options.max_output_tokens, param=param
-    )
+    prompt = await encode_conversation(service, messages, param=param, options=options)
+    max_tokens = resolve_max_tokens(service, prompt, limit, param=param)
     params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
     call_id = new_id(kind)
     generation = service.generate(call_id, [prompt], params, 1, constraint)

@@ -27,9 +27,9 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A JSON schema, or a grammar in llguidance's Lark syntax."""
+    """A JSON schema, a grammar in llguidance's Lark syntax, or a regular expression."""
 
-    syntax: Literal["json_schema", "lark"]
+    syntax: Literal["json_schema", "lark", "regex"]
     text: str
 
 
@@ -84,6 +84,8 @@ class GrammarCompiler:
         try:
             if source.syntax == "json_schema":
                 grammar = LLMatcher.grammar_from_json_schema(source.text, overrides=JSON_STYLE)
+            elif source.syntax == "regex":
+                grammar = LLMatcher.grammar_from_regex(source.text)
             else:
                 grammar = LLMatcher.grammar_from_lark(source.text)
         except ValueError as error:  # nested too deeply, for example

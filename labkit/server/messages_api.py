@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import ApiError
 from labkit.server.endpoint_helpers import (
     Conversation,
@@ -59,6 +60,7 @@ class MessagesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     metadata: UserMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
 
 
 class TextBlock(Struct, frozen=True):
@@ -138,8 +140,16 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         top_k=request.top_k,
         stop=request.stop_sequences,
     )
+    last = messages[-1]
+    prefilled = last["role"] == "assistant" and bool(last["content"])
     conversation = await converse(
-        service, "msg", messages, sampling, limit=request.max_tokens, param="messages"
+        service,
+        "msg",
+        messages,
+        sampling,
+        limit=request.max_tokens,
+        param="messages",
+        options=RenderOptions(not prefilled, prefilled),
     )
     writer = MessageWriter(service.name, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation

@@ -2,7 +2,8 @@
 
 Unknown fields in a request are errors. Besides OpenAI's fields, requests may contain these of vLLM:
 ``top_k``, ``min_p``, ``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``,
-``return_token_ids`` and ``continuous_usage_stats``.
+``return_token_ids``, ``continuous_usage_stats``, ``min_tokens``, ``structured_outputs``,
+``chat_template_kwargs``, ``add_generation_prompt`` and ``continue_final_message``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,31 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """What the output must be: exactly one of the fields must be set.
+
+    A JSON schema (as an object or as text), a regular expression that matches the entire output, a
+    list of possible outputs, a grammar in llguidance's Lark syntax, or any JSON object.
+    """
+
+    json: JsonObject | str | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    json_object: bool | None = None
+
+
+class Labels(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request fields that label a request or its user. The server ignores them."""
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+class Sampling(Labels, kw_only=True, forbid_unknown_fields=True):
     """The request fields that the completions API and the chat API share."""
 
     model: str
@@ -39,13 +64,14 @@ class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -147,9 +173,12 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
-    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class PromptTokensDetails(Struct, frozen=True):

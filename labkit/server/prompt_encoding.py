@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.config import ConfigError
+from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.serving_service import Service
 
@@ -35,6 +36,7 @@ async def encode_conversation(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
     param: str = "messages",
+    options: RenderOptions | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation's prompt.
 
@@ -49,7 +51,7 @@ async def encode_conversation(
 
     def encode() -> list[int]:
         try:
-            text = service.tokenizer.render_chat(messages, tools)
+            text = service.tokenizer.render_chat(messages, tools, options)
         except ConfigError as error:
             raise invalid(str(error), param) from None
         _check_characters(service, text, param)
@@ -108,25 +110,47 @@ def _too_long(service: Service, length: str, param: str) -> ApiError:
 
 
 def resolve_max_tokens(
-    service: Service, prompt: Sequence[int], max_tokens: int | None, *, default: int, param: str
+    service: Service,
+    prompt: Sequence[int],
+    max_tokens: int | None,
+    *,
+    param: str,
+    default: int | None = None,
+    min_tokens: int = 0,
 ) -> int:
-    """Return the maximum number of tokens to generate: ``max_tokens``, or if None a default.
+    """Return the maximum number of tokens to generate, which fit after the prompt.
 
-    The default is ``default`` or, if less, the number of tokens that still fit after the prompt.
-    ``param`` is the request's field that contains the prompt.
+    Parameters
+    ----------
+    max_tokens
+        The maximum that the client requested, or None. The context may leave less.
+    param
+        The request's field that contains the prompt, for error messages.
+    default
+        The maximum if the client requested none. None: what the context and the server's limit
+        leave.
+    min_tokens
+        The number of tokens that the client relies on.
 
     Raises
     ------
     ApiError
-        The prompt is invalid (see ``check_prompt``), or prompt plus ``max_tokens`` exceeds the
-        limits of the model or the server.
+        The prompt is invalid (see ``check_prompt``), ``max_tokens`` exceeds the server's limit, or
+        the context has no room for ``min_tokens``.
     """
     check_prompt(service, prompt, param)
-    room = min(service.options.max_output_tokens, service.max_model_len - len(prompt))
-    if max_tokens is not None and max_tokens > room:
+    limit, room = service.options.max_output_tokens, service.max_model_len - len(prompt)
+    if max_tokens is not None and limit is not None and max_tokens > limit:
         raise invalid(
-            f"max_tokens={max_tokens}: after {len(prompt)} prompt tokens allowed are {room}",
+            f"max_tokens={max_tokens}: the limit is {limit} (server.max_output_tokens)",
+            "max_tokens",
+        )
+    if min_tokens > room:
+        raise invalid(
+            f"{min_tokens} output tokens do not fit: after {len(prompt)} prompt tokens the "
+            f"context has room for {room}",
             "max_tokens",
             CONTEXT_LENGTH_EXCEEDED,
         )
-    return min(default, room) if max_tokens is None else max_tokens
+    bounds = (room, limit, default if max_tokens is None else max_tokens)
+    return min(bound for bound in bounds if bound is not None)

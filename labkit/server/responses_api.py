@@ -19,7 +19,7 @@ from labkit.server.endpoint_helpers import (
     converse,
     decode,
 )
-from labkit.server.openai_types import JsonObject, Sampling
+from labkit.server.openai_types import JsonObject, Labels, Sampling
 from labkit.server.prompt_encoding import check_contents
 from labkit.server.response_streams import GenerationResponse, named_sse_event
 from labkit.server.serving_service import Service, new_id
@@ -78,7 +78,7 @@ class TextOptions(Struct, forbid_unknown_fields=True):
     format: ResponseTextFormat | ResponseJsonFormat | ResponseSchemaFormat | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(Labels, kw_only=True, forbid_unknown_fields=True):
     """The body of a ``POST /v1/responses`` request."""
 
     model: str
@@ -90,8 +90,6 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     store: bool | None = None
     text: TextOptions | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
 
 
 class OutputMessage(Struct, frozen=True):
@@ -144,7 +142,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     usage: ResponseUsage | None
     instructions: str | None
     max_output_tokens: int | None
-    metadata: dict[str, str]
+    metadata: dict[str, Any]
     temperature: float
     top_p: float
     text: JsonObject

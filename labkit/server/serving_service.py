@@ -13,23 +13,30 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Constraint, Request, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation
 from labkit.server.engine_thread import EngineStep, EngineThread
 from labkit.server.prometheus_metrics import Metrics
-from labkit.server.structured_output import GrammarConstraint, Grammars
+from labkit.server.structured_output import Grammars
 from labkit.server.tool_calls import detect_tool_call_format
 
 T = TypeVar("T")
 CACHE_CONFIG_LABELS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
 RETRY_AFTER_S = 1  # sent to clients while the server is full
+
+
+class CopyableConstraint(Constraint, Protocol):
+    """A constraint of an API request, which may need several engine requests."""
+
+    def copy(self) -> Constraint:
+        """Return the constraint in its initial state, for another engine request."""
 
 
 class Service:
@@ -63,11 +70,14 @@ class Service:
         # Cached because responses with logprobs look up the same ids many times.
         self.token_text = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
+        self.eos_token_ids = model.eos_token_ids
         self.grammars = Grammars(
             options, model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
         )
         self.tool_call_format = detect_tool_call_format(tokenizer)
-        server_limit = options.max_prompt_tokens + options.max_output_tokens
+        server_limit = options.max_prompt_tokens + (
+            options.max_output_tokens or options.max_prompt_tokens
+        )
         bounds = [server_limit if model.max_context is None else model.max_context]
         bounds += [engine.max_request_tokens()] if isinstance(engine, LengthLimited) else []
         self.max_model_len = min(bounds)
@@ -140,7 +150,7 @@ class Service:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         n: int,
-        constraint: GrammarConstraint | None = None,
+        constraint: CopyableConstraint | None = None,
     ) -> Generation:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
@@ -284,7 +294,7 @@ class Service:
 
 
 def choice_params(
-    params: SamplingParams, choice: int, constraint: GrammarConstraint | None
+    params: SamplingParams, choice: int, constraint: CopyableConstraint | None
 ) -> SamplingParams:
     """Return ``params`` with the seed ``seed + choice`` and a copy of the constraint."""
     copied = None if constraint is None else constraint.copy()

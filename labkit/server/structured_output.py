@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +96,21 @@ class Grammars:
         Raises the same errors as ``from_schema``.
         """
         return await self._build(GrammarSource("lark", grammar), param)
+
+    async def from_regex(self, pattern: str, param: str) -> GrammarConstraint:
+        """Return a constraint that enforces a regular expression, which matches the entire output.
+
+        Raises the same errors as ``from_schema``.
+        """
+        return await self._build(GrammarSource("regex", pattern), param)
+
+    async def from_choices(self, choices: Sequence[str], param: str) -> GrammarConstraint:
+        """Return a constraint that allows only the given texts.
+
+        Raises the same errors as ``from_schema``.
+        """
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+        return await self.from_lark(f"start: {texts}\n", param)
 
     async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
         if not self._eos_token_ids:

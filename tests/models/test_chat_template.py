@@ -4,7 +4,7 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import chat_template
-from labkit.models.chat_template import ChatTemplate
+from labkit.models.chat_template import ChatTemplate, RenderOptions
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -79,3 +79,56 @@ def test_the_places_of_a_template_in_a_directory(tmp_path):
         config.write_text(text)
         with pytest.raises(ConfigError, match=message):
             chat_template.load_template(tmp_path)
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}{{ end }}"
+HISTORY = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "look", "arguments": {"at": "sky"}}}],
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("addition", "messages", "dropped"),
+    [
+        ("", [{**HELLO[0], "name": "Ann"}], "name"),
+        ("", HISTORY, "tool_calls"),
+        ("{{ messages[-1].tool_calls[0].function.name }}", HISTORY, "the arguments"),
+    ],
+)
+def test_what_a_template_would_drop_is_refused(addition, messages, dropped):
+    with pytest.raises(ConfigError, match=f"does not use {dropped}"):
+        render(PLAIN + addition, messages)
+
+
+def test_what_a_template_uses_is_rendered():
+    named = [{**HELLO[0], "name": "Ann"}]
+    assert render(PLAIN + "{{ messages[0].name }}", named) == "user: hello;Ann"
+    assert render(PLAIN + "{{ messages[-1].tool_calls | tojson }}", HISTORY).count("sky") == 1
+    tool = [*HELLO, {"role": "tool", "name": "look", "content": "x"}]
+    assert render(PLAIN, tool) == "user: hello;tool: x;"
+
+
+def test_variables_are_passed_to_a_template_that_has_them():
+    def render_with(**variables):
+        return ChatTemplate(PLAIN, {}).render(HELLO, (), RenderOptions(variables=variables))
+
+    assert render_with(end="!") == "user: hello;!"
+    for name in ("colour", "messages"):
+        with pytest.raises(ConfigError, match=name):
+            render_with(**{name: "x"})
+
+
+def test_the_final_message_is_continued_where_its_text_ends():
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
+    messages = [*HELLO, {"role": "assistant", "content": "hello "}]
+    options = RenderOptions(add_generation_prompt=False, continue_final_message=True)
+    template = ChatTemplate(source, {})
+    assert template.render(messages, (), options) == "<user>hello</s><assistant>hello "
+    without_last = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(ConfigError, match="does not end with"):
+        without_last.render(messages, (), options)

@@ -15,7 +15,8 @@ Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>
 {{- message.role }}: {{ message.content or '' }}
 {%- for tool_call in message.tool_calls or [] %}
 <tool_call>
-{"name": "{{ tool_call.name or tool_call.function.name }}"}
+{"name": "{{ tool_call.function.name }}", "arguments":
+{{- tool_call.function.arguments | tojson }}}
 </tool_call>
 {%- endfor %}
 {% endfor %}

@@ -16,7 +16,7 @@ class CharTokenizer:
         self.encoded.append(text)
         return [ord(char) for char in text]
 
-    def render_chat(self, messages, tools=()):
+    def render_chat(self, messages, tools=(), options=None):
         return "".join(f"{message['role'][0]}{message['content']}" for message in messages)
 
     def piece(self, token):

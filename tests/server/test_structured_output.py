@@ -121,7 +121,6 @@ def test_tools_and_their_results_are_in_the_prompt(client):
         ({"tools": TOOLS, "response_format": json_schema_format(SCHEMA)}, "response_format"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
          "tool_choice"),
-        ({"tools": []}, "tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": json_schema_format(SCHEMA), "extra_body": {"ignore_eos": True}},
          "ignore_eos"),

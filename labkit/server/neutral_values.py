@@ -1,0 +1,70 @@
+"""Request fields that this server does not have, at values that ask for nothing.
+
+Clients send such fields with every request, for example ``"echo": false``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
+    "background": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "functions": ([],),
+    "include": ([],),
+    "include_stop_str_in_output": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),  # in APIs without tools
+    "reasoning": ({},),
+    "store": (False,),
+    "suffix": ("",),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ("auto", "none", {"type": "auto"}, {"type": "none"}),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+    "use_beam_search": (False,),
+}
+MESSAGE_VALUES: Mapping[str, tuple[object, ...]] = {"annotations": ([],)}
+MESSAGE_LISTS = ("messages", "input")
+PART_LISTS = ("content", "tool_calls")
+
+
+def without_neutral_values(request: Any, known: Collection[str]) -> Any:
+    """Return a decoded request without null fields and without unknown fields at neutral values.
+
+    Messages, their parts and their tool calls are cleaned too, but not what belongs to the user,
+    such as a JSON schema. ``known`` has the names of the request's fields.
+    """
+    if not isinstance(request, dict):
+        return request
+    cleaned = {
+        name: value
+        for name, value in request.items()
+        if value is not None
+        and (name in known or not _is_neutral(value, REQUEST_VALUES.get(name, ())))
+    }
+    for name in MESSAGE_LISTS:
+        if isinstance(cleaned.get(name), list):
+            cleaned[name] = [_clean_message(item) for item in cleaned[name]]
+    return cleaned
+
+
+def _clean_message(message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    cleaned = {
+        name: value
+        for name, value in message.items()
+        if value is not None and not _is_neutral(value, MESSAGE_VALUES.get(name, ()))
+    }
+    for name in PART_LISTS:
+        if isinstance(cleaned.get(name), list):
+            cleaned[name] = [_clean_message(part) for part in cleaned[name]]
+    return cleaned
+
+
+def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
+    return any(type(value) is type(item) and value == item for item in neutral)
