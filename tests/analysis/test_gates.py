@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import gates
-from labkit.analysis.output_identity import compare_outputs
+from labkit.analysis.output_identity import IdentityReport, OutputAgreement, compare_outputs
 from labkit.records import Arm, CaseRecord, Record
 
 ARMS = {"base": "baseline", "seq_map": "arm", "control": "control"}
@@ -120,3 +120,26 @@ def test_outputs_that_the_baseline_or_its_control_does_not_repeat_invalidate_all
     gate = identical(make_tokens, "tokens", (arm, 1), {"cases": cases})
     assert gate.status == "fail" and gate.cause("another arm")
     assert gate.reasons[0].startswith(f"{arm} does not reproduce its own outputs")
+
+
+def test_a_run_that_failed_without_outputs_fails_healthy_and_not_identical(make_tokens):
+    crashed = {"outcome": "crashed", "detail": "SIGSEGV", "cases": ()}
+    records = study(make_tokens, ("seq_map", 1), crashed)
+    report = compare_outputs(records, list(ARMS), None, "tokens")
+    assert gates.identical(report, arms("tokens"), records, 0.05).status == "pass"
+
+
+def test_an_arm_without_claims_hides_no_failure_of_an_earlier_one(make_tokens):
+    records = study(make_tokens, ("base", 0), {"counters": {"engine.paged": 1.0}})
+    claimed, *others = arms("tokens")
+    unclaimed = [replace(arm, engaged=()) for arm in others]
+    assert gates.engaged(records, [claimed, *unclaimed]).status == "fail"
+    assert gates.engaged(records[1:], [claimed, *unclaimed]).status == "unclaimed"
+
+
+@pytest.mark.parametrize("control", [(), (OutputAgreement("control", 0, 0, 1.0),)])
+def test_the_noise_floor_needs_outputs_of_the_control(make_tokens, control):
+    report = IdentityReport("b00", (), (OutputAgreement("seq_map", 8, 8, 1.0), *control))
+    gate = gates.identical(report, arms("noise_floor"), study(make_tokens, None, {}), 0.05)
+    assert gate.status == "fail" and "needs the A/A control" in gate.reasons[0]
+    assert all(gate.cause(name) == "no control" for name in ARMS)

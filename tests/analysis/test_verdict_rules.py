@@ -66,6 +66,17 @@ def test_a_design_whose_smallest_p_is_just_alpha_may_claim():
     assert verdict.word == "estimate_only" and "cannot reach p = 0.05" in verdict.reason
 
 
+@pytest.mark.parametrize(("sd", "larger"), [(0.05, True), (0.005, False)])
+def test_only_a_larger_study_than_the_present_one_is_suggested(sd, larger):
+    one = ArmComparison(
+        "b", "a", 3.0, (-1.0, 7.0), 0.2, 0.2, 2 / 1296, 6.0, 4, 8, sd,
+        Equivalence(0.9, 7.0), (-1.0, 7.0), 0.95, 0.05,
+    )  # fmt: skip
+    reason = judge(one, "lower", LEVELS, [], None).reason
+    assert reason.startswith("smallest detectable effect: 6.0 %")
+    assert ("a new study of about" in reason) is larger
+
+
 def test_the_stated_bound_is_that_of_the_shown_interval(make_cell):
     c = comparison_of(analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004)))
     bound = max(-c["ci_low_pct"], c["ci_high_pct"])
