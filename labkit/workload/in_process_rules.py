@@ -26,7 +26,7 @@ def requests(engines: Sequence[Engine]) -> str | None:
 
 
 def live_kernels(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that kernels of these engines cannot take turns in processes, or None."""
+    """Return the reason that these kernels' arms cannot be isolated as ``live``, or None."""
     return _first(OF_A_MACHINE, engines)
 
 

@@ -1,4 +1,4 @@
-"""Kernel arms measured in alternation on the same memory, a launch at a time.
+"""Kernel arms measured in alternation on the same memory, one launch at a time.
 
 A case in one state of the caches (hot or cold) has a number of *rounds*, spread at random over
 the whole process. A round begins with a pulse: a fixed piece of work, the same for all arms,

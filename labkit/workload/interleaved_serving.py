@@ -3,8 +3,8 @@
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
 arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
 round of slices affect all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.machine_stalls`), also if arms of other processes take turns with those of
-this process. The record also holds the times as measured.
+(:mod:`labkit.workload.machine_stalls`), whether or not arms of other processes take turns with
+those of this process. The record also holds the times before this subtraction.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class InterleavedServing:
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Serve every arm's requests once; see ``InterleavedArms``.
 
-        An arm that takes turns with no other has one turn, from its first request to its last
-        token. Loaded objects are frozen, so that the garbage collector does not pause a step to
-        scan them.
+        Without other arms to take turns with, an arm has a single turn, from its first request to
+        its last token. Loaded objects are frozen, so that the garbage collector does not pause a
+        step to scan them.
         """
         gc.freeze()
         try:

@@ -27,7 +27,7 @@ class KernelWarmup:
     """Prepares every arm for the cases of a kernel workload.
 
     Every arm launches each case once for its output. Then rounds of wash-out launches follow
-    until a round improves on the fastest round before by at most 2 %. There are at least
+    until a round improves on the fastest earlier round by at most 2 %. There are at least
     ``1 + workload.warmup`` rounds and, unless that is more, at most 20.
     """
 

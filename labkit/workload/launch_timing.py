@@ -53,7 +53,7 @@ class LaunchQueue(Protocol):
         """
 
     def empty(self, start: Any) -> Any:
-        """Return a lazy launch that does almost nothing and depends on ``start`` unless None."""
+        """Return a lazy launch that does almost nothing; it depends on ``start`` unless None."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class NumpyBatch(KernelBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedBatch(KernelBatch):
-    """A batch on lazy arrays. If it is not ``queued``, the call itself is timed as well."""
+    """A batch on lazy arrays. On a device without a queue the call itself is timed as well."""
 
     queue: LaunchQueue
 
@@ -213,9 +213,10 @@ class QueuedBatch(KernelBatch):
         return outs
 
     def _plan_once(self, clock: Clock) -> tuple[float, float]:
-        """Time planning, with the arrays that the first launch prepares on the device.
+        """Time planning, including the arrays that the first launch prepares on the device.
 
-        The extra time of the first description over the second counts as planning.
+        These are prepared while the host describes the first launch. So the time by which its
+        description takes longer than the second launch's counts as planning.
         """
         if not self.queued:
             return super()._plan_once(clock)

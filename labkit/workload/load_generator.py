@@ -48,8 +48,8 @@ class LoadGenerator:
     A token's time is the end of the step that produced it, which is the earliest moment at which
     a client could have it. With a server it is the time of receipt. In an open loop a request
     counts as submitted when its client sends it, even if the engine is in the middle of a step
-    and accepts it later, so that wait counts as the engine's. A delay that the load generator
-    itself adds is recorded as ``late``.
+    and accepts it later, because that wait is the engine's. A delay that the load generator itself
+    adds is recorded as ``late``.
 
     Parameters
     ----------
@@ -60,7 +60,8 @@ class LoadGenerator:
     schedule
         When each request is sent.
     clock, wait
-        ``clock`` returns seconds and may stop between steps. ``wait`` sleeps for some seconds.
+        ``clock`` returns seconds and may stop between steps. ``wait`` sleeps for the
+        given number of seconds.
     heartbeat
         Called with the progress when requests have finished.
     timeline
@@ -117,7 +118,7 @@ class LoadGenerator:
         ends = np.array([step.end for step in self.steps])
         stalled_before = np.concatenate([[0.0], np.cumsum(stalled_s)])
 
-        latest = np.append(ends - stalled_s, np.inf)  # a stall counts as the end of its step
+        latest = np.append(ends - stalled_s, np.inf)  # stalls are assumed to end their steps
 
         def moved(time: float) -> float:
             step = np.searchsorted(ends, time, side="right")

@@ -13,7 +13,8 @@ many tokens. This estimate is rougher, so only a step over ``ROUGH_SPIKE_RATIO``
 time counts as a spike. A step with few similar steps (a long prefill) counts as measured.
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
-One process cannot tell the two apart, many can: :mod:`labkit.analysis.machine_stall_attribution`.
+The times of a single process cannot tell the two apart, but those of many processes can
+(:mod:`labkit.analysis.machine_stall_attribution`).
 
 Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired standard deviation
 between processes): on an idle machine 1.0 % for a copy of the baseline and 0.5 % for an arm with a
@@ -28,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPIKE_RATIO, ROUGH_SPIKE_RATIO = 1.3, 3.0  # of the expected time
-MIN_EXCESS_S = 0.002  # a smaller excess is no stall
+MIN_EXCESS_S = 0.002  # a smaller excess is not a stall
 NEIGHBOURS = 21  # steps of about the same length
-SIMILAR_RATIO, MIN_SIMILAR_STEPS = 1.25, 8  # of tokens; steps
+SIMILAR_RATIO, MIN_SIMILAR_STEPS = 1.25, 8  # largest ratio of tokens; number of steps
 
 Array = NDArray[np.float64]
 

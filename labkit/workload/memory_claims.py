@@ -94,7 +94,7 @@ class MemoryClaimKind:
     """Computes memory claims; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the workload has requests. Its budget is checked elsewhere."""
+        """Check that the workload has requests. ``prepare`` checks the memory budget."""
         lengths = source_of(experiment).lengths(experiment)
         require(bool(lengths), f"workload={experiment.workload.name}: it has no request")
 

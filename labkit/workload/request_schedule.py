@@ -1,4 +1,4 @@
-"""The request schedule, and the clients that send requests by it.
+"""The request schedule, and the clients that send requests according to it.
 
 A request is sent as soon as three conditions hold: it is due, the answer to its session's previous
 request has arrived, and fewer requests are in flight than ``concurrency``. In a closed loop every

@@ -117,7 +117,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from the number of steps and of FLOPs, without those of attention."""
+        """Estimate from the numbers of steps and FLOPs; attention's FLOPs are not counted."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))

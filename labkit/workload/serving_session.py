@@ -46,7 +46,7 @@ class ServingSession:
     Parameters
     ----------
     engine
-        A loaded engine. ``close`` closes it.
+        A loaded engine. ``ServingSession.close`` closes it.
     prompts
         In the order of submission.
     workload
@@ -62,7 +62,8 @@ class ServingSession:
     block_size
         Tokens in a block of the engine's prefix cache.
     clock, wait
-        ``clock`` returns seconds, ``wait`` sleeps for some seconds. Tests replace them.
+        ``clock`` returns seconds, ``wait`` sleeps for the given number of seconds. Tests
+        replace them.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ServingSession:
     def warm_up(self) -> None:
         """Serve ``workload.warmup`` requests, then clear the cache and the counters.
 
-        They have the lengths of the first requests but random token ids. With
+        These requests have the lengths of the first measured ones but random token ids. With
         ``workload.cache_state=warm`` all requests are then served once, so that their prefixes are
         cached. For a server, the overhead of the client is measured as well.
         """

@@ -146,4 +146,4 @@ class LiveKind(Protocol):
     """
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason, in one line, that these arms cannot do so, or None."""
+        """Return the reason, in one line, that the arms cannot take such turns, or None."""

@@ -19,7 +19,9 @@ MAX_QUOTE_LENGTH = 200  # characters of a line that an error message quotes
 
 
 def read(path: str, kind: type[T]) -> tuple[T, ...]:
-    """Read a file and return one ``kind`` per line, a dataclass that validates itself.
+    """Read a file and return one instance of ``kind`` per line.
+
+    ``kind``: a dataclass that validates its instances.
 
     Raises
     ------

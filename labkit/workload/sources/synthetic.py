@@ -19,10 +19,10 @@ class SyntheticSource:
     """The first ``workload.num_requests`` of ``workload.prompts.requests`` random prompts.
 
     All prompt lengths, then all output lengths, then the token ids are drawn from one stream. So
-    with a smaller ``workload.num_requests`` the prompts are the first ones of the same list.
-    Sessions follow one another, and their shared prefix alternates between the prefix groups. A
-    turn's prompt begins with the previous turn's prompt, followed by random ids in place of the
-    model's answer, so that all arms get the same prompts.
+    with a smaller ``workload.num_requests`` the prompts are the first ones of the same list. All
+    turns of a session come before those of the next session. The sessions' shared prefixes
+    alternate between the prefix groups. A turn's prompt begins with the previous turn's prompt,
+    followed by random ids in place of the model's answer, so that all arms get the same prompts.
     """
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:

@@ -18,8 +18,9 @@ CHUNK = 1 << 20  # bytes
 class ClipSource:
     """A clip's file and its requests.
 
-    ``num_frames``: frames to pick. ``requests``: number of requests in the job. ``events``: the
-    planted events; None for a user's clip.
+    ``num_frames``: frames to pick. ``requests``: number of requests for the clip in each arm's job
+    (:mod:`labkit.workload.video.interleaved_video`). ``events``: the planted events; None for a
+    user's clip.
     """
 
     name: str

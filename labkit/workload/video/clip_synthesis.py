@@ -118,7 +118,7 @@ def pictures(clip: Clip) -> Iterator[Pixels]:
 
 
 def _ground(clip: Clip) -> Pixels:
-    """Return a background twice as wide as the frame: uint8 [height, 2 width, 3]."""
+    """Return a background twice as wide as the frame: uint8 [height, 2 * width, 3]."""
     draw = np.random.default_rng([clip.seed, clip.width, clip.height])
     coarse = draw.integers(20, 110, (-(-clip.height // 8), -(-clip.width // 8), 3))
     tile = coarse.repeat(8, axis=0).repeat(8, axis=1)[: clip.height, : clip.width]

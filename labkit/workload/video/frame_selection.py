@@ -55,9 +55,9 @@ def pick_frames(
     ----------
     how
         The pick method. ``keyframes`` spreads the picks evenly over the list of keyframes, not over
-        time: 16 frames of a clip with two keyframes are 8 times each. ``keyframes_unique`` does the
-        same without repetitions. ``nearest`` picks the keyframe nearest to each evenly spread
-        position, or the earlier of two equally near ones.
+        time: from a clip with two keyframes, 16 picks are each keyframe 8 times.
+        ``keyframes_unique`` does the same without repetitions. ``nearest`` picks the keyframe
+        nearest to each evenly spread position, or the earlier of two equally near ones.
     frames, keyframes
         The clip's number of frames, and the indices of its keyframes, ascending.
     num_frames
