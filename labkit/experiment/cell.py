@@ -126,7 +126,7 @@ class Cell:
 
     @property
     def stopping_points(self) -> tuple[int, ...]:
-        """The numbers of blocks after which the cell may end: at a look, else after all blocks."""
+        """The numbers of blocks after which the cell may end: its looks, or all if it has none."""
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 

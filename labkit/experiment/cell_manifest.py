@@ -89,7 +89,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
 
 
 def refuse_changes(cell: Cell) -> None:
-    """Check that the cell's folder holds no other arms and no other design.
+    """Check that the cell's folder does not hold different arms or a different design.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
 def write_manifest(cell: Cell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
-    ``blocks``: see :func:`new_manifest`. If the existing manifest has a larger number, it stays.
+    ``blocks``: see :func:`new_manifest`. A larger number in the existing manifest stays.
 
     Raises
     ------
@@ -223,8 +223,8 @@ def take_interim_look(
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    The result is added to ``cell.json``. A look is taken only if no later block has been run: a
-    look that an earlier command went past keeps the result it had.
+    The result is added to ``cell.json``. A look is taken only if no later block has been run. If an
+    earlier command ran later blocks, the look keeps the result that is recorded for it.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):

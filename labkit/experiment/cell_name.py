@@ -15,13 +15,14 @@ ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
 def cell_name(task_overrides: Iterable[str]) -> str:
     """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
 
-    Characters that are awkward in paths become ``_``. An arm of the command line is named after
-    the ablation, without its definition, and claims are left out: ``ablation=seq_map+numpy-`` and
-    a hash of all overrides, because another definition makes another cell. The arms' files in the
-    folder have the definitions. A name of over 120 characters is cut and ends in a hash.
+    Characters that are awkward in paths become ``_``. If the command line defines arms or claims,
+    the name omits the definitions: it has the arms' names after the ablation's, as in
+    ``ablation=seq_map+numpy-`` followed by a hash of all overrides. The hash distinguishes cells
+    with different definitions. The arms' files in the folder have the definitions. A name of over
+    120 characters is cut and ends in a hash.
 
-    A study whose folder (``out=DIR``) has this cell under the name that earlier versions gave it,
-    with all definitions written out, keeps that name.
+    Earlier versions of labkit wrote all definitions into the name. If the study's folder
+    (``out=DIR``) has this cell under such a name, that name is returned.
     """
     overrides = list(task_overrides)
     named = sorted(o for o in overrides if _key(o) not in KEYS_NOT_IN_NAME)

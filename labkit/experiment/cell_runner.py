@@ -8,7 +8,7 @@
 
 A block is finished when all its records exist. The same command on the same folder runs what is
 missing. The records of an unfinished block move to ``runs/abandoned`` and the whole block runs
-again, because half a block is no randomised comparison. Nothing is deleted.
+again, because half a block is not a randomised comparison. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _plan_blocks(
 
 
 def _move_unpublished_files(cell: Cell) -> None:
-    """Move the unpublished files of killed processes to ``runs/abandoned``."""
+    """Move unchecked and half-written records of killed processes to ``runs/abandoned``."""
     paths = cell.paths
     for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
         paths.move_to_abandoned(path)

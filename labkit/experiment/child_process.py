@@ -18,7 +18,7 @@ from labkit.machine.signal_names import signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
-MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between looks at a child that is about to end
+MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between checks of a child that is about to end
 # Signals by which a cluster stops or warns a job; every process of the job gets them.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -205,7 +205,7 @@ def run(
 
 
 def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignals) -> None:
-    """Wait shortly for a signal that has ended a child, which may get it before this process."""
+    """Wait briefly for the signal that ended a child: the child may get it before this process."""
     if any(-ending.code in STOP_SIGNALS for ending in endings):
         select.select(signals.fds, [], [], TRACEBACK_S)
 

@@ -1,4 +1,4 @@
-"""Validation of ``claims.engaged``: its arms must exist, and its counters must be able to count."""
+"""Validation of ``claims.engaged``: arms must exist and be able to have the claimed counters."""
 
 from __future__ import annotations
 

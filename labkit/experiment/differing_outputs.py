@@ -2,8 +2,7 @@
 
 Each run of the first block stores each distinct output once, in a file named by its digest. When
 the block is done, the outputs that all its runs agree on are deleted, so equal arms leave no
-files. Later blocks store nothing: of a difference that appears only there, only the digests are
-known.
+files. Later blocks store nothing: if outputs differ only there, only their digests are known.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class PilotNoise:
     def interleaved_pct(self) -> float | None:
         """The smallest effect (percent) that one minute of interleaved runs detects, or None."""
         from labkit.analysis.statistics.power import (
-            one_minute_mde_pct,  # loads SciPy, which a reader of the noise alone does not need
+            one_minute_mde_pct,  # loads SciPy, which the other attributes do not need
         )
 
         return one_minute_mde_pct(

@@ -106,7 +106,7 @@ def cell_lock(
         finally:
             with contextlib.suppress(
                 OSError
-            ):  # a full disk; the error that stopped the work names it
+            ):  # the disk is full: the error that stopped the work reports it
                 _write(descriptor, session.end(fingerprint.utc_now(), how).to_text())
 
 
@@ -176,7 +176,7 @@ def _write(descriptor: int, text: str) -> None:
 
 
 def describe_timing_lock(path: Path) -> str:
-    """Return a line that says which process holds a timing lock, since when and how long."""
+    """Return a line that says which process holds a timing lock, since when, for how long."""
     try:
         facts = json.loads(path.read_text())
         since = float(facts["since"])

@@ -1,7 +1,7 @@
 """Granted turns: the turn order of a live worker, whose coordinator grants each turn.
 
-The time in which this process waits for a turn, stopped by the coordinator, belongs to no stage
-(:class:`labkit.experiment.run_draft.StageTimer`).
+The time in which this process waits for a turn, stopped by the coordinator, is not counted in any
+stage (:class:`labkit.experiment.run_draft.StageTimer`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GrantedTurns:
             return self._channel.expect(*answers)
 
     def rounds(self, parts: Sequence[Part]) -> Iterator[Round]:
-        """Yield the rounds that are granted, each with this process's arm alone."""
+        """Yield the rounds that are granted, each with only this process's arm."""
         index = {part.name: number for number, part in enumerate(parts)}
         counts = [[part.name, part.rounds] for part in parts]
         verb, turn = self._ask("parts", counts, "turn", "end")

@@ -94,7 +94,7 @@ def _changes_keys(override: Override) -> bool:
 def _is_value(override: Override) -> bool:
     """Return whether an override sets a single value of the schema.
 
-    Choices of files, sweeps and options of Hydra itself are no such values.
+    Choices of files, sweeps and options of Hydra itself do not count as single values.
     """
     key = override.key_or_group
     plain = not _changes_keys(override) and override.package is None and "/" not in key

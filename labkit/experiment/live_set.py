@@ -1,7 +1,7 @@
 """A live set: one process for each arm of a block, all alive at once, of which one works.
 
-The processes are started together. Then each loads and warms up alone, they take turns in the
-order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and each ends alone. While a
+The processes are started together. They load and warm up one after the other, take turns in the
+order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
 process has no turn, its whole process group is stopped (SIGSTOP), so that neither its idle threads,
 nor a step that it computes ahead, nor a process that it has started takes time from another arm's
 turn. The set is the unit of inference, as the process is where all arms share one.
@@ -39,7 +39,7 @@ from labkit.experiment.turn_protocol import VERSION, Channel, Message
 from labkit.machine.group_watchdog import GroupWatchdog
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
-# Long against a step and a wake-up, short against the seconds in which the machine's speed changes.
+# Much longer than a step or a wake-up, and shorter than the changes of the machine's speed.
 SLICE_S = 0.1
 
 
@@ -55,7 +55,7 @@ class LiveCommand:
 class LiveWorker:
     """A worker process of the set. It is stopped except while it answers a message.
 
-    ``values``: what the arm has sent for the other arms when it had finished; None until then.
+    ``values``: what the arm sent for the other arms when it finished; None until then.
     ``ending``: how the process ended; None while it is alive.
     """
 
@@ -82,7 +82,7 @@ class LiveWorker:
         return self.ending is None
 
     def ask(self, verb: str, value: Any, signals: InterruptSignals, ticker: Ticker) -> Message:
-        """Let the process continue with a message until it answers, and stop it.
+        """Send a message, let the process continue until it answers, and stop it again.
 
         Returns
         -------

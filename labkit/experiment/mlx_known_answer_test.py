@@ -16,7 +16,7 @@ _calls = itertools.count(os.getpid() % 1000)
 
 
 class StaleResult(RuntimeError):
-    """MLX returned another value than the known answer."""
+    """MLX returned a value other than the known answer."""
 
     outcome = "stale"  # of a run that raises this error (labkit.experiment.run_failures)
 

@@ -15,7 +15,7 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine import fingerprint
 from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
 
-MAX_CELLS = 40  # the newest cells that are read
+MAX_CELLS = 40  # only this many cells, the newest, are read
 MIN_DEGREES_OF_FREEDOM = 3  # for an estimate of noise
 
 
@@ -133,7 +133,7 @@ def median_block_s(cell_dir: Path) -> float | None:
 
 
 def median_start_up_s(cell_dir: Path) -> float | None:
-    """Return the median seconds that a cell's runs cost beyond their measurement, or None."""
+    """Return the median seconds that a cell's runs cost outside their measurement, or None."""
     try:
         records = read_runs(cell_dir)
     except RecordError:

@@ -127,7 +127,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path, written: Sequence[Pa
 
 
 def _written_line(written: Sequence[Path]) -> str:
-    """Return the plan's last line: what planning has written, which only the cache may hold."""
+    """Return the plan's last line, on the files that planning has written to the cache."""
     if not written:
         return "plan=true: nothing was run, nothing was written"
     sizes = (f"{path} ({cache_dir.entry_bytes(path) / 1e6:.1f} MB)" for path in written)

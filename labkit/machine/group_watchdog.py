@@ -28,7 +28,7 @@ class GroupWatchdog:
         self._tell(f"+{group}")
 
     def release(self, group: int) -> None:
-        """Watch a process group, which has ended, no longer."""
+        """Stop watching a process group, which has ended."""
         self._tell(f"-{group}")
 
     def _tell(self, line: str) -> None:
