@@ -4,7 +4,7 @@
 
 prints, for every row and arm, the numbers that ``cell.json`` has. The script needs NumPy and SciPy
 and shares no code with labkit, so it checks the page and the package against each other
-(``tests/docs/test_recompute.py``). It does not check gates, and it takes a study as complete.
+(``tests/docs/test_recompute.py``). It does not check gates, and it assumes a complete study.
 """
 
 import json
@@ -34,7 +34,7 @@ def median(values):
 
 
 def without_positions(logs, positions):
-    """Return logs [arms, rounds] less the effects of positions, by median polish."""
+    """Return logs [arms, rounds] minus the effects of positions, found by median polish."""
     effects = np.zeros(positions.max() + 1)
     centred = logs - logs.mean(axis=0)
     for _ in range(1000):
@@ -48,9 +48,10 @@ def without_positions(logs, positions):
 
 
 def relabellings(blocks, runs):
-    """Return signs [relabellings, blocks, 2 runs]; the baseline's runs come first, row 0 is true.
+    """Return signs [relabellings, blocks, 2 * runs]; row 0 has the true labels.
 
-    If they are sampled, the mirror image of each row is part of the sample too.
+    Within a block the baseline's runs come first. If relabellings are sampled, the mirror image of
+    each row is part of the sample too.
     """
     columns = reversed(range(2 * runs))
     of_block = np.array(
@@ -73,7 +74,7 @@ def number_of_relabellings(blocks, runs):
 
 
 class Row:
-    """One row of one arm: values [blocks, 2 runs], the baseline's first, and all relabellings."""
+    """One row of one arm: values [blocks, 2 * runs], the baseline's first, and relabellings."""
 
     def __init__(self, values, signs, better):
         self.values, self.better = values, better
@@ -98,9 +99,10 @@ class Row:
         )
 
     def distances(self, others):
-        """Return how far below and above the mean a shift may lie so that a relabelling counts.
+        """Return the relabellings' distances below and above the mean, each in descending order.
 
-        ``others``: the largest standardised statistic of the other rows, or None.
+        A relabelling counts for the shifts up to its distance from the mean. ``others``: for each
+        relabelling, the largest standardised statistic of the other rows, or None.
         """
         sides = []
         for residual in (self.residuals, -self.residuals):
@@ -125,14 +127,17 @@ class Row:
         return min(1.0, families * float(np.mean(side >= distance - edge)))
 
     def interval(self, sides, alpha):
-        """Return the shifts with p above ``alpha``: the distances at an index, counted from 0."""
+        """Return the limits (percent) of the shifts with p above ``alpha``, or (None, None)."""
         index = math.floor(alpha * len(self.means) + 1e-9)
         if index >= len(self.means) or not np.isfinite(sides[0][index]):
             return None, None
         return percent(self.mean - sides[0][index]), percent(self.mean + sides[1][index])
 
     def alpha_row(self, largest, alpha):
-        """Return the row's level; ``largest``: of all rows' standardised statistics."""
+        """Return the row's own level.
+
+        ``largest``: for each relabelling, the largest standardised statistic of all rows.
+        """
         index = math.floor(alpha * len(largest) + 1e-9)
         if index < 2:
             return 0.0
@@ -146,7 +151,7 @@ class Row:
 
     @property
     def sd(self):
-        """The standard deviation between runs that blocks and arms leave."""
+        """The standard deviation between runs after block and arm effects are removed."""
         return math.sqrt(self.left / self.df)
 
     @property
@@ -230,7 +235,7 @@ class Cell:
         return rows
 
     def values(self, runs, arm):
-        """Return log values [blocks, 2 runs] of the baseline and an arm, and the blocks."""
+        """Return log values [blocks, 2 * runs] of the baseline and an arm, and the blocks."""
         pair = (self.baseline, arm)
         blocks = [
             b for b in sorted(runs) if all(len(runs[b].get(a, ())) == self.runs for a in pair)

@@ -20,7 +20,7 @@ FRACTION_POLICIES = (
 
 @dataclass(frozen=True)
 class BudgetCeiling:
-    """A policy's ceiling in bytes, or None and the advice which setting to change."""
+    """A policy's ceiling in bytes; or None, and advice on the setting to change."""
 
     policy: str
     bytes: int | None

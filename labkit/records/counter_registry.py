@@ -246,7 +246,7 @@ def find_counter(name: str, option_choices: OptionChoices | None = None) -> Coun
     """Return the entry of a counter, or of the family it belongs to, or None.
 
     With ``option_choices`` a family has only the suffixes of the registry and of its option;
-    without, any suffix.
+    without ``option_choices``, any suffix matches.
     """
     if name in _SINGLE:
         return _SINGLE[name]
@@ -269,7 +269,7 @@ def _all_suffixes(family: Counter, option_choices: OptionChoices) -> Iterable[st
 
 
 def counter_names(option_choices: OptionChoices) -> Iterator[str]:
-    """Yield every counter's name; of a numbered family the name with its star."""
+    """Yield every counter's name; for a numbered family, the name with its star."""
     for counter in COUNTERS:
         if counter.family_prefix is None or counter.is_numbered:
             yield counter.name

@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises
     ------
     RecordError
-        The file is missing, unreadable or truncated, or has no or another schema version.
+        The file is missing, unreadable or truncated, or lacks this schema version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -143,7 +143,7 @@ def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
-    """Return ``data[key]`` if it is of type ``kind`` or equal to one of ``default``."""
+    """Return ``data[key]``, which must be of type ``kind`` or equal to one of ``default``."""
     if key not in data:  # faster than require(): a large study has millions of fields
         raise RecordError(f"{key} is missing")
     value = data[key]

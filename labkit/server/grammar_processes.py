@@ -31,7 +31,7 @@ RETRY_AFTER_S = 5
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """What the processes need to know, and the limits of one grammar.
+    """The model's vocabulary for the processes, and the limits of one grammar.
 
     ``timeout_s`` (seconds) and ``memory_bytes`` limit the compilation of a grammar.
     """
@@ -55,12 +55,12 @@ class GrammarProcesses:
         self._closed = False
 
     async def check(self, source: GrammarSource) -> None:
-        """Return if a grammar can be enforced. Cancelling this call ends the trial.
+        """Check that a grammar can be enforced. Cancelling this call ends the trial.
 
         Raises
         ------
         GrammarError
-            It cannot.
+            The grammar cannot be enforced.
         ApiError
             All processes are busy with other grammars (429), or the server is stopping (503).
         """
@@ -126,7 +126,7 @@ class GrammarProcesses:
 class GrammarProcess:
     """A process that tries one grammar at a time (:mod:`labkit.server.grammar_worker`).
 
-    ``is_idle``: the process runs and has answered everything.
+    ``is_idle``: whether the process runs and has answered every grammar.
     """
 
     def __init__(self, options: TrialOptions) -> None:
@@ -145,7 +145,7 @@ class GrammarProcess:
         ApiError
             The process does not start (500).
         GrammarError
-            The process has died, and the grammar may not be the reason.
+            The process has died, possibly not because of the grammar.
         """
         if self._process is None or self._process.returncode is not None:
             process = await self._start()
