@@ -2,8 +2,8 @@
 
 The draw is stratified: each package has at least one mutant, and the rest in proportion to its
 size. The tests of a module are the file that mirrors its name and that of its package, then files
-that share words with its name, then the nearest by imports: a file that imports the module is
-nearer than a file that imports a module that imports it.
+beside them that share words with its name, then the nearest by imports: a file that imports the
+module is nearer than a file that imports a module that imports it.
 """
 
 import ast
@@ -89,6 +89,10 @@ class NearestTests:
             str(file.relative_to(root)): _imports(file.read_text(), modules.keys())
             for file in sorted(root.glob("tests/**/test_*.py"))
         }
+        for file, imported in self._imported.items():
+            fixtures = (root / file).with_name("conftest.py")
+            if fixtures.is_file() and len(PurePosixPath(file).parts) > 2:  # not those of all tests
+                imported |= _imports(fixtures.read_text(), modules.keys())
 
     def nearest(self, path: str) -> list[str]:
         """Return the test files that run on a module, the nearest first."""
@@ -98,9 +102,11 @@ class NearestTests:
             near = [distances[name] for name in imported & distances.keys()]
             if near:
                 name = PurePosixPath(file)
-                shared = len(_words(name) & _words(mirror))
                 mirrors = name.name == mirror.name, name.name == f"test_{mirror.parts[1]}.py"
-                ranks[file] = (*(not each for each in mirrors), -shared, min(near), file)
+                beside = name.parts[:2] == mirror.parts[:2]
+                shared = len(_words(name) & _words(mirror)) if beside else 0
+                apart = name.parent != mirror.parent
+                ranks[file] = (*(not each for each in mirrors), -shared, min(near), apart, file)
         return sorted(ranks, key=ranks.__getitem__)[:MAX_TEST_FILES]
 
     def _distances(self, module: str) -> dict[str, int]:

@@ -97,21 +97,26 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
         "labkit/a/alone.py": "",
         "tests/a/test_long_name.py": "def f():\n    from labkit.a.long_name import x",
         "tests/test_a.py": "import labkit.a.far",
-        "tests/b/test_of_a_name.py": "from labkit.a.far import x",
+        "tests/a/c/test_of_a_name.py": "from labkit.a.far import x",
+        "tests/b/test_long_and_far.py": "from labkit.a.far import x",
         "tests/b/test_direct.py": "from labkit.a.long_name import x",
         "tests/b/test_user.py": "COMMAND = ['-m', 'labkit.a.user']",
         "tests/b/test_other.py": "from labkit.a.alone import x",
+        "tests/conftest.py": "from labkit.a import alone",
+        "tests/c/conftest.py": "from labkit.a import alone",
+        "tests/c/test_served.py": "",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     files = NearestTests(tmp_path)
-    expected = ["tests/a/test_long_name.py", "tests/test_a.py", "tests/b/test_of_a_name.py"]
+    expected = ["tests/a/test_long_name.py", "tests/test_a.py", "tests/a/c/test_of_a_name.py"]
     assert files.nearest("labkit/a/long_name.py") == expected and MAX_TEST_FILES == 3
     (tmp_path / "tests/a/test_long_name.py").unlink()
-    (tmp_path / "tests/b/test_of_a_name.py").unlink()
+    (tmp_path / "tests/a/c/test_of_a_name.py").unlink()
     expected = ["tests/test_a.py", "tests/b/test_direct.py", "tests/b/test_user.py"]
     assert NearestTests(tmp_path).nearest("labkit/a/long_name.py") == expected
-    assert files.nearest("labkit/a/alone.py") == ["tests/b/test_other.py"]
+    expected = ["tests/b/test_other.py", "tests/c/test_served.py"]  # through its fixtures
+    assert files.nearest("labkit/a/alone.py") == expected
     assert files.nearest("labkit/__init__.py") == []
 
 
