@@ -47,7 +47,7 @@ class PilotNoise:
         The number of processes measured.
     interleaved_sd, separate_sd
         Standard deviation of a run (log scale): of paired runs interleaved in one process
-        (``labkit.analysis.statistics.power.run_sd``), and of runs in separate processes.
+        (``labkit.analysis.statistics.power.between_run_sd``), and of runs in separate processes.
     interleaved_s, separate_s
         Wall seconds of a process with both arms, and of a process with one arm.
     """

@@ -1,16 +1,16 @@
-"""A live set: one process for each arm of a block, all alive at once, of which one works.
+"""A live set: one process for each arm of a block, all alive at once, with one of them working.
 
 The processes are started together. They load and warm up one after the other, take turns in the
 order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
 process has no turn, its whole process group is stopped (SIGSTOP), so that neither its idle threads,
 nor a step that it computes ahead, nor a process that it has started takes time from another arm's
-turn. The set is the unit of inference, as the process is where all arms share one.
+turn. The unit of inference is the set, just as it is the process if all arms share a process.
 
 An arm whose process ends has no further turns; the others finish. The coordinator runs in the
 parent's process. It waits with ``select`` while a worker works.
 
-Whatever ends the coordinator ends the workers, stopped or not. A signal or an error kills their
-process groups. If the coordinator is killed, a watchdog kills them
+Whatever ends the coordinator also ends the workers, even stopped ones. A signal or an error kills
+their process groups. If the coordinator is killed, a watchdog kills them
 (:mod:`labkit.machine.group_watchdog`).
 """
 

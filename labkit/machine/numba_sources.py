@@ -25,7 +25,7 @@ _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +
 def read_sources(package: Path) -> dict[str, bytes]:
     """Return the content of the files by path, sorted by path.
 
-    A path looks like ``labkit/cpu/linear.py``.
+    A path looks like ``labkit/cpu/packed_linear.py``.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ class ServedRequest:
 
     @property
     def queued(self) -> float:
-        """Seconds that the request waited at the client for the concurrency limit."""
+        """Seconds that the request waited at the client because of the concurrency limit."""
         return 0.0 if self.due is None else self.submitted - self.due
 
     @property
