@@ -52,6 +52,11 @@ HERE = Path(__file__).resolve().parent
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
     "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
+    "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", "design.isolation=live"]),
+    "live-requests": (
+        "planted_3pct",
+        ["workload=chat", "workload.num_requests=24", "model=tiny", "design.isolation=live"],
+    ),
     "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
     "agreement-beside-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
@@ -62,8 +67,14 @@ AGREEMENTS = (
     ("agreement-requests", "agreement-kernels"),
     ("agreement-beside-requests", "agreement-beside-kernels"),
 )
-# Number of processes that fit into a minute: alone, and beside a busy process.
-PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
+# Number of processes that fit into a minute, or of live sets into two: alone, and beside a busy
+# process.
+PROCESSES = {
+    "kernels": (15, 9),
+    "requests": (8, 8),
+    "live-kernels": (12, 8),
+    "live-requests": (12, 8),
+}
 
 
 def main() -> int:
@@ -87,7 +98,7 @@ def main() -> int:
         for number in range(options.first, options.first + options.studies):
             name = f"{options.kind}{'-busy' if options.busy else ''}-{number:02d}"
             processes = PROCESSES[options.kind][options.busy]
-            overrides = threads_left() if options.kind == "requests" and options.busy else []
+            overrides = threads_left() if options.kind.endswith("requests") and options.busy else []
             folder, seed = options.out / name, 1000 + number
             results.append(study(options.kind, folder, processes, seed, overrides))
             print(json.dumps(results[-1]), flush=True)

@@ -190,7 +190,7 @@ class Cell:
         self.tested = [name for name, role in self.roles.items() if role == "arm"]
         records = [read_json(path) for path in (folder / "runs").glob("*.json")]
         self.records = sorted(records, key=lambda r: (r["block"], r["position"], r["arm"]))
-        self.interleaved = self.design["isolation"] == "in_process"
+        self.interleaved = self.design["isolation"] in ("in_process", "live")
         self.runs = self.design["runs_per_block"]
         done = len({r["block"] for r in self.records})
         looks = {look["blocks"]: look["alpha"] for look in self.design["looks"]}

@@ -166,6 +166,12 @@ class PipelinedEngine(Protocol):
 class Remote(Protocol):
     """An engine whose tokens another process computes. Its events have the time of arrival."""
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Read all times from ``clock`` (seconds; any thread may call it) from now on.
+
+        The default is ``time.perf_counter``. There must be no request in flight.
+        """
+
     def wait(self, seconds: float) -> None:
         """Wait until an event has arrived, or until ``seconds`` have passed."""
 

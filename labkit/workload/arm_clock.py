@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class ArmClock:
-    """A clock that counts the seconds of one arm's turns.
+    """A clock that counts the seconds of one arm's turns. Any thread may read it.
 
     Parameters
     ----------
@@ -18,12 +18,14 @@ class ArmClock:
 
     def __init__(self, base: Callable[[], float] = time.perf_counter) -> None:
         self._base = base
-        self._spent = 0.0
-        self._since: float | None = None
+        # Seconds of the turns that are over, and the start of the current turn. One attribute, so
+        # that another thread reads both at once.
+        self._turns: tuple[float, float | None] = (0.0, None)
 
     def __call__(self) -> float:
         """Return the seconds of all turns so far, including the current turn."""
-        return self._spent if self._since is None else self._spent + self._base() - self._since
+        spent, since = self._turns
+        return spent if since is None else spent + self._base() - since
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -34,10 +36,11 @@ class ArmClock:
         RuntimeError
             The clock is already running.
         """
-        if self._since is not None:
+        spent, since = self._turns
+        if since is not None:
             raise RuntimeError("a turn began inside a turn")
-        self._since = self._base()
+        self._turns = spent, self._base()
         try:
             yield
         finally:
-            self._spent, self._since = self(), None
+            self._turns = self(), None

@@ -32,7 +32,7 @@ def live_kernels(engines: Sequence[Engine]) -> str | None:
 
 def live_requests(engines: Sequence[Engine]) -> str | None:
     """Return the reason that these engines cannot take turns in processes of their own, or None."""
-    return _first((*OF_A_MACHINE, _no_server, _ranks, _live_budget), engines)
+    return _first((*OF_A_MACHINE, _no_kept_server, _ranks, _live_budget), engines)
 
 
 def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
@@ -125,9 +125,13 @@ def _no_server(engines: Sequence[Engine]) -> str | None:
     if all(engine.name != "openai" for engine in engines):
         return None
     return (
-        "engine=openai: a server is a separate process that would compute during other arms' "
-        "turns; every run starts it fresh and alone on the machine"
+        "engine=openai: a server is a separate process that would compute during other arms' turns"
     )
+
+
+def _no_kept_server(engines: Sequence[Engine]) -> str | None:
+    kept = next((engine.server.url for engine in engines if engine.server.url is not None), None)
+    return None if kept is None else f"engine.server.url={kept}: labkit did not start it"
 
 
 def _same_variable(name: str) -> Rule:

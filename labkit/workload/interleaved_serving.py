@@ -121,8 +121,9 @@ class InterleavedServing:
         measurements = []
         for index, stalled_s in enumerate(stalled):
             with self._turn(index):
-                session = self._arms[index].session
-                measurements.append(session.measurement(progress[index].generator, stalled_s))
+                session, generator = self._arms[index].session, progress[index].generator
+                stalls = None if session.is_remote else stalled_s
+                measurements.append(session.measurement(generator, stalls))
         return measurements
 
     def _stalled_seconds(self, progress: Sequence[ServingProgress]) -> list[NDArray[np.float64]]:

@@ -85,6 +85,8 @@ class LoadGenerator:
         self.cpu_s = 0.0  # CPU time of the load generator
         self._engine = engine
         self._remote = engine if isinstance(engine, Remote) else None
+        if self._remote is not None:
+            self._remote.use_clock(clock)
         self._clients = ClientPool(schedule)
         self._clock, self._wait = clock, wait
         self._heartbeat = heartbeat
@@ -225,13 +227,12 @@ class LoadGenerator:
         """Add one step's events to their requests; return the number of requests that ended."""
         finished = 0
         chunks: set[tuple[str, float]] = set()
-        clock_lag = time.perf_counter() - self._clock()
         for event in events:
             index = self._live.get(event.request_id)
             if index is None:
                 raise InvalidOutput(f"an event for request {event.request_id}, which is not live")
             entry = self._sent[index]
-            at = event.received - clock_lag if isinstance(event, StreamEvent) else now
+            at = event.received if isinstance(event, StreamEvent) else now
             if event.finish_reason in ("error", "abort"):
                 entry.error = event.error or event.finish_reason
             elif _add_event(entry, event) and (event.request_id, at) not in chunks:

@@ -133,6 +133,13 @@ class ServingSession:
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
         return self._drive(self._prompts, heartbeat, due)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether another process computes, so that a step is only the arrival of responses."""
+        from labkit.engine.engine_protocol import Remote
+
+        return isinstance(self._engine, Remote)
+
     def computed_tokens(self) -> float:
         """Return the engine's counter of computed tokens, or 0 if it has none."""
         return self._engine.counters().get("tokens.computed", 0.0)

@@ -74,6 +74,18 @@ def test_arms_that_share_the_machine_s_memory_or_cores_are_not_live(engines, rea
     assert isolation is Isolation.process and why.count(reason) == 1
 
 
+def test_a_server_is_live_if_labkit_has_started_it():
+    ours, kept = (
+        {"name": "openai", "server": server}
+        for server in ({"preset": "null_server"}, {"url": "http://127.0.0.1:1"})
+    )
+    isolation, why = resolve_isolation(Design(), arms(ours, ours, workload=REQUESTS))
+    assert isolation is Isolation.live and "engine=openai" in why
+    isolation, why = resolve_isolation(Design(), arms(ours, kept, workload=REQUESTS))
+    assert isolation is Isolation.process
+    assert why.endswith("not live: engine.server.url=http://127.0.0.1:1: labkit did not start it")
+
+
 def test_what_a_machine_has_one_of_keeps_kernels_from_being_live():
     collectors = [{"budget": {"wired_collector": value}} for value in ("enabled", "any")]
     isolation, why = resolve_isolation(Design(), arms(*collectors))

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from labkit.experiment import live_set
 from labkit.records import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,8 @@ def test_a_study_of_a_server(study, tmp_path):
         assert notes["server"]["preset"] == "null_server" and notes["server"]["kept"] is None
         assert notes["client"]["floor"]["streams"] == 3
         assert record.counters["tokens.usage"] == record.counters["tokens.stream"]
-        assert "together" not in record.notes and record.notes["isolation"] == "process"
+        assert len(record.notes["together"]) == 3 and record.notes["isolation"] == "live"
+        assert notes["client"]["lag_ms"]["p99"] < 1e3 * live_set.SLICE_S  # stops are no lag
     report = (tmp_path / "study" / "report.md").read_text("utf-8")
     assert "### HTTP streams and client overhead" in report
     assert "compared as text, which is weaker" in report
@@ -92,6 +94,7 @@ def test_kill_9_of_a_study_leaves_no_server(study, victim):
                     pids[name] = one
     assert len(pids) == 3, "the server never came"
     server = pids["openai.null_server --port"]
-    os.kill(process.pid if victim == "study" else pids["experiment.worker"].pid, signal.SIGKILL)
+    worker = pids["machine.server_supervisor"].parent()  # other arms have workers too
+    os.kill(process.pid if victim == "study" else worker.pid, signal.SIGKILL)
     _, left = psutil.wait_procs([server, pids["machine.server_supervisor"]], timeout=1.0)
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]

@@ -4,13 +4,14 @@ import gc
 import random
 import time
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Workload
-from labkit.engine.engine_protocol import TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
 from labkit.workload import machine_stalls
 from labkit.workload.arm_clock import ArmClock
 from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
@@ -264,6 +265,58 @@ def test_a_slice_is_whole_steps_and_ends_with_the_one_that_reaches_30_ms():
     together.turns.measure(lambda text: None)
     assert {b - a for a, b in pairwise(at[0][:-2])} == {int(RandomTurnOrder.slice_s / 0.008) + 1}
     assert {b - a for a, b in pairwise(at[1][:-1])} == {1}
+
+
+class StubServer(StubEngine):
+    """A stub engine whose tokens another process computes."""
+
+    clock = None
+
+    def use_clock(self, clock):
+        self.clock = clock
+
+    def wait(self, seconds):
+        pass
+
+    def prepare_requests(self, requests, streams):
+        pass
+
+    def process_memory(self):
+        return {}
+
+    def step(self):
+        events, now = [], self.clock
+        for event in super().step():
+            token = replace(event, finish_reason=None)
+            events.append(StreamEvent(**asdict(token), received=now()))
+            if event.finish_reason is not None:  # without a token
+                end = replace(event, token=NO_TOKEN)
+                events.append(StreamEvent(**asdict(end), received=now(), counted=1))
+        return events
+
+
+def test_a_server_s_times_are_its_arm_s_and_keep_what_looks_like_a_stall():
+    def spiky(step, live):
+        return 0.01 + 0.5 * (step == 20)
+
+    base = Base()
+    seats = []
+    for _ in range(2):
+        clock = ArmClock(base)
+        engine = StubServer(base, spiky)
+        session = ServingSession(engine, PROMPTS, chat(), seed=5, vocab_size=50, clock=clock)
+        seats.append(ServingArm(session, clock))
+
+    @contextmanager
+    def turn(arm):
+        base.now += 3.0  # the others' turns
+        yield
+
+    order = RandomTurnOrder(random.Random(1))
+    for measured in InterleavedServing(seats, order, turn).measure(lambda text: None):
+        assert "stalls" not in measured.notes
+        steps = seats[0].session._engine.steps
+        assert metrics(measured)["wall_s"] == pytest.approx(0.01 * (steps - 1) + 0.5, rel=0.05)
 
 
 def test_an_arm_that_is_done_drops_out():

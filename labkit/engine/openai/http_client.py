@@ -16,7 +16,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -35,7 +35,7 @@ SILENCE_ERROR = "the server sent nothing for {:g} s (engine.server.silence_s)"
 
 @dataclass(frozen=True, slots=True)
 class CompletedResponse:
-    """A response that ended at ``at`` (``time.perf_counter``).
+    """A response that ended at ``at`` (on the client's clock).
 
     ``key``: the key that the request was sent under. ``parts``: the body's bytes in order, one part
     per read. ``error``: the reason that the response failed, or None.
@@ -50,6 +50,8 @@ class CompletedResponse:
 class HttpClient:
     """A client of one server that sends each request once and returns responses as they end.
 
+    ``clock``: returns the time in seconds. It may stop while client and server are stopped.
+
     Parameters
     ----------
     url
@@ -59,6 +61,7 @@ class HttpClient:
     """
 
     def __init__(self, url: str, silence_s: float) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
         self.loop_lags_s: list[float] = []  # delays with which the loop woke up
         self.send_delays_s: list[float] = []  # from ``send`` until the loop took the request
         self.connect_times_s: list[float] = []
@@ -90,9 +93,9 @@ class HttpClient:
     async def _watch_streams(self) -> None:
         """Measure the loop's wake-up delay and fail silent responses, until cancelled."""
         while True:
-            due = time.perf_counter() + CHECK_PERIOD_S
+            due = self.clock() + CHECK_PERIOD_S
             await asyncio.sleep(CHECK_PERIOD_S)
-            now = time.perf_counter()
+            now = self.clock()
             self.loop_lags_s.append(max(0.0, now - due))
             for exchange in [*self._exchanges.values()]:
                 if now - exchange.last_activity > self._silence_s:
@@ -103,18 +106,20 @@ class HttpClient:
 
         ``completed_responses`` will return the response, or the error, under ``key``.
         """
-        submitted = time.perf_counter()
+        submitted = self.clock()
         self._loop.call_soon_threadsafe(self._begin, key, path, body, submitted)
 
     def _begin(self, key: str, path: str, body: bytes, submitted: float) -> None:
-        self.send_delays_s.append(time.perf_counter() - submitted)
+        self.send_delays_s.append(self.clock() - submitted)
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}\r\nAccept: */*\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             "Connection: close\r\n\r\n"
         )
         request, on_end = head.encode() + body, partial(self._end, key)
-        self._exchanges[key] = exchange = HttpExchange(request, self.connect_times_s.append, on_end)
+        self._exchanges[key] = exchange = HttpExchange(
+            request, self.connect_times_s.append, on_end, self.clock
+        )
         task = self._loop.create_task(self._connect(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -127,7 +132,7 @@ class HttpClient:
 
     def _end(self, key: str, exchange: HttpExchange, error: str | None) -> None:
         del self._exchanges[key]
-        self._completed.put(CompletedResponse(key, time.perf_counter(), exchange.parts, error))
+        self._completed.put(CompletedResponse(key, self.clock(), exchange.parts, error))
 
     def wait(self, seconds: float) -> None:
         """Wait until a response has ended, for at most ``seconds``."""

@@ -16,7 +16,7 @@ TRUNCATED_ERROR = "the connection ended before the response did"
 
 
 class ReceivedBytes(NamedTuple):
-    """The bytes of a response body that one read returned, read at ``at`` (``perf_counter``)."""
+    """The bytes of a response body that one read returned, read at ``at`` (seconds)."""
 
     at: float
     data: bytes
@@ -26,7 +26,7 @@ class HttpExchange(asyncio.Protocol):
     """An asyncio protocol that sends a request when connected and collects the response.
 
     ``parts``: the body's bytes, one part per read. ``last_activity``: the time at which bytes last
-    arrived, or at which the exchange was created or connected (``time.perf_counter``).
+    arrived, or at which the exchange was created or connected (on ``clock``).
 
     Parameters
     ----------
@@ -37,6 +37,8 @@ class HttpExchange(asyncio.Protocol):
     on_end
         Called once when the response has ended, with the exchange and the error: one line, or None
         if the response succeeded. Not called after ``abort``.
+    clock
+        Returns seconds.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class HttpExchange(asyncio.Protocol):
         request: bytes,
         on_connected: Callable[[float], None],
         on_end: Callable[[HttpExchange, str | None], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.parts: list[ReceivedBytes] = []
-        self.last_activity = time.perf_counter()
+        self._clock = clock
+        self.last_activity = clock()
         self._request, self._on_connected, self._on_end = request, on_connected, on_end
         self._parser = httptools.HttpResponseParser(self)
         self._transport: Any = None
@@ -59,14 +63,14 @@ class HttpExchange(asyncio.Protocol):
             transport.abort()
             return
         self._transport = transport
-        now = time.perf_counter()
+        now = self._clock()
         self._on_connected(now - self.last_activity)
         self.last_activity = now
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Append the body bytes of one read to ``parts``, several HTTP chunks as one part."""
-        self.last_activity = time.perf_counter()
+        self.last_activity = self._clock()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit import config
@@ -124,6 +124,10 @@ class RemoteEngine:
     def has_work(self) -> bool:
         """Return whether a response is outstanding or an error event of a refusal is pending."""
         return bool(self._live or self._pending_refusals)
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Read the times of events, and the client's delays, from ``clock``; see ``Remote``."""
+        self._client.clock = clock
 
     def wait(self, seconds: float) -> None:
         """Wait until an event is pending, for at most ``seconds``."""

@@ -39,6 +39,15 @@ def exchange():
     return connected
 
 
+def test_bytes_have_the_time_of_the_clock_in_use():
+    now = [5.0]
+    exchange = HttpExchange(b"", lambda seconds: None, lambda one, reason: None, lambda: now[0])
+    exchange.connection_made(Wire())
+    now[0] = 7.5
+    exchange.data_received(HEAD + b"content-length: 2\r\n\r\nhi")
+    assert [part.at for part in exchange.parts] == [7.5]
+
+
 def bodies(exchange):
     return [part.data for part in exchange.parts]
 
@@ -135,6 +144,19 @@ def test_a_client_uses_the_path_of_its_url():
     assert b"\r\nConnection: close\r\n" in request and request.endswith(b"\r\n\r\n{}")
     assert (first.error, [part.data for part in first.parts]) == (None, [b"hi"])
     assert "refused" in second.error.lower() and len(client.connect_times_s) == 1
+
+
+def test_a_clock_that_is_stopped_shows_no_lag_and_no_silence():
+    client = HttpClient("http://127.0.0.1:1", silence_s=0.01)
+    try:
+        client.clock = lambda: 3.0
+        client.reset_timings()
+        end = time.monotonic() + 5
+        while len(client.loop_lags_s) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(client.loop_lags_s) >= 3 and set(client.loop_lags_s[1:]) == {0.0}
+    finally:
+        client.close()
 
 
 def arrival(client, key):
