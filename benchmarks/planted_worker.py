@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.experiment import worker
-from labkit.experiment.worker_process import WorkerProcess
+from labkit.experiment.worker_run import WorkerProcess
 from labkit.records import read_arm
 
 

@@ -309,7 +309,7 @@ def run(command: Command) -> int:
         study = Study(out, cells)
         study.refuse_changes()
         if cells[0].experiment.plan:
-            from labkit.experiment.study_plan import print_plan
+            from labkit.experiment.plan_preview import print_plan
 
             print_plan(cells, out, written)
             return 0

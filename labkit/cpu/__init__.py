@@ -6,7 +6,7 @@ The modules, from the lowest layer up:
   registers of this CPU, and ``thread_pool`` runs every kernel.
 - Matrix products: ``microkernels`` (register tiles), ``gemm`` (float32), ``low_precision_weights``
   and ``low_precision_matmul`` (half precision and quantised), ``packed_linear`` (layers).
-- Paged attention: ``kernel_params`` is the struct of a launch's parameters, ``attention_launch``
+- Paged attention: ``attention_params`` is the struct of a launch's parameters, ``attention_launch``
   distributes its units of work to the threads, ``decode_attention`` and ``tiled_attention`` compute
   one unit.
 - ``norms``, ``activations`` and ``rope`` are loops that numba vectorises.

@@ -27,8 +27,8 @@ from labkit.cpu.attention_intrinsics import (
     round_to_float16,
     take_ticket,
 )
+from labkit.cpu.attention_params import PARAMS_BYTES
 from labkit.cpu.jit import inner, kernel
-from labkit.cpu.kernel_params import PARAMS_BYTES
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES
 from labkit.cpu.resolver_variants import (
     find_qblock,
@@ -63,7 +63,7 @@ class AttentionLaunch(NamedTuple):
 
     nonce: int  # number of the launch, which the launch's stamp encodes
     body: int  # address of the compiled body
-    params: int  # address of the parameters (``kernel_params``), one struct per split
+    params: int  # address of the parameters (``attention_params``), one struct per split
     scratch: NDArray[Any]  # uint8 [workers, bytes]
     # int64 [workers + 1, COUNTER_COLUMNS]: a row of counts per worker, then the queue.
     counters: NDArray[Any]

@@ -13,6 +13,7 @@ import numpy as np
 from numba import carray, cfunc, types
 
 from labkit.cpu.attention_intrinsics import TILE_KEYS
+from labkit.cpu.attention_params import PARAMS_DTYPES, params_type
 from labkit.cpu.decode_microkernels import (
     RUN_KEYS,
     RUN_ROWS,
@@ -23,7 +24,6 @@ from labkit.cpu.decode_microkernels import (
     sum_lanes,
 )
 from labkit.cpu.jit import inlined, inner
-from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
 from labkit.cpu.online_softmax import (
     Scratch,
     divide_scratch,

@@ -14,7 +14,7 @@ from labkit.cpu.address_views import struct_at
 LAUNCH = np.dtype(
     [
         ("body", np.int64),  # address of ``decode_attention``'s compiled body
-        ("params", np.int64),  # address of a struct of ``kernel_params.PARAMS_DTYPES``
+        ("params", np.int64),  # address of a struct of ``attention_params.PARAMS_DTYPES``
         ("kind", np.int64),  # index of the layer's kind; layers of a kind have equal launches
         ("num_kv_heads", np.int64),
         ("kv_heads_per_unit", np.int64),

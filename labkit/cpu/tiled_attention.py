@@ -13,8 +13,8 @@ import numpy as np
 from numba import carray, cfunc, types
 
 from labkit.cpu.attention_intrinsics import TILE_KEYS, copy_widened, store_int64
+from labkit.cpu.attention_params import PARAMS_DTYPES, params_type
 from labkit.cpu.jit import inner
-from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
 from labkit.cpu.microkernels import (
     SCORE_ROWS,
     SCORE_VECTORS,

@@ -7,7 +7,7 @@ Each line calls the next:
     run_launcher           starts a worker process, and returns a record however the process ends
     live_set               starts one for each arm of a block, which take turns (isolation=live)
     worker                 is the program of that process: it reads arms and writes records
-    worker_process         runs the stages of one arm, or of all arms of a block interleaved
+    worker_run             runs the stages of one arm, or of all arms of a block interleaved
     labkit.workload        measures kernels on cases, or engines on requests
 
 optimum-benchmark has the same layers: launcher and worker, and under other names our engine (its

@@ -17,7 +17,7 @@ stage (key of a record's  work
 ``fingerprint``           the machine's state at the end
 ========================  ======================================================================
 
-:class:`labkit.experiment.worker_process.WorkerProcess` runs them in this order.
+:class:`labkit.experiment.worker_run.WorkerProcess` runs them in this order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from labkit.config import Device, Experiment, from_plain
 from labkit.records import Arm
 
 if TYPE_CHECKING:
-    from labkit.workload.workload_kind import InterleavedArms, TurnContext
+    from labkit.workload.workload_protocols import InterleavedArms, TurnContext
 
 PEAK_RATE_BLOCKS = 3  # the number of first blocks that measure the machine's peak rates
 

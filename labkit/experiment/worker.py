@@ -2,7 +2,7 @@
 
 ``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
-(:mod:`labkit.experiment.worker_process`). ``--turns FD`` is a socket over which a coordinator
+(:mod:`labkit.experiment.worker_run`). ``--turns FD`` is a socket over which a coordinator
 grants the only arm its turns (:mod:`labkit.experiment.live_set`). ``--keep CELL`` stores array
 outputs in that cell's folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...``
 loads and warms up arms without measuring, so that nothing is compiled during a measured run.
@@ -30,7 +30,7 @@ from labkit.experiment import differing_outputs, run_stages
 from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import Channel
-from labkit.experiment.worker_process import WorkerProcess
+from labkit.experiment.worker_run import WorkerProcess
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.exception_text import one_line
 from labkit.records import (

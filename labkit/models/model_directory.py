@@ -69,7 +69,7 @@ def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
     of ``inspect``.
     """
     from labkit.models.gguf import GGUFError
-    from labkit.models.gguf.gguf_converter import convert
+    from labkit.models.gguf.gguf_to_mlx_lm import convert
 
     try:
         model_dir = convert(path, digest=digest, name=name)

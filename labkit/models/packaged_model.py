@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit.config import ConfigError, PackagedFile, require
 from labkit.models import model_directory
-from labkit.models.gguf.gguf_converter import converted_path
+from labkit.models.gguf.gguf_to_mlx_lm import converted_path
 from labkit.models.model_directory import ModelDir
 
 

@@ -13,7 +13,7 @@ from typing import cast
 from labkit.config import ConfigError, Experiment, is_class_path
 from labkit.engine.user_classes import create_plugin
 from labkit.workload.measurement import Estimate, Measurement
-from labkit.workload.workload_kind import (
+from labkit.workload.workload_protocols import (
     InterleavedArms,
     LiveKind,
     TurnContext,
@@ -25,7 +25,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernel_workload",
     "requests": "request_workload",
-    "headroom": "memory_claims",
+    "headroom": "budget_ram_estimate",
     "video": "video",
 }
 

@@ -43,7 +43,7 @@ from labkit.workload.kernel_samples import ArmSamples, CaseRounds
 from labkit.workload.kernel_warmup import KernelWarmup
 from labkit.workload.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
 from labkit.workload.measurement import Measurement
-from labkit.workload.workload_kind import TurnContext
+from labkit.workload.workload_protocols import TurnContext
 
 
 def _mlx_queue(dtype: Precision) -> LaunchQueue:

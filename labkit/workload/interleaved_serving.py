@@ -23,7 +23,7 @@ from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.turn_order import TurnOrder
-from labkit.workload.workload_kind import EnterTurn
+from labkit.workload.workload_protocols import EnterTurn
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from labkit.workload.kernel_cases import scaled_case, washout_share
 from labkit.workload.kernel_samples import ArmSamples, CaseRounds, ExpectedOutput, PreparedArm
 from labkit.workload.launch_timing import Clock
 from labkit.workload.output_digest import array_outputs
-from labkit.workload.workload_kind import TurnContext
+from labkit.workload.workload_protocols import TurnContext
 
 if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport

@@ -8,7 +8,7 @@ from functools import partial
 from labkit.config import Device, Experiment, State, Workload, require
 from labkit.workload import device_availability, in_process_rules, kernel_cases
 from labkit.workload.measurement import Estimate
-from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FILL_BYTES_PER_SECOND = 1e9

@@ -15,7 +15,7 @@ from labkit.workload import capacity_warnings, in_process_rules
 from labkit.workload.measurement import Estimate
 from labkit.workload.sources import PromptSource, source_of
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
-from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
     from labkit.engine.shared_models import SharedModels
@@ -99,8 +99,8 @@ class RequestKind:
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
-        from labkit.workload.readable_tokens import TokenTexts
         from labkit.workload.serving_session import ServingSession
+        from labkit.workload.token_texts import TokenTexts
 
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)

@@ -19,8 +19,8 @@ from labkit.workload.load_generator import Clock, LoadGenerator, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.memory_timeline import MemoryTimeline
 from labkit.workload.output_digest import token_digest
-from labkit.workload.readable_tokens import TokenTexts
 from labkit.workload.request_lengths import rectangle_notes
+from labkit.workload.request_outcome_notes import outcome_notes
 from labkit.workload.request_schedule import RequestSchedule
 from labkit.workload.serving_metrics import (
     ServedRequest,
@@ -30,8 +30,8 @@ from labkit.workload.serving_metrics import (
     sending_metrics,
     serving_metrics,
 )
+from labkit.workload.token_texts import TokenTexts
 from labkit.workload.tokenized_prompts import Prompt
-from labkit.workload.traffic_summary import outcome_notes
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine

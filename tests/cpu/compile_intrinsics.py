@@ -19,7 +19,7 @@ from labkit.cpu import vector_registers
 REGISTERS, TRIPLE, CPU = sys.argv[1:]
 vector_registers.HOST_REGISTERS = getattr(vector_registers, REGISTERS)
 
-from labkit.cpu import attention_intrinsics, decode_microkernels, kernel_params, microkernels  # noqa: E402
+from labkit.cpu import attention_intrinsics, attention_params, decode_microkernels, microkernels  # noqa: E402
 
 KINDS = {types.int64: ir.IntType(64), types.int32: ir.IntType(32), types.float32: ir.FloatType()}
 X86 = TRIPLE.startswith("x86")
@@ -65,8 +65,8 @@ def assembly(module):
 
 def main():
     facts = {}
-    for pool_dtype, struct in kernel_params.PARAMS_DTYPES.items():
-        params = kernel_params.params_type(struct)
+    for pool_dtype, struct in attention_params.PARAMS_DTYPES.items():
+        params = attention_params.params_type(struct)
         for source in (microkernels, decode_microkernels, attention_intrinsics):
             for name, intrinsic in vars(source).items():
                 if not hasattr(intrinsic, "_defn"):

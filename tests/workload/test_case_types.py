@@ -13,7 +13,7 @@ from labkit.engine.attention.mlx_backend_base import MlxBackend
 from labkit.workload import kernel_cases, kind_of
 from labkit.workload.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernel_arms import KernelArm
-from labkit.workload.workload_kind import single_arm_context
+from labkit.workload.workload_protocols import single_arm_context
 
 HALF = (Precision.float16, Precision.bfloat16)
 CASE = Case(name="mixed", decode=2, context=21, prefill=1, chunk=5)

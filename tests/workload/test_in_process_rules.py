@@ -9,7 +9,7 @@ from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.workload import kind_of
 from labkit.workload.serving_session import ServingSession
-from labkit.workload.workload_kind import NoMachineKernels, TurnContext
+from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 
 SHAPE = {
     "hidden_size": 64,

@@ -19,7 +19,7 @@ from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import spread_rounds
-from labkit.workload.workload_kind import TurnContext
+from labkit.workload.workload_protocols import TurnContext
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24, factor=2)

@@ -364,7 +364,7 @@ def test_times_with_the_stall_stand_beside():
 
 @pytest.mark.parametrize("every", [5, 10, 20])
 def test_what_an_arm_does_now_and_then_is_taken_for_stalls_and_kept_beside(every):
-    """One process can't tell them apart; ``analysis.machine_stall_attribution`` can, over many."""
+    """One process can't tell them apart; ``analysis.stall_attribution`` can, over many."""
 
     def collects(step, live):
         return 0.005 + (0.02 if step % every == 0 else 0.0)

@@ -13,7 +13,7 @@ from labkit.workload.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
-from labkit.workload.workload_kind import single_arm_context
+from labkit.workload.workload_protocols import single_arm_context
 
 DECODE = Case(name="decode", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24)

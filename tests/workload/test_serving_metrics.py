@@ -1,6 +1,7 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, LatencySLO, Workload
+from labkit.workload.request_outcome_notes import outcome_notes
 from labkit.workload.serving_metrics import (
     ServedRequest,
     counted_metrics,
@@ -9,7 +10,6 @@ from labkit.workload.serving_metrics import (
     sending_metrics,
     serving_metrics,
 )
-from labkit.workload.traffic_summary import outcome_notes
 
 
 def served(name, prompt, submitted, times, tokens=None):

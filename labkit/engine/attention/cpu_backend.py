@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from labkit.cpu import (
     attention_launch,
+    attention_params,
     decode_attention,
-    kernel_params,
     resolver_variants,
     tiled_attention,
 )
@@ -158,7 +158,7 @@ class CpuBackend(PagedBackend):
             )
         if self.scratch.shape[1] < size:  # a row for each possible worker
             self.scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS, size)
-        params = kernel_params.pack(
+        params = attention_params.pack(
             layer.dtype,
             metadata.block_tables,
             num_q_heads=layer.num_q_heads,
@@ -216,15 +216,15 @@ def _launch_split(
 
 def _split_params(
     launch: PreparedLaunch, q: NDArray[np.float32]
-) -> tuple[NDArray[Any], kernel_params.Partials | None]:
+) -> tuple[NDArray[Any], attention_params.Partials | None]:
     """Return the parameters of the units that share a token's work, and memory for their results.
 
     The memory is for the results of the partitions of the keys, or None if the keys are not split.
     """
     partitions = launch.dispatch.partitions
-    parts = kernel_params.partials(q, partitions) if partitions > 1 else None
+    parts = attention_params.partials(q, partitions) if partitions > 1 else None
     members = launch.splits // partitions
-    return kernel_params.split(launch.params, members, partitions, parts), parts
+    return attention_params.split(launch.params, members, partitions, parts), parts
 
 
 def _merge_partitions(
@@ -232,11 +232,11 @@ def _merge_partitions(
     layer: AttentionLayer,
     nonce: int,
     metadata: AttentionMetadata,
-    parts: kernel_params.Partials,
+    parts: attention_params.Partials,
     out: NDArray[np.float32],
 ) -> NDArray[np.int64]:
     """Merge the partitions' results into ``out``; return the rows that the reduce kernel wrote."""
     rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
     resolver = RESOLVER_IDS[metadata.resolver.variant]
-    attention_launch.reduce(nonce, resolver, *parts, kernel_params.base2(layer.sinks), out, rows)
+    attention_launch.reduce(nonce, resolver, *parts, attention_params.base2(layer.sinks), out, rows)
     return rows[:-1]

@@ -12,7 +12,7 @@ from labkit.engine.attention.kernel_dispatch import Dispatch
 if TYPE_CHECKING:
     from labkit.engine.attention.replay_state import ReplayState
 
-# The fields of ``kernel_params.PARAMS_DTYPES`` that differ from layer to layer: array addresses.
+# The fields of ``attention_params.PARAMS_DTYPES`` that differ from layer to layer: array addresses.
 LAYER_ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
 
@@ -21,7 +21,7 @@ class PreparedLaunch:
     """A kernel launch and its parameters, for all layers of one kind in a batch."""
 
     dispatch: Dispatch
-    params: NDArray[Any]  # [1], of ``kernel_params.PARAMS_DTYPES``
+    params: NDArray[Any]  # [1], of ``attention_params.PARAMS_DTYPES``
     params_address: int
     array_fields: tuple[Any, ...]  # views of the ``LAYER_ARRAYS`` in ``params``
     body: int  # address of the kernel's compiled arithmetic

@@ -138,7 +138,7 @@ def replay_state(
 def _params(
     layers: CapturedLayers, prepared: list[PreparedLaunch], graph: ExecutableGraph
 ) -> NDArray[Any]:
-    """Return the ``kernel_params`` of each launch: those of its kind, with the layer's arrays."""
+    """Return each launch's ``attention_params``: its kind's, with the arrays of its layer."""
     params = np.zeros(len(layers.layers), prepared[0].params.dtype)
     for kind, launch in enumerate(prepared):
         params[layers.kind_of_launch == kind] = launch.params

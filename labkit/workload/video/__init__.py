@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload, require
 from labkit.workload.measurement import Estimate
-from labkit.workload.workload_kind import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with one decoder thread; used only in estimates.
 PIXELS_PER_SECOND = 300e6

@@ -25,7 +25,7 @@ from labkit.workload.video.clip_reader import Pixels
 from labkit.workload.video.frame_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.planted_events import shares
-from labkit.workload.workload_kind import TurnContext
+from labkit.workload.workload_protocols import TurnContext
 
 if TYPE_CHECKING:
     from labkit.workload.video.frame_decoding import DecodedFrames

@@ -26,7 +26,7 @@ from labkit.workload.video import clip_library, frame_decoding
 from labkit.workload.video.frame_checks import strided_ranges
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_video import InterleavedVideo
-from labkit.workload.workload_kind import NoMachineKernels, TurnContext, single_arm_context
+from labkit.workload.workload_protocols import NoMachineKernels, TurnContext, single_arm_context
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ CHILD = """
 import json, resource, sys
 sys.path[:0] = {paths}
 import clip_files as files
-from labkit.workload.workload_kind import single_arm_context
+from labkit.workload.workload_protocols import single_arm_context
 from labkit.workload.video import clip_library
 from labkit.workload.video.interleaved_video import InterleavedVideo
 arms = [files.asks(p, d, frames=8, clips=sys.argv[1], warmup=1) for p, d in files.WAYS]

@@ -17,7 +17,7 @@ from labkit.machine import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.sources import source_of
-from labkit.workload.workload_kind import START_SECONDS, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, TurnContext
 
 PROCESS_BYTES = 150 << 20
 

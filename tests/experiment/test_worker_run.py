@@ -11,7 +11,7 @@ import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import run_stages, worker_process
+from labkit.experiment import run_stages, worker_run
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.run_launcher import ProcessLauncher
@@ -123,7 +123,7 @@ def block_of(cell, number=0, arms=None) -> list[Record]:
         Record(arm.name, arm.role, number, i, cell.seed, "ok", "2026-11-20T20:00:00Z")
         for i, arm in enumerate(arms)
     ]
-    return worker_process.WorkerProcess(new, arms, StageTimer(0)).run()
+    return worker_run.WorkerProcess(new, arms, StageTimer(0)).run()
 
 
 def test_every_arm_has_its_record_and_its_thread_budget_in_its_turns(make, world):
@@ -187,7 +187,7 @@ def test_two_processes_of_an_arm_in_one_block_have_different_orders(make, world,
     arms = make().arms[:1]
     first = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
     drawn = [
-        worker_process.WorkerProcess([record], arms, StageTimer(0)).run()[0].cases[0].metrics
+        worker_run.WorkerProcess([record], arms, StageTimer(0)).run()[0].cases[0].metrics
         for record in (first, replace(first, position=4))
     ]
     assert drawn[0] != drawn[1]

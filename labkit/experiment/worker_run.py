@@ -25,7 +25,7 @@ from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.machine import fingerprint
 from labkit.records import Arm, Record
-from labkit.workload.workload_kind import MachineKernels, TurnContext
+from labkit.workload.workload_protocols import MachineKernels, TurnContext
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from labkit.config import ConfigError, Model
 from labkit.engine import model_loader
 from labkit.models import resolve
-from labkit.models.gguf import gguf_architectures, gguf_converter, gguf_header, gguf_quants
+from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_to_mlx_lm
 
 
 def local(path):
@@ -165,7 +165,7 @@ def test_config_json_has_every_layers_bit_width(tmp_path, no_cache):
 def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     first = local(path)
-    monkeypatch.setattr(gguf_converter.gguf_header, "read_header", None)
+    monkeypatch.setattr(gguf_to_mlx_lm.gguf_header, "read_header", None)
     assert local(path) == first
     monkeypatch.undo()
     monkeypatch.setenv("LABKIT_CACHE", str(no_cache))
@@ -178,11 +178,11 @@ def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, m
 def test_large_weights_are_written_to_several_files(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     whole = weights(local(path).path)
-    monkeypatch.setattr(gguf_converter, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(gguf_to_mlx_lm, "SHARD_BYTES", 20_000)
     folder = tmp_path / "parts"
     folder.mkdir()
     file = gguf_header.read_header(path)
-    gguf_converter.write_model(file, gguf_architectures.read_architecture(file), folder)
+    gguf_to_mlx_lm.write_model(file, gguf_architectures.read_architecture(file), folder)
     files = sorted(folder.glob("model*.safetensors"))
     assert len(files) > 2
     parts = {name: array for part in files for name, array in load_file(part).items()}
