@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> Command:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
             overrides.append(word)
         elif word in PROGRAMS:
-            raise ConfigError(f"{word}: a separate program; run python -m labkit.{word} --help")
+            raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
     rest = tuple(flag for flag in flags if flag != "--multirun")
@@ -105,7 +105,9 @@ def _topic(flag: str, words: list[str]) -> list[str]:
     if words and words[0] in allowed:
         return [words.pop(0)]
     if flag == "--cfg":
-        raise ConfigError(f"--cfg {words[0] if words else ''}: allowed are {', '.join(allowed)}")
+        raise ConfigError(
+            f"--cfg {words[0] if words else ''}: must be one of: {', '.join(allowed)}"
+        )
     return []
 
 

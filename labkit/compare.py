@@ -30,7 +30,7 @@ def margin(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 50:
-        raise argparse.ArgumentTypeError(f"{text}: allowed are above 0, at most 50 (percent)")
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 50 (percent)")
     return value
 
 

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("article", type=Path, metavar="ARTICLE.md", help="the article to render")
     parser.add_argument("--html", action="store_true", help="also write ARTICLE.html beside it")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if it is out of date"
+        "--check", action="store_true", help="write nothing; exit 1 if the article is out of date"
     )
     options = parser.parse_args(argv)
     try:

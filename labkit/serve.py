@@ -98,7 +98,7 @@ def become_server(config: ServeConfig) -> NoReturn:
     from labkit.machine import worker_environment
 
     missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-    require(not missing, f"{', '.join(missing)} not installed: pip install 'labkit[server]'")
+    require(not missing, f"not installed: {', '.join(missing)}; run: pip install 'labkit[server]'")
     cores = worker_environment.core_count()
     environment, _ = worker_environment.worker_environment(
         os.environ, threads=config.engine.threads or cores, cores=cores

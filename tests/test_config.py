@@ -76,12 +76,12 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
     plain["engine"]["kv"]["dtype"] = "float8"
     with pytest.raises(
         ConfigError,
-        match=r"^engine\.kv\.dtype=float8: allowed are float32, float16, bfloat16$",
+        match=r"^engine\.kv\.dtype=float8: must be one of: float32, float16, bfloat16$",
     ):
         from_plain(Experiment, plain)
     plain = to_plain(experiment())
     plain["engine"]["blas"] = "mkl"
-    with pytest.raises(ConfigError, match=r"^engine\.blas=mkl: allowed are openblas, stock$"):
+    with pytest.raises(ConfigError, match=r"^engine\.blas=mkl: must be one of: openblas, stock$"):
         from_plain(Experiment, plain)
 
 
@@ -92,13 +92,13 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: KV(block_size=24), "engine.kv.block_size=24"),
         (lambda: Engine(threads=0), "engine.threads=0"),
         (lambda: Engine(dtype=DType.float16), "engine.dtype=float16: engine.attention.backend="),
-        (lambda: Mlx(max_ops_per_buffer=0), "engine.mlx.max_ops_per_buffer=0: allowed are 1 to"),
+        (lambda: Mlx(max_ops_per_buffer=0), "engine.mlx.max_ops_per_buffer=0: must be 1 to"),
         (lambda: Mlx(max_mb_per_buffer=-1), "engine.mlx.max_mb_per_buffer=-1"),
-        (lambda: Mlx(sdpa_blocks=1025), "engine.mlx.sdpa_blocks=1025: allowed are 1 to 1024"),
+        (lambda: Mlx(sdpa_blocks=1025), "engine.mlx.sdpa_blocks=1025: must be 1 to 1024"),
         (lambda: Mlx(bfs_max_width=0), "engine.mlx.bfs_max_width=0"),
         (
             lambda: Workload(dtype=Precision.float16),
-            "workload.dtype=float16: workload.kind=requests does not read it; it is for kernel",
+            "workload.dtype=float16: workload.kind=requests does not read it (read by kernel)",
         ),
         (
             lambda: experiment(workload=kernel(dtype=Precision.bfloat16)),
@@ -159,7 +159,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         ),
         (
             lambda: Engine(prefix_align=PrefixAlign.chunk, prefix_cache=PrefixCache.hash),
-            "engine.scheduler.chunk (now None)",
+            "engine.scheduler.chunk (now null)",
         ),
         (
             lambda: Engine(
@@ -186,7 +186,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             "workload.cache_state",
         ),
         (lambda: Attention(split_kv="some"), "engine.attention.split_kv=some"),
-        (lambda: Attention(split_kv="1"), "engine.attention.split_kv=1: allowed are off, auto or"),
+        (lambda: Attention(split_kv="1"), "engine.attention.split_kv=1: must be off, auto or"),
         (lambda: Attention(tile_threshold=1), "engine.attention.tile_threshold=1"),
         (
             lambda: Attention("reference", split_kv="2"),
@@ -250,12 +250,12 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             lambda: Workload(kind="kernel", concurrency=3, cases=[Case("c", decode=1, context=1)]),
             "workload.concurrency=3",
         ),
-        (lambda: Case("c", decode=1), "decode goes with context"),
-        (lambda: Case("c", decode=1, context=1, past=4), "past goes with prefill"),
+        (lambda: Case("c", decode=1), "decode and context go together"),
+        (lambda: Case("c", decode=1, context=1, past=4), "past needs prefill"),
         (lambda: Case("c"), "no requests"),
         (lambda: Ablation(arms={"control": {}}), "ablation.arms.control"),
         (lambda: Ablation(arms={"on": {}}), "ablation.arms.on"),
-        (lambda: Ablation(arms={"a b": {}}), "'a b' is not a name"),
+        (lambda: Ablation(arms={"a b": {}}), "'a b' is not a valid name"),
         (lambda: Ablation(arms={"a": 3}), "ablation.arms.a"),
         (lambda: Ablation(arms={"a": {}}, baseline="b"), "ablation.baseline=b"),
         (lambda: Design(blocks=0), "design.blocks=0"),
@@ -272,7 +272,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         ),
         (
             lambda: experiment(engine=Engine(attention=Attention(resolver="identity"))),
-            "engine.attention.resolver=identity: it serves pure decode only",
+            "engine.attention.resolver=identity: it handles decode only",
         ),
         (lambda: experiment(ablation=Ablation()), "there is no arm"),
         (lambda: experiment(model=Model()), "set model.path=PATH"),

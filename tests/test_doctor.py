@@ -56,11 +56,11 @@ def test_a_quiet_machine_has_no_caveats(environment):
     ("change", "text", "fix"),
     [
         ({"noise": {"bandwidth_cv_pct": 3.0}}, "varies by 3.0 %", "design=strict"),
-        ({"shares": {"others_pct": 30.0}}, "took 30 % of the cores", "end them"),
+        ({"shares": {"others_pct": 30.0}}, "took 30 % of the cores", "stop them"),
         ({"shares": {"steal_pct": 4.0}}, "virtual machines took 4 %", "dedicated host"),
         ({"free": GIB}, "only 1.0 GiB", "close programs"),
         ({"on_battery": True}, "battery", "plug it in"),
-        ({"mlx": {"metal": False}}, "no Metal on this machine", "on a Mac"),
+        ({"mlx": {"metal": False}}, "there is no Metal here", "on a Mac"),
         ({"mlx": {"blas_reason": "patchelf is not installed"}}, "reference BLAS", "patchelf"),
         ({"environment": {**MAC, "low_power_mode": True}}, "low power", "System Settings"),
         ({"environment": {**MAC, "thermal": "serious"}}, "serious", "cool down"),

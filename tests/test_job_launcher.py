@@ -39,7 +39,7 @@ def test_a_missing_extra_is_named_and_no_file_written(name, without_extras, tmp_
         capture_output=True,
         text=True,
     )
-    message = f"labkit: hydra/launcher={name}: it is not installed; pip install 'labkit[{name}]'\n"
+    message = f"labkit: hydra/launcher={name} is not installed; run: pip install 'labkit[{name}]'\n"
     assert (done.returncode, done.stderr) == (2, message)
     assert list(tmp_path.iterdir()) == []
 
@@ -55,7 +55,7 @@ def test_without_a_launcher_cells_run_in_this_process():
 
 def test_a_launcher_needs_cells_to_launch():
     pytest.importorskip("joblib")
-    with pytest.raises(ConfigError, match=r"hydra/launcher=joblib: .* add -m at the end"):
+    with pytest.raises(ConfigError, match=r"hydra/launcher=joblib launches .* add -m at the end"):
         launcher("hydra/launcher=joblib")
     assert not launcher("hydra/launcher=joblib", "-m").is_local
 
@@ -63,7 +63,7 @@ def test_a_launcher_needs_cells_to_launch():
 def test_missing_slurm_is_named(monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setattr(job_launcher.shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match="hydra/launcher=slurm: there is no srun here"):
+    with pytest.raises(ConfigError, match="hydra/launcher=slurm: srun is not installed here"):
         launcher("hydra/launcher=slurm", "-m")
 
 

@@ -102,41 +102,41 @@ def test_error_names_the_option_the_value_and_the_allowed_values():
     for make, line in (
         (
             lambda: config.KV(block_size=24),
-            "engine.kv.block_size=24: allowed are 8, 16 and 32 (tokens)",
+            "engine.kv.block_size=24: must be 8, 16 or 32 (tokens)",
         ),
         (
             lambda: config.Engine(threads=0),
-            "engine.threads=0: allowed are 1 to 1024 (threads), or null for all cores",
+            "engine.threads=0: must be 1 to 1024 (threads), or null for all cores",
         ),
         (
             lambda: config.Attention(split_kv="1"),
-            "engine.attention.split_kv=1: allowed are off, auto or 2 to 1024 (partitions)",
+            "engine.attention.split_kv=1: must be off, auto or 2 to 1024 (partitions)",
         ),
         (
             lambda: config.Engine(name="nope"),
-            "engine.name=nope: allowed are naive, padded, contiguous, paged, mlx_lm, openai or "
+            "engine.name=nope: must be naive, padded, contiguous, paged, mlx_lm, openai or "
             "package.module:Class",
         ),
         (
             lambda: config.Workload(head_dim=24),
-            "workload.head_dim=24: allowed are multiples of 16 from 16 to 256",
+            "workload.head_dim=24: must be a multiple of 16 from 16 to 256",
         ),
         (
             lambda: config.Budget(policy=config.BudgetPolicy.vllm, fraction=0.0),
-            "engine.budget.fraction=0.0: allowed are above 0, at most 1, or null for 0.9",
+            "engine.budget.fraction=0.0: must be above 0 and at most 1, or null for 0.9",
         ),
         (
             lambda: config.Case("one", decode=-1),
-            "workload.cases: case 'one': decode=-1: allowed are 0 or more",
+            "workload.cases: case 'one': decode=-1: must be 0 or more",
         ),
         (
             lambda: config.Budget(fraction=0.5),
-            "engine.budget.fraction=0.5: engine.budget.policy=fixed does not read it; it is for "
-            "fraction, vllm, mistralrs; leave it null",
+            "engine.budget.fraction=0.5: engine.budget.policy=fixed does not read it (read by "
+            "fraction, vllm, mistralrs); leave it null",
         ),
         (
             lambda: config.Workload(cases=[config.Case("c", decode=1, context=1)]),
-            "workload.cases=[...]: workload.kind=requests does not read it; it is for kernel; "
+            "workload.cases=[...]: workload.kind=requests does not read it (read by kernel); "
             "leave it []",
         ),
         (

@@ -81,19 +81,25 @@ def test_check_reports_an_article_that_no_longer_agrees(write, study, capsys):
     ("placeholder", "says"),
     [
         ('tabel("study")', "no placeholder 'tabel' (did you mean 'table'?)"),
-        ('table("nowhere")', "nowhere: no such folder in the article's folder or above it"),
+        (
+            'table("nowhere")',
+            "nowhere: the article's folder and those above it have no such folder",
+        ),
         ('table("study", columns=["verdikt"])', "no column 'verdikt' (did you mean 'verdict'?)"),
         ('table("study", cell="seq")', "no cell 'seq'"),
         ('value("study", case="decode, 64 req")', "(did you mean 'decode, 64 reqs, ctx 128'?)"),
         (f'value("study", {FIRST}, arm="seqmap")', "no arm 'seqmap' (did you mean 'seq_map'?)"),
-        (f'value("study", {FIRST}, metric="us")', "no metric 'us'; there are: dispatch_us"),
+        (
+            f'value("study", {FIRST}, metric="us")',
+            "there is no metric 'us'; it must be one of: dispatch_us",
+        ),
         (f'value("study", {FIRST}, what="medain")', "(did you mean 'median'?)"),
         ('value("study", what="kernel.decod")', "no counter 'kernel.decod' (did you mean"),
         ('value("study", case="decode, 1,024 reqs, ctx 2,048")', "skipped: its KV pool needs"),
         ('sentence("study", "anser")', "no sentence 'anser' (did you mean 'answer'?)"),
         ('figure("study", "plots/roof.png")', "no figure 'plots/roof.png'"),
         ('value("study"', "value("),
-        ("value", "not a call of value()"),
+        ("value", "the placeholder must be one call of value()"),
         (f'value("study", {FIRST}).__class__', "value("),
         ('value("study", casse="x")', "casse"),
     ],
@@ -125,7 +131,7 @@ def test_a_failed_gate_and_a_missing_record_are_refused(write, study, capsys):
     assert "study: the gate identical failed: " in capsys.readouterr().err
     run.unlink()
     assert main([str(path), "--check"]) == 2
-    assert "study: not all of its blocks have run" in capsys.readouterr().err
+    assert "study: some blocks have not run" in capsys.readouterr().err
     run.write_text(original, encoding="utf-8")
     (study / "report.html").unlink()
     assert main([str(path)]) == 2

@@ -115,7 +115,7 @@ def experiment_with(row, **facts):
             r"rows\[0\]: has no metric; add metric",
         ),
         ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: no such opt"),
-        ("all", {}, r"rows\[0\]: must be a map, not 'all'$"),
+        ("all", {}, r"rows\[0\]: must be a map of keys and values, not 'all'$"),
         ({"case": "all"}, {"by": "me"}, r"^ablation\.published\.by: no such key"),
         (
             {"case": "all"},

@@ -36,13 +36,13 @@ def test_the_api_key_can_come_from_an_environment_variable(monkeypatch):
         (["model=tinny"], "model=tinny: no such model (did you mean 'tiny'?)"),
         (["server.prt=1"], "server.prt=1: no option 'prt' (did you mean 'port'?)"),
         (["+colour=red"], "colour: no such option"),
-        (["server.port=65536"], "server.port=65536: allowed are 0 to 65535"),
-        (["server.port=x"], "server.port=x: must be of type integer; allowed are 0 to 65535"),
-        (["server.timeout_s=0"], "server.timeout_s=0.0: allowed are above 0 (seconds)"),
-        (["server.api_key=' '"], "server.api_key: allowed are printable ASCII characters"),
+        (["server.port=65536"], "server.port=65536: must be 0 to 65535"),
+        (["server.port=x"], "server.port=x: must be an integer: 0 to 65535"),
+        (["server.timeout_s=0"], "server.timeout_s=0.0: must be above 0 (seconds)"),
+        (["server.api_key=' '"], "server.api_key: must be printable ASCII"),
         (["server.host=''"], "server.host: must be an address"),
         (["model=local"], "model=local: set model.path=PATH"),
-        (["engine.attention.resolver=identity"], "resolver=identity: it serves pure decode only"),
+        (["engine.attention.resolver=identity"], "resolver=identity: it handles decode only"),
         (["engine=openai"], "engine=openai: it forwards to another server"),
         (["shell=true", "server.port=1"], "server.port=1: shell=true starts no server"),
         (["--colour"], "unrecognized arguments: --colour; --help"),
@@ -72,7 +72,9 @@ def test_help_lists_every_option(capsys):
 
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(serve, "REQUIRED_PACKAGES", ("fastapi", "no_such_package"))
-    with pytest.raises(ConfigError, match=r"no_such_package not installed: pip install 'labkit"):
+    with pytest.raises(
+        ConfigError, match=r"not installed: no_such_package; run: pip install 'labkit"
+    ):
         serve.become_server(serve.compose([]))
 
 

@@ -67,7 +67,7 @@ def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_
         require(on_own_lines, f"{call}: a table or sentence needs a line of its own")
         return f"<!-- {{{{ {call} }}}} -->\n\n{rendered.text}\n\n<!-- end -->"
     require("'" not in call, f"{call}: write strings in double quotes")
-    require(not {"[", "]"} & {*rendered.text}, f"{call}: no brackets in a caption")
+    require(not {"[", "]"} & {*rendered.text}, f"{call}: a caption must not contain [ or ]")
     picture = "!" if rendered.picture else ""
     return f"{picture}[{rendered.text}]({rendered.target} '{{{{ {call} }}}}')"
 

@@ -85,7 +85,7 @@ class PlaceholderFunctions:
         except (TemplateError, TypeError) as error:
             raise ArticleError(f"{call}: {' '.join(str(error).split())}") from None
         if not isinstance(result, ArticleBlock | ArticleLink):
-            raise ArticleError(f"{call}: not a call of {name}()")
+            raise ArticleError(f"{call}: the placeholder must be one call of {name}()")
         return result
 
     def table(
@@ -113,7 +113,7 @@ class PlaceholderFunctions:
         report, _ = self._report(study, cell)
         text = SENTENCES[_one_of("sentence", what, SENTENCES)](report)
         if text is None:
-            raise ArticleError(f"{study}: it has no sentence {what!r}")
+            raise ArticleError(f"{study} has no sentence {what!r}")
         return ArticleBlock(text)
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
@@ -158,7 +158,7 @@ class PlaceholderFunctions:
         reports = {report.analysis.name: report for report in self._reports(folder, study)}
         if cell is None and len(reports) > 1:
             raise ArticleError(
-                f"{study} has several cells; give cell=, one of: {', '.join(reports)}"
+                f"{study} has several cells; cell= must be one of: {', '.join(reports)}"
             )
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
@@ -174,7 +174,7 @@ class PlaceholderFunctions:
         for folder in (self._folder, *self._folder.parents):
             if (folder / study).is_dir():
                 return folder / study
-        raise ArticleError(f"{study}: no such folder in the article's folder or above it")
+        raise ArticleError(f"{study}: the article's folder and those above it have no such folder")
 
     def _link(self, path: Path) -> str:
         return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
@@ -194,7 +194,10 @@ def _require_valid(report: CellReport, study: str) -> None:
     for name, gate in report.analysis.gates.items():
         why = "; ".join(map(str, gate.to_json()["reasons"][:1]))
         require(gate.status != "fail", f"{study}: the gate {name} failed: {why}")
-    require(report.analysis.data.complete, f"{study}: not all of its blocks have run")
+    require(
+        report.analysis.data.complete,
+        f"{study}: some blocks have not run; repeat the study's command",
+    )
 
 
 def _row(cell: Json, case: str, metric: str | None) -> tuple[int, Json]:
@@ -301,8 +304,8 @@ def _one_of(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     if name in names:
         return name
-    hint = did_you_mean(name, names) or f"; there are: {', '.join(names)}"
-    raise ArticleError(f"no {kind} {name!r}{hint}")
+    hint = did_you_mean(name, names) or f"; it must be one of: {', '.join(names)}"
+    raise ArticleError(f"there is no {kind} {name!r}{hint}")
 
 
 def _one_starting_with(kind: str, name: str, known: Iterable[str]) -> str:

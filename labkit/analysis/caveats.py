@@ -61,7 +61,7 @@ def caveats(analysis: CellAnalysis) -> list[str]:
 
 def _shortened(lines: Sequence[str]) -> list[str]:
     rest = len(lines) - MAX_SHOWN_REASONS
-    return [*lines[:MAX_SHOWN_REASONS], *([f"and {rest} more like these"] if rest > 0 else [])]
+    return [*lines[:MAX_SHOWN_REASONS], *([f"and {rest} more reasons"] if rest > 0 else [])]
 
 
 def _design(analysis: CellAnalysis) -> Iterator[str]:
@@ -99,8 +99,9 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
     margin = analysis.data.criteria.margin_pct
     if withheld:
         yield (
-            f"noise exceeds margin: the A/A control varies by more than ±{margin:g} % "
-            f"where {count_text(withheld, 'verdict')} {'is' if withheld == 1 else 'are'} withheld"
+            f"noise exceeds margin: {count_text(withheld, 'verdict')} "
+            f"{'is' if withheld == 1 else 'are'} withheld because the A/A control varies by more "
+            f"than ±{margin:g} %"
         )
     yield from _differing_control(analysis)
 
@@ -200,7 +201,7 @@ def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
             )
     removed = sorted({str(v) for r in records for v in r.notes.get("removed_environment", ())})
     if removed:
-        yield f"inherited variables were removed for all arms: {', '.join(removed)}"
+        yield f"inherited environment variables were removed for all arms: {', '.join(removed)}"
 
 
 def _busy(records: Sequence[Record]) -> Iterator[str]:
@@ -263,8 +264,9 @@ def _modes(analysis: CellAnalysis) -> Iterator[str]:
     tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
     least = min((p, where) for where, each in bimodal for p in each.fisher_p.values())
     rows = "" if len(bimodal) == 1 else f"in {len(bimodal)} rows, the widest "
-    smallest = "" if len(bimodal) == 1 else f"; the smallest of all rows {p_text(least[0])}"
+    smallest = "" if len(bimodal) == 1 else f"; smallest p of all rows: {p_text(least[0])}"
     yield (
-        f"two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; above the gap: {counts} "
+        f"the runs form two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; runs above the "
+        f"gap: {counts} "
         f"(Fisher's exact test against the baseline: {tests}{smallest}); no run was dropped"
     )

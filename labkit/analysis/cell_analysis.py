@@ -130,7 +130,7 @@ class CellData:
 
     @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
-        """The probe before each run's arm, by (block, position): mean log microseconds."""
+        """The probe's mean log time (us) before each run's arm started, by (block, position)."""
         return probe_values(self.records)
 
     @property
@@ -154,11 +154,13 @@ def read_data(cell_dir: Path) -> CellData:
         if key not in facts["design"]:
             raise RecordError(f"{cell_dir / 'cell.json'}: design has no {key}")
     if not arms or arms[0].role != "baseline":
-        raise RecordError(f"{cell_dir / 'arms'}: no baseline arm")
+        raise RecordError(f"{cell_dir / 'arms'} has no baseline arm")
     known = {arm.name for arm in arms}
     stray = next((r for r in records if r.arm not in known), None)
     if stray is not None:
-        raise RecordError(f"{cell_dir / 'runs' / stray.run}.json: no such arm in arms/")
+        raise RecordError(
+            f"{cell_dir / 'runs' / stray.run}.json: its arm {stray.arm!r} is not in arms/"
+        )
     return CellData(cell_dir, facts, tuple(arms), tuple(records))
 
 

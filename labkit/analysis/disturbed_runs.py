@@ -24,11 +24,11 @@ MAX_MEMORY_WAIT_SHARE = 0.05  # share of the run
 HOT_THERMAL_LEVEL = 2  # 0 nominal, 1 fair, 2 serious, 3 critical
 MIN_CLOCK_RATIO = 0.90  # times the study's median
 RULES = (
-    "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
-    "time, other processes used over half a core, processes waited for memory over 5 % of the "
-    "time or macOS reported pressure, its clock was below 0.9 times the study's median, or heat "
-    "slowed the CPU, each if the system reports it; memory, clock and heat are read while the arm "
-    "runs, which may cause them"
+    "the machine probe took over 1.1 times the study's median, the hypervisor took over 5 % of the "
+    "CPU time, other processes used over half a core, processes waited for memory over 5 % of the "
+    "time, macOS reported memory pressure, the clock was below 0.9 times the study's median, or "
+    "heat slowed the CPU (as far as the system reports these); memory, clock and heat are read "
+    "while the arm runs, so the arm may affect them"
 )
 
 
@@ -78,23 +78,25 @@ def _disturbances(
     """Yield a run's disturbances; the medians (us, MHz) are over the runs of the same host."""
     probe = probe_us(record)
     if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
-        yield Disturbance(f"probe {100 * (probe / median_probe - 1):.0f} % slow")
+        yield Disturbance(f"the probe was {100 * (probe / median_probe - 1):.0f} % slow")
     steal = steal_share(record)
     if steal is not None and steal > MAX_STEAL_SHARE:
-        yield Disturbance(f"{100 * steal:.0f} % stolen")
+        yield Disturbance(f"the hypervisor took {100 * steal:.0f} % of the CPU time")
     foreign = samples(record, "foreign_cores")
     if foreign and statistics.fmean(foreign) > MAX_FOREIGN_CORES:
-        yield Disturbance(f"{statistics.fmean(foreign):.1f} cores used by others")
+        yield Disturbance(f"other processes used {statistics.fmean(foreign):.1f} cores")
     wait = memory_wait_share(record)
     if wait is not None and wait > MAX_MEMORY_WAIT_SHARE:
-        yield Disturbance(f"memory waited for {100 * wait:.0f} % of the time", during_arm=True)
+        yield Disturbance(
+            f"processes waited for memory {100 * wait:.0f} % of the time", during_arm=True
+        )
     if max(samples(record, "memory_pressure_level"), default=0) > 1:
-        yield Disturbance("memory pressure", during_arm=True)
+        yield Disturbance("macOS reported memory pressure", during_arm=True)
     clock = clock_mhz(record)
     if clock is not None and median_clock is not None and clock < MIN_CLOCK_RATIO * median_clock:
-        yield Disturbance(f"clock at {clock:,.0f} MHz", during_arm=True)
+        yield Disturbance(f"the clock was at {clock:,.0f} MHz", during_arm=True)
     if throttled(record):
-        yield Disturbance("throttled", during_arm=True)
+        yield Disturbance("heat slowed the CPU", during_arm=True)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

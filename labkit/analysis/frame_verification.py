@@ -26,19 +26,19 @@ def frames_difference(
     """
     count = len(outputs["picks"])
     if len(outputs["asked"]) != count:
-        return f"{count} frames where {len(outputs['asked'])} were asked for"
+        return f"{count} frames were returned, but {len(outputs['asked'])} were requested"
     for pick, (requested, picked) in enumerate(
         zip(outputs["asked"], outputs["picks"], strict=True)
     ):
         if requested != picked:
-            return f"pick {pick} is frame {picked} where frame {requested} was asked for"
+            return f"pick {pick} is frame {picked}, but frame {requested} was requested"
     pairs = zip(outputs["pixels"], outputs["decoder"], strict=True)
     wrong = [pick for pick, (pixels, decoder) in enumerate(pairs) if pixels != decoder]
     if wrong:
         place = outputs["picks"][wrong[0]]
         return (
-            f"pick {wrong[0]} says frame {place} and has other pixels than the decoder gives "
-            f"there ({len(wrong)} of {count} picks)"
+            f"the pixels of pick {wrong[0]} are not those that the decoder returns for frame "
+            f"{place} ({len(wrong)} of {count} picks)"
         )
     if reference is None or not (all_alike or (outputs["wished"] and reference["wished"])):
         return None
@@ -49,7 +49,7 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
     if outputs["digest"] == reference["digest"]:
         return None
     if len(outputs["picks"]) != len(reference["picks"]):
-        return f"{len(outputs['picks'])} frames and {len(reference['picks'])} frames"
+        return f"{len(outputs['picks'])} frames, but {len(reference['picks'])} in the baseline"
     pairs = zip(
         zip(outputs["picks"], outputs["pixels"], strict=True),
         zip(reference["picks"], reference["pixels"], strict=True),
@@ -58,7 +58,7 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
     first = next((pick for pick, (a, b) in enumerate(pairs) if a != b), None)
     if first is None:
         return "digests differ, but no frame's does"
-    return f"first at pick {first}, frame {outputs['picks'][first]}: other pixels"
+    return f"the pixels first differ at pick {first}, frame {outputs['picks'][first]}"
 
 
 def verified_shares(outputs: Outputs) -> dict[str, float]:

@@ -45,17 +45,25 @@ class AttainedRates:
         """Yield a message for each rate that is impossible, so that its counter must be wrong."""
         if self.hits is not None and self.attainable_hits is not None:
             if self.unshared and self.hits > 0:
-                yield f"{self.arm}: {self.hits:.1%} of its prompts hit, but prompts share none"
+                yield (
+                    f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
+                    "no two prompts share a prefix"
+                )
             elif self.hits > self.attainable_hits:
                 yield (
-                    f"{self.arm}: {self.hits:.1%} of its prompts hit, but they share only "
-                    f"{self.attainable_hits:.1%}"
+                    f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
+                    f"only {self.attainable_hits:.1%} are shared"
                 )
         if self.equal_lengths and (self.padded or 0.0) > 0:
-            share = f"{self.padded:.1%}"
-            yield f"{self.arm}: {share} of its rows are padding, but all requests have one length"
+            yield (
+                f"{self.arm}: {self.padded:.1%} of its rows are padding, but all requests have the "
+                "same length"
+            )
         if self.random and (self.accepted or 0.0) > MAX_CHANCE_ACCEPTANCE:
-            yield f"{self.arm}: {self.accepted:.1%} of its drafts are accepted, but they are random"
+            yield (
+                f"{self.arm}: {self.accepted:.1%} of its draft tokens are accepted, but they are "
+                "random"
+            )
 
 
 def hit_and_acceptance_rates(

@@ -233,7 +233,7 @@ def _check_rounds(row: MetricRow) -> None:
         for v in values:
             if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
                 raise RecordError(
-                    f"{v.file}: {row.case!r} has {len(v.repeats)} repeats of {row.metric} where "
+                    f"{v.file}: {row.case!r} has {len(v.repeats)} repeats of {row.metric}, but "
                     f"{row.paired_baseline}, in the same process, has {rounds[v.block]}"
                 )
 
@@ -289,7 +289,7 @@ def summary(values: Sequence[RunValue]) -> dict[str, Any]:
 
 
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
-    """Return the machine probe's result before each run's arm, by (block, position).
+    """Return the result of the probe that ran before each run's arm, by (block, position).
 
     It is the mean over the probe's kernels of the log time in microseconds. Runs without a probe
     are left out.

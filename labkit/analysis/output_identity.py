@@ -89,8 +89,8 @@ def compare_outputs(
     if reference is None:
         return IdentityReport(None, (), ())
     # A case that only other runs of the baseline have is expected to have no outputs.
-    cases = (c.case for r in records if r.ok and r.arm == arms[0] for c in r.cases)
-    expected = {name: CaseRecord(name) for name in cases} | {c.case: c for c in reference.cases}
+    names = (c.case for r in records if r.ok and r.arm == arms[0] for c in r.cases)
+    expected = {name: CaseRecord(name) for name in names} | {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[OutputDifference] = []
     # Results by pair of digests, because many runs differ from the reference in the same way.
@@ -100,17 +100,17 @@ def compare_outputs(
     for record in records:
         if not record.ok or record.arm not in arms:
             continue
-        theirs_by_case = {c.case: c for c in record.cases}
+        cases = {c.case: c for c in record.cases}
         worst = shares.setdefault(record.arm, {})
-        for name, case in expected.items():
-            other = theirs_by_case.get(name)
-            where = _difference(case, other, values, known, claim == "bitwise")
+        for name, reference_case in expected.items():
+            case = cases.get(name)
+            where = _difference(reference_case, case, values, known, claim == "bitwise")
             if where is None:
                 continue
             differences.append(OutputDifference(record.arm, record.run, name, where))
-            if case.outputs is not None:
-                theirs = other.outputs if other is not None else None
-                for output, share in _shares(case.outputs, theirs).items():
+            if reference_case.outputs is not None:
+                outputs = case.outputs if case is not None else None
+                for output, share in _shares(reference_case.outputs, outputs).items():
                     worst[name, output] = min(share, worst.get((name, output), 1.0))
     agreement = tuple(_agreement(arm, shares[arm], total) for arm in arms if arm in shares)
     return IdentityReport(reference.run, tuple(differences), agreement)
@@ -129,23 +129,26 @@ def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> 
 
 
 def _difference(
-    mine: CaseRecord,
-    other: CaseRecord | None,
+    reference: CaseRecord,
+    case: CaseRecord | None,
     values: StoredValues,
     known: dict[tuple[str, str], str | None],
     bitwise: bool,
 ) -> str | None:
-    """Return a phrase on how a case's outputs differ from the reference's, or None if equal."""
-    theirs = None if other is None else other.outputs
-    if theirs is not None and theirs["kind"] == "frames":
-        return frame_verification.frames_difference(mine.outputs, theirs, bitwise)
-    if mine.skipped is not None or (mine.outputs is None and theirs is None):
+    """Return a phrase on how the outputs of ``case`` differ from those of ``reference``, or None.
+
+    None if they are equal. ``case`` is None if the run did not run it.
+    """
+    outputs = None if case is None else case.outputs
+    if outputs is not None and outputs["kind"] == "frames":
+        return frame_verification.frames_difference(reference.outputs, outputs, bitwise)
+    if reference.skipped is not None or (reference.outputs is None and outputs is None):
         return None
-    if mine.outputs is not None and mine.outputs["kind"] == "frames":
+    if reference.outputs is not None and reference.outputs["kind"] == "frames":
         return None  # the request failed: it is counted as failed, and has no frames
-    if other is None or other.skipped is not None:
+    if case is None or case.skipped is not None:
         return "the case was not run"
-    a, b = mine.outputs, other.outputs
+    a, b = reference.outputs, case.outputs
     if a is None or b is None:
         return "no outputs were recorded"
     if a["digest"] == b["digest"]:
@@ -165,7 +168,7 @@ def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
         return token_difference(a, b)
     if kinds <= {"tokens", "text"}:
         return text_difference(a, b)
-    return f"{a['kind']} and {b['kind']} outputs"
+    return f"the kinds of output differ: {a['kind']} and {b['kind']}"
 
 
 def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:

@@ -3,8 +3,8 @@
 The rules for choosing them were fixed here before any data were seen:
 
 - probe-adjusted: if the metric correlates with the machine probe within blocks (0.5 or more in
-  size, computed without knowing which arm a run belongs to), a regression removes the part of the
-  metric that follows the probe;
+  size, computed without knowing which arm a run belongs to), the probe is regressed out of the
+  metric;
 - undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``. Some
   rules use readings taken while the arm ran, which a note beside the numbers says;
 - stalls: included if the verdict's numbers exclude them, and excluded if those include them

@@ -11,11 +11,20 @@ from labkit.records import Record
 
 Json = Mapping[str, Any]
 COUNTS = {"tokens.usage": "usage", "tokens.tokenizer": "tokenizer", "tokens.stream": "stream"}
+COUNT_TEXTS = {
+    "usage": "in the server's usage",
+    "tokenizer": "counted by the tokenizer",
+    "stream": "in the stream",
+}
 # The client's times that engine.server.most_late_ms limits: path in its notes, statistic, text.
 BOUNDED_TIMES = (
     ("lag_ms", "p99", "its event loop woke {} ms late (99th percentile)"),
-    ("late_ms", "p99", "its sends were {} ms late (99th percentile)"),
-    ("floor.ttft_ms", "p50", "its own part of TTFT is {} ms by a null server (median)"),
+    ("late_ms", "p99", "it sent requests {} ms late (99th percentile)"),
+    (
+        "floor.ttft_ms",
+        "p50",
+        "its own part of TTFT, measured with a null server, is {} ms (median)",
+    ),
     ("floor.chunk_ms", "p99", "it saw a null server's chunks {} ms late (99th percentile)"),
 )
 
@@ -28,7 +37,7 @@ def server_and_client(record: Record) -> tuple[Json, Json] | None:
 
 
 def lateness_errors(record: Record) -> Iterator[str]:
-    """Yield an error for each time of the client above ``engine.server.most_late_ms``."""
+    """Yield an error for each of the client's delays above ``engine.server.most_late_ms``."""
     notes = server_and_client(record)
     if notes is None:
         return
@@ -41,14 +50,14 @@ def lateness_errors(record: Record) -> Iterator[str]:
     for case in record.cases:
         late_ms = (case.notes.get("traffic", {}).get("late_ms") or {}).get("p99")
         if late_ms is not None and late_ms > max_late_ms:
-            arrivals = "its arrivals were sent {} ms late (99th percentile)"
+            arrivals = "it sent arrivals {} ms late (99th percentile)"
             yield _bottleneck_text(arrivals, late_ms, max_late_ms)
 
 
 def _bottleneck_text(description: str, value: float, max_late_ms: float) -> str:
     lateness = description.format(f"{value:.1f}")
     return (
-        f"the client is the bottleneck: {lateness}; allowed are {max_late_ms:g} "
+        f"the client is the bottleneck: {lateness}; the limit is {max_late_ms:g} ms "
         "(engine.server.most_late_ms)"
     )
 
@@ -103,9 +112,10 @@ class ServerArm:
         server = self.server
         if server["kept"] is not None:
             yield (
-                f"{self.arm}: its server ran before this run and stays up ({server['kept']}); its "
-                "earlier work, for other arms too, affects its numbers; every run has the same "
-                f"prompts, so its prefix cache may hold those of the run before ({self._cached()})"
+                f"{self.arm}: its server ran before this run and stays up ({server['kept']}), so "
+                "earlier work, also for other arms, affects the numbers; every run has the same "
+                "prompts, so the server's prefix cache may hold those of the previous run "
+                f"({self._cached()})"
             )
         if not server["run_here"]:
             yield (
@@ -122,7 +132,11 @@ class ServerArm:
 
     def _cached(self) -> str:
         cached = self.counter("tokens.cached")
-        return "it does not report cached tokens" if cached is None else f"{cached:,.0f} tokens hit"
+        return (
+            "the server does not report cached tokens"
+            if cached is None
+            else f"{cached:,.0f} tokens hit"
+        )
 
     def _counts(self) -> Iterator[str]:
         server = self.server
@@ -132,8 +146,8 @@ class ServerArm:
             first = next(iter(server["disagree"]), None)
             where = f"; request {first['id']}: {_join_counts(first)}" if first is not None else ""
             yield (
-                f"{self.arm}: its output tokens are {_join_counts(counts)}{where}; "
-                f"counted by {server['counted_by']}"
+                f"{self.arm}: its output tokens: {_join_counts(counts)}{where}; "
+                f"the metrics use those of the {server['counted_by']}"
             )
         for name, what in (("stream.refusals", "refusals"), ("stream.tool_calls", "tool calls")):
             if self.counter(name):
@@ -153,8 +167,9 @@ class ServerArm:
         max_shared_tokens = sharing["shared_tokens"] + self._requests() * sharing["block_size"]
         if cached > max_shared_tokens:
             yield (
-                f"{self.arm}: the server hit {cached:,.0f} prompt tokens in its cache, but the "
-                f"prompts share only {sharing['shared_tokens']:,}: it had them from before"
+                f"{self.arm}: {cached:,.0f} prompt tokens hit the server's cache, but the prompts "
+                f"share only {sharing['shared_tokens']:,}, "
+                f"so the cache held tokens from before the run"
             )
 
     def _requests(self) -> float:
@@ -181,9 +196,8 @@ def caveats(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _join_counts(counts: Mapping[str, float | None]) -> str:
-    """Return the counts of the three sources: ``52 by the usage, 141 by the tokenizer and ...``."""
-    parts = [
-        f"{counts[name]:,.0f} by the {name}" if counts.get(name) is not None else f"no {name}"
-        for name in COUNTS.values()
-    ]
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+    """Return the counts of the three sources: ``52 in the server's usage, 141 counted by ...``."""
+    return ", ".join(
+        f"{'none' if (count := counts.get(name)) is None else f'{count:,.0f}'} {text}"
+        for name, text in COUNT_TEXTS.items()
+    )

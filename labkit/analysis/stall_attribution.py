@@ -100,12 +100,12 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
     base, *tested = (arm.name for arm in arms if arm.role != "control")
     if min_p(len(blocks), 1) > UNCLEAR_ALPHA:
         return StallAttribution(
-            pct, kept_reason="so few processes cannot tell them from an arm's own work"
+            pct, kept_reason="with so few processes, they cannot be told from an arm's own work"
         )
     p = {name: signed_rank_p(stalled[base], stalled[name]) for name in tested}
     reasons = {
-        name: f"{name} differs from {base} in them (p = {p_text(p[name])}), "
-        "so they may be its own work"
+        name: f"those of {name} differ from those of {base} (p = {p_text(p[name])}) and may be "
+        "its own work"
         for name in tested
         if p[name] <= UNCLEAR_ALPHA
     }

@@ -96,7 +96,7 @@ def cell_dirs(study_dir: Path) -> list[Path]:
         return [study_dir]
     cells = sorted(path for path in study_dir.iterdir() if is_cell(path))
     if not cells:
-        raise RecordError(f"{study_dir}: no cell in it (a folder with arms/ and runs/)")
+        raise RecordError(f"{study_dir} has no cell (a folder with arms/ and runs/)")
     return cells
 
 

@@ -140,7 +140,9 @@ def compare_studies(
     pairs = [_cell_pair(old_cell, new_cell, margin_pct) for old_cell, new_cell in cells]
     for pair in pairs:
         if pair.shift_pct is None:
-            caveats.append(f"{pair.name}: no probe; a change of the machine would go undetected")
+            caveats.append(
+                f"{pair.name}: the probe is missing, so a change of the machine would go undetected"
+            )
         elif _machine_changed(pair):
             caveats.append(f"{pair.name}: {_machine_change_text(pair)}")
         caveats += _unshared_rows(pair)
@@ -201,18 +203,18 @@ def _method_notes(
     names = list(dict.fromkeys(pair.old.data.baseline for pair in pairs))
     if not family:
         yield (
-            "Nothing can be compared: the studies have no arm beside the baseline, and runs of "
-            "different hours differ by what the machine did. Make the two versions arms of one "
-            "study."
+            "Nothing can be compared: the studies have no arm besides the baseline, and the "
+            "machine itself changes from hour to hour. Make the two versions arms of one study."
         )
         return
     draws = {item.change.count for item in family if item.change and not item.change.exact}
-    how = f"Monte Carlo, {max(draws):,} draws" if draws else "all of them"
+    how = f"Monte Carlo, {max(draws):,} draws" if draws else "all relabellings"
     yield (
-        f"Change: of each arm's difference from {' or '.join(names)}, from old to new (difference "
-        "in differences; what slows a whole study cancels). p: both studies relabelled within "
-        f"their blocks ({how}), adjusted over {count_text(len(family), 'row')} and arms (Holm); "
-        "the interval is at the level at which its row was tested."
+        f"Change: how each arm's difference from {' or '.join(names)} changed from old to new "
+        "(difference in differences; what slows a whole study cancels). p: permutation test that "
+        f"relabels both studies within their blocks ({how}), adjusted over "
+        f"{count_text(len(family), 'row')} and arms (Holm); each interval has the level at which "
+        "its row was tested."
     )
     if controls:
         worst = max(controls, key=lambda item: abs(_estimate(item)))
@@ -295,9 +297,11 @@ def _judge(
     if causes:
         return Verdict("invalid", "; ".join(causes))
     if item.role == "baseline":
-        return Verdict(NOT_COMPARABLE, "there is nothing to compare it with")
+        return Verdict(NOT_COMPARABLE, "the baseline has nothing to be compared with")
     if comparison is None:
-        return Verdict(NOT_COMPARABLE, "no complete block with values above 0 in both studies")
+        return Verdict(
+            NOT_COMPARABLE, "the studies do not both have a complete block with values above 0"
+        )
     verdict = judge(comparison, item.old.better, pair.criteria, causes, control)
     if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
         return Verdict("inconclusive", _machine_change_text(pair))
@@ -341,7 +345,7 @@ def _machine_changed(pair: _CellPair) -> bool:
 
 def _machine_change_text(pair: _CellPair) -> str:
     return (
-        f"the machine itself changed: its arm-blind probe takes "
+        f"the machine itself changed: the time of its arm-blind probe changed by "
         f"{signed_text(pair.shift_pct or 0.0)} % "
         f"(margin ±{pair.criteria.margin_pct:g} %); "
         "a smaller change of an arm is neither claimed nor ruled out"
@@ -357,8 +361,8 @@ def _shared_cells(
     shared = [name for name in before if name in after]
     if not shared:
         raise StudiesNotComparable("the studies have no cell in common")
-    alone = [f"{name}: only in {STUDY_NAMES[0]}" for name in before if name not in after]
-    alone += [f"{name}: only in {STUDY_NAMES[1]}" for name in after if name not in before]
+    alone = [f"{name} is only in {STUDY_NAMES[0]}" for name in before if name not in after]
+    alone += [f"{name} is only in {STUDY_NAMES[1]}" for name in after if name not in before]
     return [(before[name], after[name]) for name in shared], alone
 
 
@@ -374,8 +378,8 @@ def _refuse_machine(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
         field = machine_difference(old, new)
         if field is not None:
             raise StudiesNotComparable(
-                f"{old_cell.name}: the studies ran on different kinds of machines: {field} is "
-                f"{old.get(field)} and {new.get(field)}"
+                f"{old_cell.name}: the studies ran on different kinds of machines: {field} was "
+                f"{old.get(field)}, now {new.get(field)}"
             )
 
 
@@ -383,16 +387,21 @@ def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
     kinds = [analysis.data.design.get("isolation", "process") for analysis in (old_cell, new_cell)]
     if kinds[0] != kinds[1]:
         raise StudiesNotComparable(
-            f"{old_cell.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}"
+            f"{old_cell.name}: the studies have different designs: design.isolation was "
+            f"{kinds[0]}, now {kinds[1]}"
         )
     arms = [{a.name: a for a in analysis.data.arms} for analysis in (old_cell, new_cell)]
     if set(arms[0]) != set(arms[1]):
         alone = ", ".join(sorted(set(arms[0]) ^ set(arms[1])))
-        raise StudiesNotComparable(f"{old_cell.name}: other arms: {alone} only in one study")
+        raise StudiesNotComparable(
+            f"{old_cell.name}: the studies have different arms: only one of them has {alone}"
+        )
     for name in arms[0]:
         difference = _difference(arms[0][name].config, arms[1][name].config)
         if difference is not None:
-            raise StudiesNotComparable(f"{old_cell.name}: other configs: arm {name}: {difference}")
+            raise StudiesNotComparable(
+                f"{old_cell.name}: the configs of arm {name} differ: {difference}"
+            )
 
 
 def _difference(old: Any, new: Any, where: str = "") -> str | None:
@@ -424,7 +433,7 @@ def _unshared_rows(pair: _CellPair) -> Iterator[str]:
     )
     for name, rows, other_rows in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
         unshared = (case for row, case in rows.items() if row not in other_rows)
-        yield from (f"{pair.name}: {case}: only in {name}" for case in unshared)
+        yield from (f"{pair.name}: {case} is only in {name}" for case in unshared)
 
 
 def _shared_rows(pair: _CellPair) -> Iterator[_ArmPair]:

@@ -66,7 +66,7 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
                 lines.append(f"{name} 1 {numbers}")
     if not units:
-        raise FormatError("no run has a metric; benchstat has nothing to read")
+        raise FormatError("--format benchstat needs a metric, and no run of this study has one")
     head = [f"Unit {name} better={better}" for name, better in units.items()]
     return "\n".join([*head, *lines]) + "\n"
 
@@ -91,7 +91,9 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
                     values = [x * scale for x in metric.repeats]
                     runs.append({"metadata": {"date": _date(record)}, "values": values})
     if not runs_by_name:
-        raise FormatError("pyperf needs time metrics (us, ms or s), and this study has none")
+        raise FormatError(
+            "--format pyperf needs time metrics (us, ms or s), and this study has none"
+        )
     benchmarks = [
         {"metadata": {"name": name, "unit": "second", "loops": 1}, "runs": runs}
         for name, runs in runs_by_name.items()
@@ -124,7 +126,9 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
     """
     runs = [run for analysis in analyses for run in _vllm_runs(analysis.data)]
     if not runs:
-        raise FormatError("vllm needs a request workload with its requests' times recorded")
+        raise FormatError(
+            "--format vllm needs a request workload with recorded times, and this study has none"
+        )
     return json.dumps(runs, indent=1) + "\n"
 
 
@@ -226,11 +230,13 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
                     entries.append(_github_entry(analysis, cell, row, arm, len(analyses) > 1))
     if len(directions) > 1:
         raise FormatError(
-            "github needs one direction, and this study has metrics where smaller and where "
-            "bigger is better; give the folder of one cell"
+            "--format github needs metrics of one direction, but in this study smaller is better "
+            "for some and bigger for others; give the folder of one cell"
         )
     if not entries:
-        raise FormatError("no run has a primary metric; github has nothing to read")
+        raise FormatError(
+            "--format github needs a primary metric, and no run of this study has one"
+        )
     return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
 
 

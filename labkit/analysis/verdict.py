@@ -85,7 +85,7 @@ def judge(
     if causes:
         return Verdict("invalid", "; ".join(causes))
     if comparison.effect_pct is None:
-        return Verdict("inconclusive", "no complete block with values above 0")
+        return Verdict("inconclusive", "there is no complete block with values above 0")
     needed = min_blocks_to_claim(criteria.runs)
     if comparison.blocks < needed:
         blocks = count_text(comparison.blocks, "block")

@@ -32,8 +32,8 @@ class Isolation(Enum):
 class PlannedLook(Group, place="design.looks"):
     """A predeclared interim look at the results."""
 
-    blocks: int = option(0, "Number of blocks after which it happens.")
-    alpha: float = option(0.0, "Part of design.alpha that it spends.")
+    blocks: int = option(0, "Number of blocks after which the look happens.")
+    alpha: float = option(0.0, "Part of design.alpha that the look spends.")
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Design(Group, place="design"):
     blocks: int = option(
         4,
         "Blocks: random permutations of runs with every arm equally often. A resumed study may "
-        "have more; after results were shown only up to the next look, or the study becomes "
-        "exploratory and claims nothing (docs/statistics.md).",
+        "have more blocks, but once results have been shown, blocks beyond the next look make it "
+        "exploratory: it then claims nothing (docs/statistics.md).",
         ge=1,
         le=1000,
         unit="blocks",
@@ -112,7 +112,8 @@ class Design(Group, place="design"):
         look_blocks = [look.blocks for look in self.looks]
         require(
             look_blocks[0] >= 1 and look_blocks == sorted(set(look_blocks)),
-            f"design.looks: blocks {look_blocks} must be above 0 and increase from look to look",
+            f"design.looks: the blocks ({', '.join(map(str, look_blocks))}) must be above 0 and "
+            "increase from look to look",
         )
         spent = sum(look.alpha for look in self.all_looks)
         require(

@@ -10,7 +10,7 @@ from labkit.config.budget import Budget, BudgetPolicy
 from labkit.config.kv_cache import KV, KVLayout, Precision
 from labkit.config.mlx_variables import Mlx
 from labkit.config.openai_server import OpenAIServer
-from labkit.config.option import Group, is_class_path, option, require
+from labkit.config.option import Group, is_class_path, option, override_text, require
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
 from labkit.config.speculation import SPECULATION, Drafts, Speculation
 from labkit.config.tensor_parallel import TensorParallel
@@ -250,28 +250,28 @@ class Engine(Group, place="engine"):
     def _check_blockless(self, layout: KVLayout) -> None:
         """Refuse options that need KV blocks."""
         rules = {
-            "prefix_cache": (self.prefix_cache, "prefix sharing needs KV blocks; leave none"),
-            "decode_shape": (self.decode_shape, "padding rows need a null KV block; leave exact"),
-            "speculation": (self.speculation, "verifying drafts needs KV blocks; leave none"),
+            "prefix_cache": (self.prefix_cache, "has no KV blocks to share; leave none"),
+            "decode_shape": (self.decode_shape, "has no null block for padding rows; leave exact"),
+            "speculation": (self.speculation, "has no KV blocks to verify drafts in; leave none"),
             "scheduler.reservation": (
                 self.scheduler.reservation,
-                "a request's memory is reserved in full; leave full",
+                "reserves a request's memory in full; leave full",
             ),
-            "pipeline": (self.pipeline, "the KV cache is reallocated between steps; leave sync"),
+            "pipeline": (self.pipeline, "reallocates the KV cache between steps; leave sync"),
         }
         defaults = ("none", "exact", "full", "sync")
         for key, (choice, reason) in rules.items():
             require(
                 choice.value in defaults,
-                f"engine.{key}={choice.value}: engine.kv.layout={layout.value}: {reason}",
+                f"engine.{key}={choice.value}: engine.kv.layout={layout.value} {reason}",
             )
 
     def _check_invariance(self) -> None:
         where, attention = "engine.batch_invariant=true", self.attention
         require(
             attention.split_kv == "off",
-            f"{where}: engine.attention.split_kv={attention.split_kv} sums over keys in another "
-            "order in decode-only steps; set off",
+            f"{where}: engine.attention.split_kv={attention.split_kv} sums over the keys in "
+            "another order in decode-only steps; set off",
         )
         require(
             attention.backend in ("fused", "reference") or self.blas is Blas.stock,
@@ -289,8 +289,8 @@ class Engine(Group, place="engine"):
         chunk, size = self.scheduler.chunk, self.kv.block_size
         require(
             chunk is not None and chunk % size == 0,
-            f"engine.prefix_align=chunk: set engine.scheduler.chunk (now {chunk}) to a multiple of "
-            f"engine.kv.block_size={size}",
+            f"engine.prefix_align=chunk: set engine.scheduler.chunk (now {override_text(chunk)}) "
+            f"to a multiple of engine.kv.block_size={size}",
         )
         require(
             self.scheduler.chunk_policy is ChunkPolicy.static,

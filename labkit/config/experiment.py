@@ -44,7 +44,8 @@ class Claims(Group, place="ablation.claims"):
         meaning="Counters that must be above 0 in an arm: {arm: [counter]} (docs/counters.md).",
     )
     all_served: bool = option(
-        False, "Every request must be served; if not claimed, refused and failed ones are counted."
+        False,
+        "Claim that every request is served; without it, refused and failed requests are counted.",
     )
 
 
@@ -76,7 +77,7 @@ class Ablation(Group, place="ablation"):
         for arm, overrides in self.arms.items():
             require(
                 bool(arm) and all(c.isalnum() or c in "_-." for c in arm) and arm[0] not in ".-",
-                f"ablation.arms: {arm!r} is not a name (letters, digits, '_', '-', '.')",
+                f"ablation.arms: {arm!r} is not a valid name (letters, digits, '_', '-', '.')",
             )
             require(
                 arm.lower() not in YAML_KEYWORDS,
@@ -160,7 +161,7 @@ class Experiment(Group):
         else:
             require(
                 self.engine.attention.resolver != "identity",
-                "engine.attention.resolver=identity: it serves pure decode only, and requests of "
+                "engine.attention.resolver=identity: it handles decode only, and requests of "
                 f"workload={self.workload.name} begin with a prefill; set another resolver",
             )
             self._check_memory()
@@ -193,7 +194,7 @@ class Experiment(Group):
     def _check_scales(self) -> None:
         choices = [scale.value for scale in Scale]
         for name, overrides in self.scales.items():
-            require(name in choices, f"scales.{name}: allowed are {', '.join(choices)}")
+            require(name in choices, f"scales.{name}: must be one of: {', '.join(choices)}")
             require(
                 isinstance(overrides, dict),
                 f"scales.{name}: must be a map {{option: value}}, not {overrides!r}",

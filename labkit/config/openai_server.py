@@ -190,7 +190,7 @@ class OpenAIServer(Group, place="engine.server"):
             unknown = next((name for name in names if name not in PLACEHOLDERS), None)
             require(
                 unknown is None,
-                f"engine.server.command: {{{unknown}}} is not a placeholder; allowed are "
+                f"engine.server.command: {{{unknown}}} is not a placeholder; the placeholders are "
                 f"{', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
             )
             require(
@@ -222,7 +222,7 @@ class OpenAIServer(Group, place="engine.server"):
         """Raise ``ConfigError`` if labkit can neither start nor reach the server."""
         require(
             self.url is not None or bool(self.command or self.server_preset.command),
-            f"engine.server.preset={self.preset}: it has no start command; start the server "
+            f"engine.server.preset={self.preset} has no start command; start the server "
             "and set engine.server.url=http://..., or set engine.server.command",
         )
 

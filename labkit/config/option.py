@@ -124,9 +124,9 @@ class Option:
     def range(self) -> str:
         """The range as a phrase, such as ``1 to 1024``; empty if there is none."""
         if self.multiple_of is not None:
-            return f"multiples of {self.multiple_of} from {self.ge} to {self.le}"
+            return f"a multiple of {self.multiple_of} from {self.ge} to {self.le}"
         if self.gt is not None:
-            return f"above {self.gt}" + (f", at most {self.le}" if self.le else "")
+            return f"above {self.gt}" + (f" and at most {self.le}" if self.le else "")
         if self.ge is not None:
             return f"{self.ge} to {self.le}" if self.le else f"{self.ge} or more"
         return ""
@@ -135,8 +135,7 @@ class Option:
     def allowed(self) -> str:
         """The allowed values as a phrase: ``1 to 1024 (threads), or null for all cores``."""
         *rest, last = [*map(str, self.choices), *([CLASS_PATH] if self.class_path else [])] or [""]
-        joined = "or" if self.class_path else "and"
-        phrase = f"{', '.join(rest)} {joined} {last}" if rest else last
+        phrase = f"{', '.join(rest)} or {last}" if rest else last
         if self.range:
             phrase = (
                 f"{', '.join(map(str, self.choices))} or {self.range}" if phrase else self.range
@@ -178,7 +177,7 @@ class Group:
         """Check every option's value, and refuse options that are set but not read."""
         for name, spec, value in self.options():
             where = f"{self.key(name)}={override_text(value)}"
-            require(spec.accepts(value), f"{where}: allowed are {spec.allowed}")
+            require(spec.accepts(value), f"{where}: must be {spec.allowed}")
         for key in dict.fromkeys(spec.read_by.key for _, spec, _ in self.options() if spec.read_by):
             place, _, name = key.rpartition(".")
             if place == self.place:
@@ -192,7 +191,7 @@ class Group:
         """Refuse set options that are not read if the option ``key`` is ``choice``."""
         for name, spec, _ in self.options():
             if spec.read_by is not None and spec.read_by.key == key and choice not in spec.read_by:
-                why = f"{key}={override_text(choice)} does not read it; it is for {spec.read_by}"
+                why = f"{key}={override_text(choice)} does not read it (read by {spec.read_by})"
                 self.require_default(name, why)
 
     def require_default(self, name: str, why: str) -> None:

@@ -73,7 +73,7 @@ class Lengths(Group):
         if self.kind is LengthKind.listed:
             require(bool(self.values), "values=[]: kind=listed needs at least one length")
         for value in self.values:
-            allowed = f"allowed are 1 to {MAX_LENGTH_TOKENS} (tokens)"
+            allowed = f"must be 1 to {MAX_LENGTH_TOKENS} (tokens)"
             require(1 <= value <= MAX_LENGTH_TOKENS, f"values: {value}: {allowed}")
 
     @property
@@ -123,10 +123,10 @@ class ListedRequest(Group):
         name = "prompt" if self.messages is None else "messages"
         require(
             1 <= len(text) <= MAX_PROMPT_CHARACTERS,
-            f"{name}: {len(text)} characters; allowed are 1 to {MAX_PROMPT_CHARACTERS}",
+            f"{name} has {len(text)} characters; it must have 1 to {MAX_PROMPT_CHARACTERS}",
         )
         half = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
-        require(half is None, f"{name}: not valid Unicode (lone surrogate)")
+        require(half is None, f"{name} is not valid Unicode (lone surrogate)")
 
 
 SOURCE = "workload.prompts.source"
@@ -198,11 +198,12 @@ class Prompts(Group, place="workload.prompts"):
         )
         require(
             self.source in SYNTHETIC or self.input == Lengths(),
-            f"workload.prompts.input: {source} does not read it; it is for {SYNTHETIC}",
+            f"workload.prompts.input: {source} does not read it (read by {SYNTHETIC})",
         )
         require(
             self.source in ("synthetic", "listed", "file") or self.output == Lengths(),
-            f"workload.prompts.output: {source} does not read it; its requests have output lengths",
+            f"workload.prompts.output: {source} does not read it, because its requests "
+            "have output lengths of their own",
         )
         require(
             self.requests % self.turns == 0,

@@ -84,7 +84,7 @@ class Scheduler(Group, place="engine.scheduler"):
     )
     prefill_floor: int | None = option(
         None,
-        "Prompt tokens that fit into a step however many requests decode, if need be beyond "
+        "Prompt tokens for which every step has room, however many requests decode, even beyond "
         "max_num_batched_tokens.",
         ge=1,
         unit="tokens",
@@ -113,7 +113,7 @@ class Scheduler(Group, place="engine.scheduler"):
         )
         require(
             self.chunk is None or self.chunk <= self.max_num_batched_tokens,
-            f"engine.scheduler.chunk={self.chunk}: allowed are 1 to "
+            f"engine.scheduler.chunk={self.chunk}: must be 1 to "
             f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}, or null",
         )
         require(
@@ -147,8 +147,8 @@ class Scheduler(Group, place="engine.scheduler"):
         limit = min(self.prefill_cap or self.max_num_batched_tokens, self.max_num_batched_tokens)
         require(
             floor <= limit,
-            f"{where}: must be at most engine.scheduler.max_num_batched_tokens and prefill_cap: "
-            f"{limit}",
+            f"{where}: must be at most {limit}, the smaller of "
+            "engine.scheduler.max_num_batched_tokens and engine.scheduler.prefill_cap",
         )
 
     def _check_shrinking(self) -> None:

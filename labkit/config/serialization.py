@@ -61,7 +61,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
             return kind(data)
         except ValueError:
             choices = ", ".join(str(item.value) for item in kind)
-            raise ConfigError(f"{where}={data}: allowed are {choices}") from None
+            raise ConfigError(f"{where}={data}: must be one of: {choices}") from None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
         hints = _hints(kind)

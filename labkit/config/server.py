@@ -92,7 +92,7 @@ class Server(Group, place="server"):
         require(bool(self.host), "server.host: must be an address, such as 127.0.0.1")
         require(
             key is None or (key.isascii() and key.isprintable() and bool(key.strip())),
-            "server.api_key: allowed are printable ASCII characters, at least one",
+            "server.api_key: must be printable ASCII with at least one character besides spaces",
         )
 
 
@@ -117,7 +117,7 @@ class ServeConfig(Group):
         )
         require(
             self.engine.attention.resolver != "identity",
-            "engine.attention.resolver=identity: it serves pure decode only, and requests begin "
+            "engine.attention.resolver=identity: it handles decode only, and requests begin "
             "with a prefill; set another resolver",
         )
         require(

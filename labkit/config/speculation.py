@@ -70,7 +70,7 @@ class Drafts(Group, place="engine.drafts"):
         "Use the first layers of the model itself as the draft model.",
         ge=1,
         unit="layers",
-        null_means="all of them",
+        null_means="all layers",
         read_by=BY_MODEL,
     )
 

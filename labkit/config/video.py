@@ -68,12 +68,12 @@ class Clip(Group, place="workload.made"):
         total = self.seconds * self.fps
         require(
             self.length >= 1 and abs(total - self.length) < 1e-6,
-            f"{where}: seconds={self.seconds:g} at fps={self.fps} are {total:g} frames; must be a "
-            "whole number of frames",
+            f"{where}: seconds={self.seconds:g} at fps={self.fps} makes {total:g} frames, which "
+            "must be a whole number",
         )
         require(
             self.length <= MAX_CLIP_FRAMES,
-            f"{where}: {self.length} frames; must be at most {MAX_CLIP_FRAMES}",
+            f"{where} has {self.length} frames; it must have at most {MAX_CLIP_FRAMES}",
         )
         require(
             3 * self.events < self.length or self.events == 0,

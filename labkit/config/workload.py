@@ -60,18 +60,18 @@ class Case(Group, place="workload.cases"):
         super().__post_init__()
         where = f"workload.cases: case {self.name!r}"
         requests = self.decode + self.prefill + len(self.uneven)
-        require(requests > 0, f"{where}: no requests; set decode, prefill or uneven")
+        require(requests > 0, f"{where} has no requests; set decode, prefill or uneven")
         require(
             (self.decode > 0) == (self.context > 0),
-            f"{where}: decode goes with context; set both or neither",
+            f"{where}: decode and context go together; set both or neither",
         )
         require(
             (self.prefill > 0) == (self.chunk > 0),
-            f"{where}: prefill goes with chunk; set both or neither",
+            f"{where}: prefill and chunk go together; set both or neither",
         )
         require(
             self.prefill > 0 or self.past == 0,
-            f"{where}: past goes with prefill; set prefill or leave past=0",
+            f"{where}: past needs prefill; set prefill or leave past=0",
         )
         for lengths in self.uneven:
             require(
@@ -111,8 +111,8 @@ class Workload(Group, place="workload"):
     )
     warmup: int = option(
         2,
-        "Unmeasured warm-up: launches per case (at least so many), or requests (in a video "
-        "workload for its shortest clip).",
+        "Unmeasured warm-up: minimum number of launches per case, or number of requests (in a "
+        "video workload, for its shortest clip).",
         ge=0,
     )
     repeats: int = option(
@@ -134,7 +134,7 @@ class Workload(Group, place="workload"):
     )
     concurrency: int | None = option(
         16,
-        "Maximum requests in flight, in a closed loop the number of clients; null: no limit.",
+        "Maximum requests in flight (in a closed loop, the number of clients); null: no limit.",
         ge=1,
         le=4096,
         read_by=IN_FLIGHT,
@@ -224,7 +224,7 @@ class Workload(Group, place="workload"):
             group = getattr(self, name)
             require(
                 group == type(group)(),
-                f"workload.{name}: {KIND}={self.kind} does not read it; it is for {REQUESTS}",
+                f"workload.{name}: {KIND}={self.kind} does not read it (read by {REQUESTS})",
             )
         if self.times_kernels:
             self._check_kernel()
@@ -296,7 +296,7 @@ class Workload(Group, place="workload"):
         require(
             self.stagger_ms == 0 or closed,
             f"workload.stagger_ms={self.stagger_ms}: workload.arrivals.kind={arrivals.value} does "
-            "not read it; it is for closed; leave it 0",
+            "not read it (read by closed); leave it 0",
         )
         require(
             arrivals is not ArrivalKind.trace or self.prompts.source in TIMESTAMPED_SOURCES,

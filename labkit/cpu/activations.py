@@ -122,7 +122,7 @@ def _capture(kind: int, x: TracedArray, gated: Any) -> Any:
 def swiglu(gate: Array, x: Array) -> Array:
     """Return ``silu(gate) * x``. Both are float32 and must have the same shape."""
     if gate.shape != x.shape:
-        raise ValueError(f"swiglu: gate has shape {gate.shape}, x {x.shape}; they must be equal")
+        raise ValueError(f"swiglu: gate has shape {gate.shape} and x {x.shape}; they must be equal")
     return _apply(SWIGLU, gate, x)
 
 

@@ -131,7 +131,10 @@ class GraphCapture:
     def new_array(self, shape: tuple[int, ...]) -> TracedArray:
         """Return a float32 array in a new buffer. Its first axis must be the rows."""
         if shape[0] != TRACED_ROWS:
-            raise NotCapturable("it moves the rows to another axis")
+            raise NotCapturable(
+                f"the model makes an array of shape {shape}, whose first axis is not the step's "
+                "rows"
+            )
         self.buffers.append(np.empty(shape, np.float32))
         return TracedArray(self, len(self.buffers) - 1, self.buffers[-1])
 
@@ -144,7 +147,8 @@ class GraphCapture:
         names = graph_ops.PARAMS[op].names or ()
         if {"out", *params} != set(names):
             raise ValueError(
-                f"operation {op} has the parameters {names}, not {sorted({'out', *params})}"
+                f"operation {op} has the parameters {', '.join(sorted(names))}, not "
+                f"{', '.join(sorted({'out', *params}))}"
             )
         operands = {"out": Operand(0, 0) if out is None else out.operand}
         self._nodes.append(Node(op, operands | {k: _operand(v) for k, v in params.items()}))
@@ -180,9 +184,11 @@ class GraphCapture:
             ``logits`` is not a traced array [rows, 1, vocabulary] that the last launch writes.
         """
         if not isinstance(logits, TracedArray) or logits.operand != self._nodes[-1].out:
-            raise NotCapturable("its logits are not the last that it computes")
+            raise NotCapturable("the model's logits are not the result of its last operation")
         if logits.shape[1:-1] != (1,):
-            raise NotCapturable(f"it returns logits of shape {logits.shape}")
+            raise NotCapturable(
+                f"the model returns logits of shape {logits.shape}, not (rows, 1, vocabulary)"
+            )
         return CapturedGraph(
             nodes=tuple(self._nodes),
             row_bytes=tuple(per_row(buffer.nbytes) for buffer in self.buffers),

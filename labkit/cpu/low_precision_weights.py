@@ -36,8 +36,8 @@ class HalfMatrix:
         halves = NUMPY_DTYPES["float16"], NUMPY_DTYPES["bfloat16"]
         if self.numbers.dtype not in halves:
             raise ValueError(
-                f"weights of {self.numbers.dtype}: a half-precision matrix is float16, or bfloat16 "
-                f"as uint16"
+                f"a half-precision matrix must be float16, or bfloat16 as uint16, not "
+                f"{self.numbers.dtype}"
             )
 
     @property
@@ -106,13 +106,14 @@ class QuantizedMatrix:
         """Check that MLX supports this format, and that scales and biases match."""
         if self.bits not in QUANTIZED_BITS or self.group_size not in GROUP_SIZES:
             raise ValueError(
-                f"{self.bits} bits in groups of {self.group_size}: not mlx's; allowed are bits of "
-                f"{QUANTIZED_BITS} and groups of {GROUP_SIZES}"
+                f"{self.bits} bits in groups of {self.group_size}: must be one of "
+                f"{', '.join(map(str, QUANTIZED_BITS))} bits in groups of one of "
+                f"{', '.join(map(str, GROUP_SIZES))}, as in MLX"
             )
         if (self.scales.dtype, self.scales.shape) != (self.biases.dtype, self.biases.shape):
             raise ValueError(
-                f"scales are {self.scales.dtype} {self.scales.shape}, biases {self.biases.dtype} "
-                f"{self.biases.shape}: they must be of one type and shape"
+                f"scales are {self.scales.dtype} {self.scales.shape} and biases "
+                f"{self.biases.dtype} {self.biases.shape}; they must have the same dtype and shape"
             )
 
     @property

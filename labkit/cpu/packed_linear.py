@@ -192,7 +192,8 @@ class PackedLinear:
         if not share_format(weights):
             depths = sorted({weight.shape[1] for weight in weights})
             raise ValueError(
-                f"matrices of one product must have one depth and one format; depths are {depths}"
+                "the matrices of a product must have the same depth and format; the depths are "
+                f"{', '.join(map(str, depths))}"
             )
         self.depth = weights[0].shape[1]
         first_weight = weights[0]
@@ -228,7 +229,10 @@ class PackedLinear:
             return self._capture_take(rows)
         flat = rows.ravel().astype(np.int64)
         if flat.size and not 0 <= flat.min() <= flat.max() < self.total:
-            raise IndexError(f"rows {flat.min()} to {flat.max()} of {self.total}")
+            raise IndexError(
+                f"rows {flat.min()} to {flat.max()} are out of range: the matrix has {self.total} "
+                "rows"
+            )
         out = np.empty((len(flat), self.depth), np.float32)
         self._panels.take(flat, out)
         return out.reshape(*rows.shape, self.depth)
@@ -248,7 +252,7 @@ class PackedLinear:
         """
         lead, depth = x.shape[:-1], x.shape[-1]
         if depth != self.depth:
-            raise ValueError(f"input of shape {x.shape}: expected [..., {self.depth}]")
+            raise ValueError(f"the input has shape {x.shape}; it must be [..., {self.depth}]")
         if isinstance(x, TracedArray):
             return self._capture(x)
         if not x.flags.c_contiguous:
@@ -269,7 +273,7 @@ class PackedLinear:
         """Add ``multiply`` as a node to the graph that is being captured."""
         capture, rows, *between = x.capture, *x.shape[:-1]
         if any(size != 1 for size in between):
-            raise NotCapturable("it multiplies more rows than there are tokens")
+            raise NotCapturable("the model multiplies more rows than there are tokens")
         capture.keep(*self._panels.arrays, self._bias, self._columns)
         op, weights = self._panels.matmul_node()
         out = capture.new_array((rows, self.total))

@@ -103,7 +103,7 @@ class RotaryTable:
         """Add ``rotate`` as a node to the graph that is being captured."""
         _, heads, length, width = x.shape
         if not isinstance(offsets, TracedPositions) or length != 1:
-            raise NotCapturable("it rotates by positions that are not the tokens'")
+            raise NotCapturable("the model rotates by positions that are not those of the tokens")
         if width < 2 * self._inverse.size:
             raise ValueError(
                 f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
@@ -165,7 +165,7 @@ class RotaryTable:
             starts = np.full(batch, starts, np.int32)
         if starts.shape != (batch,):
             raise ValueError(
-                f"offsets have shape {starts.shape}: expected ({batch},), one per batch row"
+                f"offsets have shape {starts.shape}; it must be ({batch},), one per batch row"
             )
         if width < 2 * self._inverse.size:
             raise ValueError(

@@ -218,7 +218,7 @@ def _reserve(libc: ctypes.CDLL, threads: int) -> int:
     The memory is never freed, because a thread may outlive the Python interpreter.
     """
     if not 1 <= threads <= MAX_THREADS:
-        raise OSError(errno.EAGAIN, f"{threads} threads: a pool has 1 to {MAX_THREADS}")
+        raise OSError(errno.EAGAIN, f"{threads} threads: must be 1 to {MAX_THREADS}")
     libc.calloc.restype = ctypes.c_void_p
     memory: int | None = libc.calloc(POOL_BYTES, 1)
     if memory is None:

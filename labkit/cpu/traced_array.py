@@ -34,7 +34,9 @@ def per_row(count: int) -> int:
     """
     share, rest = divmod(count, TRACED_ROWS)
     if rest:
-        raise NotCapturable("it reads a part of the rows")
+        raise NotCapturable(
+            "the model uses a part of the rows, which a captured graph cannot replay"
+        )
     return share
 
 
@@ -60,10 +62,10 @@ class _NotNumPy:
     __array_ufunc__ = None
 
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise NotCapturable("it computes with NumPy what no kernel computes")
+        raise NotCapturable("the model calls a NumPy function that no kernel implements")
 
     def __array_function__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise NotCapturable("it computes with NumPy what no kernel computes")
+        raise NotCapturable("the model calls a NumPy function that no kernel implements")
 
 
 class TracedPositions(_NotNumPy):
@@ -125,13 +127,13 @@ class TracedArray(_NotNumPy):
             The array is not contiguous.
         """
         if not self._view.flags.c_contiguous:
-            raise NotCapturable("its code needs a copy of an array")
+            raise NotCapturable("the model copies an array, which a captured graph cannot replay")
         offset = _address(self._view) - _address(self.capture.buffers[self._buffer])
         return Operand(0, per_row(offset), self._buffer)
 
     def _as_view(self, view: Array) -> TracedArray:
         if not np.may_share_memory(view, self.capture.buffers[self._buffer]):
-            raise NotCapturable("its code needs a copy of an array")
+            raise NotCapturable("the model copies an array, which a captured graph cannot replay")
         return TracedArray(self.capture, self._buffer, view)
 
     def __getitem__(self, key: Any) -> TracedArray:
@@ -156,7 +158,9 @@ class TracedArray(_NotNumPy):
     def astype(self, dtype: Any) -> TracedArray:
         """Return the array itself if it has this dtype, else raise ``NotCapturable``."""
         if np.dtype(dtype) != self.dtype:
-            raise NotCapturable(f"it converts to {dtype}")
+            raise NotCapturable(
+                f"the model converts an array to {dtype}, which a captured graph cannot replay"
+            )
         return self
 
     def __add__(self, other: Any) -> TracedArray:
@@ -169,7 +173,7 @@ class TracedArray(_NotNumPy):
         # A NumPy scalar, unlike a Python number, may change the dtype of the product.
         typed = isinstance(other, np.generic | np.ndarray) and number.dtype != np.float32
         if number.ndim or typed:
-            raise NotCapturable("it multiplies by an array that is not of the step")
+            raise NotCapturable("the model multiplies by an array that the step did not compute")
         out = self.capture.new_array(self.shape)
         factor = float(np.float32(number))
         self.capture.add_node(graph_ops.SCALE, out, a=self, factor=factor, size=self.num_elements)
@@ -179,7 +183,7 @@ class TracedArray(_NotNumPy):
 
     def _elementwise(self, op: int, other: Any) -> TracedArray:
         if not isinstance(other, TracedArray) or other.shape != self.shape:
-            raise NotCapturable("it combines arrays of other kinds or shapes")
+            raise NotCapturable("the model combines arrays of different kinds or shapes")
         out = self.capture.new_array(self.shape)
         self.capture.add_node(op, out, a=self, b=other, size=self.num_elements)
         return out

@@ -77,7 +77,7 @@ def _noise(facts: MachineFacts) -> Iterator[MachineCaveat]:
     if others > MAX_OTHERS_PCT:
         yield MachineCaveat(
             f"other programs took {others:.0f} % of the cores while the doctor measured",
-            "end them (top shows which), or wait",
+            "stop them (top lists them), or wait",
         )
     if steal is not None and steal > MAX_STEAL_PCT:
         yield MachineCaveat(
@@ -147,13 +147,13 @@ def _container(facts: MachineFacts) -> Iterator[MachineCaveat]:
     if facts.environment.get("os") == "Linux" and "governor" not in facts.settings:
         yield MachineCaveat(
             "the CPU frequency governor cannot be read (a virtual machine or container)",
-            "nothing to set: the A/A control shows the noise that it causes",
+            "nothing can be set; the A/A control shows the noise that it causes",
         )
 
 
 def _metal(facts: MachineFacts) -> Iterator[MachineCaveat]:
     if not facts.measured["mlx"]["metal"]:
         yield MachineCaveat(
-            "no Metal on this machine: timings of CPU kernels say nothing about a Mac's GPU",
+            "there is no Metal here: timings of CPU kernels say nothing about a Mac's GPU",
             "run the same command on a Mac to publish Metal numbers",
         )

@@ -107,7 +107,7 @@ def pilots_text(estimates: Mapping[str, PilotNoise]) -> str:
     )
     return (
         "A one-minute study of one row detects a difference this large with 80 % power. "
-        f"Estimated from {sources}, two equal arms in each; right to about a factor of two."
+        f"Estimated from {sources}, two equal arms in each; accurate to about a factor of two."
     )
 
 

@@ -117,7 +117,7 @@ def _create_own(
     """Load the model, run the self-test, size the pool, and assemble the parts."""
     if options.attention.resolver == "identity":
         raise EngineError(
-            "engine.attention.resolver=identity: it serves pure decode batches only, and "
+            "engine.attention.resolver=identity: it handles decode only, and "
             "requests need a prefill; set another resolver"
         )
     kv_layout.create_factory(options)  # raises now rather than after the model is loaded

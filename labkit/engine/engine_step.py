@@ -177,4 +177,4 @@ def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
             last = sampled[request_id][-1]
             batch.tokens[row] = last.token if last.error is None else 0
     if batch.tokens.size and batch.tokens.min() < 0:
-        raise RuntimeError("a step was launched before the tokens it computes were known")
+        raise RuntimeError("a step was launched before its input tokens were known")

@@ -70,7 +70,10 @@ class LayerCache:
     ) -> None:
         """Return None, because the attention backend applies causality and the layer's window."""
         if window_size not in (None, self.window):
-            raise EngineError(f"it masks a window of {window_size} that its cache does not have")
+            raise EngineError(
+                f"the model masks a window of {window_size} keys, but its cache has "
+                f"{'none' if self.window is None else self.window}"
+            )
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[KVHandle, KVHandle]:
@@ -84,7 +87,7 @@ class LayerCache:
     def keys_and_values(self) -> tuple[KVHandle, KVHandle]:
         """Return the last handle twice, for a layer that shares this layer's keys and values."""
         if self._handle is None:
-            raise EngineError("a layer shares the keys of one that has none yet")
+            raise EngineError("a layer shares the keys of another layer that has none yet")
         return self._handle, self._handle
 
     def bind(self, scale: float, heads: int, sinks: Any) -> None:

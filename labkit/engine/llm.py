@@ -128,7 +128,10 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
-            raise EngineError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
+            raise EngineError(
+                f"prompts and sampling parameters must be equally many, not {len(prompts)} and "
+                f"{len(params)}"
+            )
         requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
         return self._serve(requests)
 
@@ -168,7 +171,7 @@ class LLM:
         """Run one batch and append each event's output to the stream of its request."""
         if not self._engine.has_work():
             lost = ", ".join(sorted(unfinished, key=int))
-            raise EngineError(f"requests {lost} are lost: a step failed, or the LLM was closed")
+            raise EngineError(f"requests {lost} were lost: a step failed, or the LLM was closed")
         with defer_sigint():
             for event in self._engine.step():
                 live = self._live.get(event.request_id)
@@ -238,7 +241,7 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
     except TypeError:
         raise EngineError(f"{prompt!r}: {PROMPT_TYPES}") from None
     if min(ids, default=0) < 0:
-        raise EngineError(f"{min(ids)}: a token id is 0 or more")
+        raise EngineError(f"token id {min(ids)}: must be 0 or more")
     return ids
 
 
@@ -277,7 +280,9 @@ def option_key(name: str, keys: Sequence[str]) -> str:
     named = named or [key for key in keys if key.rpartition(".")[2] == name]
     if not named:
         short = sorted(option_name(key, keys) for key in keys)
-        raise config.ConfigError(f"{name}: no such engine option; allowed are {', '.join(short)}")
+        raise config.ConfigError(
+            f"{name}: no such engine option; must be one of: {', '.join(short)}"
+        )
     if len(named) > 1:
         full = " or ".join(key.replace(".", "_") for key in named)
         raise config.ConfigError(f"{name}: several engine options have this name; write {full}")

@@ -76,7 +76,7 @@ class LLMEngine:
         """
         request_id = request.request_id
         if self._scheduler.is_live(request_id):
-            raise EngineError(f"request {request_id}: this id is live already")
+            raise EngineError(f"request {request_id}: this id is already in use")
         try:
             self._check(request)
             self._scheduler.add(request)

@@ -232,7 +232,7 @@ def verify(
     if not worst <= TOLERANCE[dtype]:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
-            f"{worst:.1e} of their range, allowed are {TOLERANCE[dtype]:.0e} in {dtype}"
+            f"{worst:.1e} of their range; the limit is {TOLERANCE[dtype]:.0e} in {dtype}"
         )
     return worst
 

@@ -131,13 +131,13 @@ def load_model(
 def _read_config(model_dir: Path) -> dict[str, Any]:
     path = model_dir / "config.json"
     if not path.is_file():
-        raise EngineError(f"{model_dir}: no config.json, not a model directory")
+        raise EngineError(f"{model_dir} is not a model directory: it has no config.json")
     try:
         settings = json.loads(path.read_text())
     except ValueError as error:
-        raise EngineError(f"{path}: not valid JSON ({error})") from None
+        raise EngineError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(settings, dict) or "model_type" not in settings:
-        raise EngineError(f"{path}: no model_type")
+        raise EngineError(f"{path} has no model_type")
     _check_quantisation(settings, path)
     return settings
 
@@ -148,7 +148,9 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
     own = settings.get("quantization")
     foreign = settings.get("quantization_config") or text.get("quantization_config")
     if not own and (foreign or text.get("quantization")):
-        raise EngineError(f"{path}: quantised, but not by mlx_lm; convert it with mlx_lm.convert")
+        raise EngineError(
+            f"{path}: the model is quantised, but not by mlx_lm; convert it with mlx_lm.convert"
+        )
     layers = {name: value for name, value in (own or {}).items() if isinstance(value, dict)}
     for where, layer in {"": own or {}, **layers}.items():
         if layer.get("mode", "affine") != "affine":
@@ -178,14 +180,17 @@ def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any
         return module.Model(module.ModelArgs.from_dict(settings))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = one_line(error)
-        raise EngineError(f"{model_dir / 'config.json'}: not a whole model ({reason})") from None
+        raise EngineError(
+            f"{model_dir / 'config.json'} does not describe a whole model ({reason})"
+        ) from None
 
 
 def _first_layers(settings: dict[str, Any], layers: int, model_dir: Path) -> dict[str, Any]:
     num_layers = settings.get("num_hidden_layers")
     if not isinstance(num_layers, int) or layers > num_layers:
         raise EngineError(
-            f"{model_dir / 'config.json'}: num_hidden_layers is {num_layers}, less than {layers}"
+            f"engine.drafts.draft_layers={layers}: {model_dir / 'config.json'} has "
+            f"num_hidden_layers={num_layers}"
         )
     return {**settings, "num_hidden_layers": layers}
 
@@ -197,7 +202,7 @@ def _load_weights(
 
     files = sorted(model_dir.glob("model*.safetensors"))
     if not files:
-        raise EngineError(f"{model_dir}: no model*.safetensors")
+        raise EngineError(f"{model_dir} has no model*.safetensors")
     weights: dict[str, Any] = {}
     for file in files:
         loaded: Any = mx.load(str(file))
@@ -248,7 +253,8 @@ def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
             )
         if getattr(cache, "keep", 0):
             raise EngineError(
-                f"model_type={model_type}: its windows keep {cache.keep} first tokens"
+                f"model_type={model_type}: its sliding windows always keep the first {cache.keep} "
+                "tokens, which engine=paged cannot do"
             )
         windows.append(int(cache.max_size) if class_name == "RotatingKVCache" else None)
     return tuple(windows)

@@ -217,7 +217,8 @@ def check_launches(attention: Attention, metadata: Any, counters: Counters) -> N
     for report in attention.report(metadata):
         if report.stale:
             raise StaleLaunchError(
-                f"layer {report.layer}: the launch left the stamp of another launch: {report}"
+                f"layer {report.layer}: the launch left the stamp of another launch, so its output "
+                f"may be stale: {report}"
             )
         counters.add_all(report.counters())
 

@@ -110,24 +110,24 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check the ranges, copy mutable values and derive ``adjusts`` and ``plain``."""
         if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature}: allowed are 0 or more")
+            raise ValueError(f"temperature={self.temperature}: must be 0 or more")
         if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k}: allowed are 0 (off) or more")
+            raise ValueError(f"top_k={self.top_k}: must be 0 (off) or more")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: allowed are above 0, at most 1")
+            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1")
         if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p}: allowed are 0 (off) to 1")
+            raise ValueError(f"min_p={self.min_p}: must be 0 (off) to 1")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(f"repetition_penalty={self.repetition_penalty}: must be above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
-                raise ValueError(f"{name}={getattr(self, name)}: allowed are -2 to 2")
+                raise ValueError(f"{name}={getattr(self, name)}: must be -2 to 2")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"logprobs={self.logprobs}: allowed are 0 to {MAX_LOGPROBS}, or None")
+            raise ValueError(f"logprobs={self.logprobs}: must be 0 to {MAX_LOGPROBS}, or None")
         if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: allowed are 1 or more")
+            raise ValueError(f"max_tokens={self.max_tokens}: must be 1 or more")
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed={self.seed}: allowed are 0 to 2**64 - 1")
+            raise ValueError(f"seed={self.seed}: must be 0 to 2**64 - 1")
         self._freeze()
 
     def _freeze(self) -> None:
@@ -135,10 +135,12 @@ class SamplingParams:
         bias = {int(token): float(value) for token, value in dict(self.logit_bias).items()}
         for token, value in bias.items():
             if token < 0 or not math.isfinite(value):
-                raise ValueError(f"logit_bias: {token}: {value}: ids are 0 or more, biases finite")
+                raise ValueError(
+                    f"logit_bias: {token}: {value}: the id must be 0 or more, the bias finite"
+                )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop={stop}: allowed are texts that are not empty")
+            raise ValueError(f"stop={stop}: every text must be a string that is not empty")
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         adjusts = bool(bias) or any(penalties) or self.constraint is not None
         plain = self.temperature == 0 and not adjusts and self.logprobs is None

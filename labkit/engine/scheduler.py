@@ -119,7 +119,7 @@ class Scheduler:
         """
         state = RequestState(request, self._num_arrivals)
         if request.request_id in self._live:
-            raise EngineError(f"request {request.request_id}: this id is live already")
+            raise EngineError(f"request {request.request_id}: this id is already in use")
         reason = self._cache.refusal_reason(state.max_kv_tokens)
         if reason is not None:
             raise EngineError(
@@ -377,10 +377,14 @@ class Scheduler:
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}
         if running & waiting or running | waiting != set(self._live):
-            raise AssertionError("a live request is not in exactly one list")
+            raise AssertionError(
+                "a live request is not in exactly one of the waiting and running lists"
+            )
         if len(running) > self._options.max_num_seqs:
             raise AssertionError("more requests run than max_num_seqs")
         for state in self._running.values():
             if not 0 <= state.num_computed_tokens < state.num_tokens:
-                raise AssertionError(f"request {state.request_id} has nothing left to compute")
+                raise AssertionError(
+                    f"running request {state.request_id} has nothing left to compute"
+                )
         self._cache.check(running)

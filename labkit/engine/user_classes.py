@@ -40,7 +40,7 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
         raise ValueError(f"{key}={path}: {one_line_with_type(error)}") from error
     name = getattr(instance, "name", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{key}={path}: the class has no attribute `name` (a word)")
+        raise ValueError(f"{key}={path}: the class needs an attribute `name`, a string")
     for method in methods:
         if not callable(getattr(instance, method, None)):
             raise ValueError(f"{key}={path}: the class has no method {method}()")

@@ -98,7 +98,9 @@ class Cell:
         """Check that there is one baseline and that no two arms share a name."""
         roles = [arm.role for arm in self.arms]
         if roles.count("baseline") != 1 or roles.count("control") > 1:
-            raise ValueError(f"cell {self.name}: exactly one baseline, at most one control")
+            raise ValueError(
+                f"cell {self.name}: there must be exactly one baseline and at most one control"
+            )
         if self.design.isolation is Isolation.auto:
             raise ValueError(f"cell {self.name}: isolation=auto must be resolved first")
         if len({arm.name for arm in self.arms}) != len(self.arms):

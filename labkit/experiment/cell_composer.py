@@ -153,7 +153,7 @@ def resolve_isolation(
 
     asked = design.isolation
     if asked in (Isolation.process, Isolation.live):
-        reason: str | None = f"design.isolation={asked.value} asks for it"
+        reason: str | None = f"design.isolation={asked.value} requires it"
     else:
         reason = workload.apart(experiments)
     if reason is None:

@@ -102,9 +102,9 @@ def refuse_changes(cell: Cell) -> None:
     try:
         difference = _difference(cell)
     except RecordError as error:
-        raise ConfigError(f"{error}; choose another out=") from None
+        raise ConfigError(f"{error}; set another folder, out=NAME") from None
     if difference:
-        raise ConfigError(f"{cell.dir}: {difference}; choose another out=")
+        raise ConfigError(f"{cell.dir}: {difference}; set another folder, out=NAME")
 
 
 def _difference(cell: Cell) -> str | None:
@@ -115,9 +115,9 @@ def _difference(cell: Cell) -> str | None:
         new = {name: arm for name, arm in new.items() if name in old}
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
-            return f"arm {name} was an arm, now it is not"
+            return f"arm {name} was removed"
         if name not in old:
-            return f"arm {name} is new"
+            return f"arm {name} was added"
         change = first_difference(old[name].to_json(), new[name].to_json())
         if change:
             return f"arm {name}: {change}"
@@ -131,7 +131,7 @@ def _design_difference(cell: Cell) -> str | None:
             name = "seed" if key == "seed" else f"design.{key}"
             return f"{name} was {old[key]}, now {new[key]}"
     if old.get("blocks", 0) > new["blocks"]:
-        return f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks may only grow"
+        return f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
     return None
 
 
@@ -153,7 +153,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
         for key in [*old, *(key for key in new if key not in old)]:
             key_path = f"{path}.{key}" if path else str(key)
             if key not in new:
-                return f"{key_path} was {old[key]}, now is not set"
+                return f"{key_path} was {old[key]}, now it is not set"
             if key not in old:
                 return f"{key_path} was not set, now {new[key]}"
             change = first_difference(old[key], new[key], key_path)
@@ -212,9 +212,9 @@ def exploratory_warning(cell: Cell) -> str | None:
     if not shown:
         return None
     return (
-        f"results were shown after {shown[0]} blocks, and now {cell.design.blocks} are asked "
-        "for: what follows is exploratory and claims nothing; for a claim, start a new study "
-        f"(another out=) with design.looks at {shown[0]} and {cell.design.blocks} blocks"
+        f"results were shown after {shown[0]} blocks, so a study of {cell.design.blocks} blocks is "
+        "exploratory and claims nothing; for a claim, start a new study (another out=) with "
+        f"design.looks at {shown[0]} and {cell.design.blocks} blocks"
     )
 
 

@@ -138,7 +138,9 @@ class _BlockRunner:
                     if block[0].block == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, all_decided):
-                    self.progress.note(f"all is decided at the look after {end} blocks")
+                    self.progress.note(
+                        f"every primary row is decided at the look after {end} blocks"
+                    )
                     break
         finally:
             self.progress.end()
@@ -261,7 +263,7 @@ def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
     others = sorted(hosts - {this_host})
     if others and not cell.design.across_hosts:
         raise StudyError(
-            f"its runs are of host {', '.join(others)}, and this is host {this_host}: "
+            f"its runs are from host {', '.join(others)}, but this is host {this_host}; "
             "continue there, or set design.across_hosts=true (each block stays on one host)"
         )
 

@@ -63,7 +63,7 @@ class PilotNoise:
         deviations = (self.interleaved_sd, self.separate_sd)
         seconds = (self.interleaved_s, self.separate_s)
         if not all(map(math.isfinite, (*deviations, *seconds))):
-            raise ValueError(f"{self}: not finite")
+            raise ValueError(f"{self}: every number must be finite")
         if self.processes < MIN_PROCESSES or min(deviations) < 0 or min(seconds) <= 0:
             raise ValueError(f"{self}: too few processes, or a number out of range")
 

@@ -85,7 +85,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
                 ),
                 f"{where}: {name} would stay 0, because all weights of model={model.name} are "
                 f"held in {' and '.join(sorted(forms))} here; choose another model "
-                "(model=smollm2 is quantised, model=local model.path=PATH is any)",
+                "(model=smollm2 is quantised; model=local model.path=PATH loads any)",
             )
 
 
@@ -106,7 +106,7 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
             require(
                 name.startswith(counted),
                 f"ablation.claims.engaged.{arm}: {name} would stay 0, because "
-                f"workload={workload.name} times launches of attention and has no steps; "
+                f"workload={workload.name} times attention launches and runs no engine steps; "
                 "choose a workload of requests",
             )
 

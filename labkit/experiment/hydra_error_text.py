@@ -94,7 +94,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     if not options:
         return f"{group}={option}: no such group or file; " + HELP
     return (
-        f"{group}={option}: no such {group}{did_you_mean(option, options)}; there are: "
+        f"{group}={option}: no such {group}{did_you_mean(option, options)}; must be one of: "
         + ", ".join(options)
     )
 
@@ -111,7 +111,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
     names = option_index.child_names(path.split(".")[:-1], root)
-    allowed = f"; there are: {', '.join(names)}" if names else ""
+    allowed = f"; the options are: {', '.join(names)}" if names else ""
     return f"{where}: no option {key!r}{did_you_mean(key, names)}{allowed}"
 
 
@@ -122,7 +122,7 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
         return None
     value, choices = match.groups()
     hint = did_you_mean(value, choices.split(", "))
-    return f"{_key(text, value, overrides)}={value}: allowed are {choices}{hint}"
+    return f"{_key(text, value, overrides)}={value}: must be one of: {choices}{hint}"
 
 
 def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
@@ -140,16 +140,16 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
     if not match:
         return None
     value, kind = match.groups()
-    name = {"bool": "boolean (true or false)", "Integer": "integer", "Float": "float"}.get(kind)
+    names = {"bool": "true or false", "Integer": "an integer", "Float": "a number"}
     key = _key(text, value, overrides)
-    return f"{key}={value}: must be of type {name or kind.lower()}{_range(key)}"
+    return f"{key}={value}: must be {names.get(kind, f'of type {kind.lower()}')}{_range(key)}"
 
 
 def _range(key: str) -> str:
-    """Return ``; allowed are ...`` for an option with a range, else an empty string."""
+    """Return ``: 1 to 1024 ...`` for an option with a range, else an empty string."""
     entry = option_index.find_option(key)
     allowed = entry.option.allowed if entry is not None else ""
-    return f"; allowed are {allowed}" if allowed else ""
+    return f": {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
@@ -179,7 +179,9 @@ def _yaml(text: str, overrides: Sequence[str]) -> str | None:
         return None
     name = re.sub(r"^.*/conf/", "conf/", match.group(1))
     problem = text.split("\n")[0].strip()
-    return _flat(f"{name}, line {match.group(2)}, column {match.group(3)}: not YAML: {problem}")
+    return _flat(
+        f"{name}, line {match.group(2)}, column {match.group(3)}: not valid YAML: {problem}"
+    )
 
 
 def _grammar(text: str, overrides: Sequence[str]) -> str | None:

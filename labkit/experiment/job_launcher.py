@@ -82,10 +82,14 @@ class JobLauncher:
         package = self.target.split(".")[1]
         if not _is_installed(f"hydra_plugins.{package}"):
             raise ConfigError(not_installed(self.name, EXTRAS.get(package, self.name)))
-        require(multirun, f"hydra/launcher={self.name}: it launches cells; add -m at the end")
+        require(
+            multirun,
+            f"hydra/launcher={self.name} launches many cells; add -m at the end of the command",
+        )
         require(
             not self.target.endswith(SLURM_LAUNCHER) or shutil.which("srun") is not None,
-            f"hydra/launcher={self.name}: there is no srun here; run it where jobs are submitted",
+            f"hydra/launcher={self.name}: srun is not installed here; run the command on a host "
+            "that submits Slurm jobs",
         )
 
     def watch_jobs(self) -> LaunchedJobs:
@@ -99,7 +103,7 @@ class JobLauncher:
 
 def not_installed(name: str, extra: str) -> str:
     """Return the message that a launcher is not installed, with the extra that installs it."""
-    return f"hydra/launcher={name}: it is not installed; pip install 'labkit[{extra}]'"
+    return f"hydra/launcher={name} is not installed; run: pip install 'labkit[{extra}]'"
 
 
 def _is_installed(module: str) -> bool:

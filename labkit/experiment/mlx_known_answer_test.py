@@ -40,11 +40,14 @@ def check() -> bool:
     mx.eval(doubled, product, total)
     fresh = mx.sum(mx.full((SIZE,), seed + 1))
     for name, value, expected in (
-        ("an array of doubles", mx.min(doubled).item(), 2 * seed),
-        ("a product", mx.max(product).item(), seed * SIZE / 2),
-        ("a sum", total.item(), 2 * seed * SIZE),
-        ("a fresh sum", fresh.item(), (seed + 1) * SIZE),
+        ("the minimum of an array of doubled values", mx.min(doubled).item(), 2 * seed),
+        ("the maximum of a product", mx.max(product).item(), seed * SIZE / 2),
+        ("the sum", total.item(), 2 * seed * SIZE),
+        ("the sum of a second array", fresh.item(), (seed + 1) * SIZE),
     ):
         if value != expected:
-            raise StaleResult(f"canary: {name} is {value}, not {expected}: MLX gives stale results")
+            raise StaleResult(
+                f"MLX's known-answer test: {name} is {value}, not {expected}; MLX returns wrong or "
+                "stale results"
+            )
     return True

@@ -40,7 +40,9 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
         No arm, an arm named twice, or ``runs_per_block`` below 1.
     """
     if not arms or len(set(arms)) != len(arms):
-        raise ValueError(f"arms {list(arms)}: there must be at least one, and each only once")
+        raise ValueError(
+            f"arms {', '.join(arms)}: must be distinct, and there must be at least one"
+        )
     if runs_per_block < 1 or block < 0:
         raise ValueError(
             f"runs_per_block={runs_per_block} must be at least 1, block={block} at least 0"
@@ -52,7 +54,7 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
 
 
 def schedule(arms: Sequence[str], blocks: int, runs_per_block: int, seed: int) -> list[Run]:
-    """Return all runs in order. A larger ``blocks`` appends runs and changes no other."""
+    """Return all runs in order. Increasing ``blocks`` only appends runs."""
     return [
         Run(block, position, arm)
         for block in range(blocks)

@@ -169,7 +169,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
     if design.looks:
         looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
-        yield f"ends at the first look at which all is decided; looks after blocks {looks}"
+        yield f"ends at the first look that decides every primary row; looks after blocks {looks}"
     yield plan.start_up
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:

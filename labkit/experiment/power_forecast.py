@@ -41,8 +41,8 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     noise = _noise(cell, composed, history)
     if noise is None:
         unknown = (
-            "its smallest detectable effect is not known: no earlier study of this workload here "
-            "(python -m labkit.doctor measures this machine's noise)"
+            "its smallest detectable effect is not known, because no study of this workload has "
+            "run here (python -m labkit.doctor measures this machine's noise)"
         )
         return f"estimate-only, too few blocks for a verdict; {unknown}" if too_few else unknown
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
@@ -94,7 +94,7 @@ def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownN
     noise_sd = doctor_noise.load_noise_sd()
     if noise_sd is None:
         return None
-    return _KnownNoise(noise_sd, None, None, "the doctor within one process; runs vary more")
+    return _KnownNoise(noise_sd, None, None, "the doctor, within one process; runs vary more")
 
 
 def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
@@ -111,7 +111,8 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
     if not effects:
         how = "python -m labkit.doctor estimates it" if _engines_on_cpu(composed) else "run it once"
         return (
-            f"what one minute detects is not known: no earlier study of this workload here ({how})"
+            "what one minute detects is not known, because no study of this workload has run here "
+            f"({how})"
         )
     known = ", ".join(f"{effect} {ISOLATION_PHRASES[i]}" for i, (effect, _) in effects.items())
     unknown = "".join(
@@ -151,11 +152,11 @@ def _effect_text(effect_pct: float | None) -> str:
 
 
 def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
-    """Return a line with the seconds that a run costs beyond its measurement."""
+    """Return a line with the seconds that a run costs outside its measurement."""
     for path, _ in history.studies(composed):
         seconds = noise_history.median_start_up_s(path)
         if seconds is not None:
-            return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"
+            return f"start-up: {seconds:.2f} s of a run are outside its measurement ({path})"
     return "start-up per run: not measured yet"
 
 

@@ -25,7 +25,7 @@ from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read_record
 
 PREPARE_TIMEOUT_S = 1800.0
-EMPTY_LOG = "nothing in its log"
+EMPTY_LOG = "its log is empty"
 
 
 class RunLauncher(Protocol):
@@ -80,7 +80,7 @@ class ProcessLauncher:
         """Prepare arms in one process, and write their markers if that succeeds."""
         names = [arm.name for arm in arms_by_marker.values()]
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
-        self.progress.note(f"preparing {arms} (once: compiles and builds what they need)")
+        self.progress.note(f"preparing {arms} (once; this compiles and builds what they need)")
         log = cell.paths.runs / f"prepare-{names[0]}.log"
         environ, _ = _environment(cell.arm(names[0]))
         ending = child_process.run(

@@ -90,7 +90,7 @@ def _store_outputs(cell_dir: Path | None, values: Values) -> None:
 def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     block, position, name = parse_run_name(run_path.stem)
     if name != arm.name:
-        raise RecordError(f"{run_path}: a run of arm {name}, but {arm_path} is arm {arm.name}")
+        raise RecordError(f"{run_path} is a run of arm {name}, but {arm_path} is arm {arm.name}")
     seed = int(arm.config.get("seed", 0))
     return Record(name, arm.role, block, position, seed, "ok", fingerprint.utc_now())
 

@@ -37,7 +37,7 @@ VERIFICATION_FILE = "answers.md"
 
 @dataclass(frozen=True)
 class MacStep:
-    """One command: this Python with ``arguments``, as ``-m labkit ...``."""
+    """One command: this Python interpreter with ``arguments``, such as ``-m labkit ...``."""
 
     name: str
     description: str

@@ -60,8 +60,8 @@ class MemoryProfile:
         """Check that neither the available memory nor the working set exceeds the total."""
         if not (0 <= self.available <= self.total and 0 < self.working_set <= self.total):
             raise ValueError(
-                f"{self.name}: {self.total} bytes of memory, {self.available} available and a "
-                f"working set of {self.working_set} bytes do not fit together"
+                f"{self.name}: {self.available} available bytes and a working set of "
+                f"{self.working_set} must each fit into {self.total} bytes of memory"
             )
 
     @property

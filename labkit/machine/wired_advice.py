@@ -73,7 +73,8 @@ def _limit_advice(machine: MemoryProfile, needed_bytes: int) -> WiredAdvice:
     set_by = "the default" if wired is None or not wired.limit_mb else f"{wired.limit_mb} MiB"
     rest = machine.total - needed_bytes
     return WiredAdvice(
-        f"{_format_gib(needed_bytes)} needed, but Metal wires {_format_gib(machine.working_set)} "
+        f"{_format_gib(needed_bytes)} are needed, but Metal wires only "
+        f"{_format_gib(machine.working_set)} "
         f"(wired limit: {set_by})",
         f"sudo sysctl iogpu.wired_limit_mb={-(-needed_bytes // MIB)}",
         f"macOS and all programs get the other {_format_gib(rest)}; {RESET_NOTE}",

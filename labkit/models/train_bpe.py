@@ -34,7 +34,7 @@ def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
         The seed of the invented words.
     """
     if vocab_size < 258:
-        raise ValueError(f"vocab_size={vocab_size}: allowed are 258 or more (256 bytes, 2 special)")
+        raise ValueError(f"vocab_size={vocab_size}: must be 258 or more (256 bytes, 2 special)")
     num_plain = vocab_size - 2  # without the special tokens
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

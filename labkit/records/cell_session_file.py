@@ -77,7 +77,7 @@ def describe_last_session(cell_dir: Path) -> str:
     """Return a sentence about the process that works on a cell or was the last to do so."""
     session, locked = read_session(cell_dir), is_locked(cell_dir)
     if session is None:
-        return "another process works on it" if locked else "nobody has worked on it"
+        return "another process works on it" if locked else "no process has worked on it"
     return session.describe(locked)
 
 

@@ -39,12 +39,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
-        raise RecordError(f"{path}: not valid JSON, perhaps truncated: {error}") from None
+        raise RecordError(f"{path} is not valid JSON, perhaps truncated: {error}") from None
     if not isinstance(data, dict) or "schema_version" not in data:
-        raise RecordError(f"{path}: not a labkit file (no schema_version)")
+        raise RecordError(f"{path} is not a labkit file (it has no schema_version)")
     if data["schema_version"] != SCHEMA_VERSION:
         raise RecordError(
-            f"{path}: schema version {data['schema_version']!r}, but this labkit reads "
+            f"{path} has schema version {data['schema_version']!r}, but this labkit reads "
             f"{SCHEMA_VERSION}; use the version of labkit that wrote it"
         )
     return data
@@ -107,7 +107,7 @@ def _metric_from_json(data: Any) -> Metric:
     repeats = _checked(data, "repeats", list)
     require(
         set(map(type, repeats)) <= {int, float},
-        f"metric {name}: repeats has an item that is not a number",
+        f"metric {name}: an item of repeats is not a number",
     )
     return Metric(
         name=name,
@@ -159,4 +159,4 @@ def _unknown_keys(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, An
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+    raise ValueError(f"JSON has no {name}")

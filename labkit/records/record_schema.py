@@ -57,7 +57,7 @@ def parse_run_name(name: str) -> tuple[int, int, str]:
     """
     match = RUN_NAME.fullmatch(name)
     if match is None:
-        raise RecordError(f"{name}: not a run's name, such as b00-p02-ARM")
+        raise RecordError(f"{name} is not a run's name, such as b00-p02-ARM")
     return int(match["block"]), int(match["position"]), match["arm"]
 
 
@@ -75,9 +75,9 @@ class Metric:
         """Check that there are values, and that all are finite numbers."""
         require(
             self.better in BETTER,
-            f"metric {self.name}: better={self.better!r}: allowed are {', '.join(BETTER)}",
+            f"metric {self.name}: better={self.better!r}: must be one of: {', '.join(BETTER)}",
         )
-        require(bool(self.repeats), f"metric {self.name}: no value")
+        require(bool(self.repeats), f"metric {self.name} has no value")
         if not all(map(math.isfinite, self.repeats)):
             bad = next(x for x in self.repeats if not math.isfinite(x))
             raise RecordError(f"metric {self.name}: {bad} is not a finite number")
@@ -130,12 +130,13 @@ class Record:
 
     def __post_init__(self) -> None:
         """Check the role, the outcome, the ranges and the names."""
-        require(self.role in ROLES, f"role {self.role!r}: allowed are {', '.join(ROLES)}")
+        require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")
         require(
-            self.outcome in OUTCOMES, f"outcome {self.outcome!r}: allowed are {', '.join(OUTCOMES)}"
+            self.outcome in OUTCOMES,
+            f"outcome {self.outcome!r}: must be one of: {', '.join(OUTCOMES)}",
         )
-        require(min(self.block, self.position) >= 0, "block or position is negative")
-        require(self.outcome == "ok" or bool(self.detail), f"outcome {self.outcome}: no detail")
+        require(min(self.block, self.position) >= 0, "block and position must be 0 or more")
+        require(self.outcome == "ok" or bool(self.detail), f"outcome {self.outcome} needs a detail")
         names = [case.case for case in self.cases]
         require(len(set(names)) == len(names), "two cases have the same name")
 
@@ -151,7 +152,7 @@ class Record:
 
     @property
     def start_up_s(self) -> float | None:
-        """Wall seconds of the run's process beyond its measurement, or None if not known."""
+        """Wall seconds of the run's process outside its measurement, or None if unknown."""
         process, measure = self.seconds.get("process"), self.seconds.get("measure")
         return None if process is None or measure is None else process - measure
 
@@ -191,7 +192,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         """Check the role and the name."""
-        require(self.role in ROLES, f"role {self.role!r}: allowed are {', '.join(ROLES)}")
+        require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")
         parse_run_name(run_name(0, 0, self.name))
 
     @property

@@ -31,11 +31,11 @@ def read_record(path: Path) -> Record:
         record = record_codec.record_from_json(data)
         require(
             data.get("run") == record.run,
-            f"run is {data.get('run')!r}, but its fields say {record.run}",
+            f"run is {data.get('run')!r}, but block, position and arm make it {record.run}",
         )
         require(path.stem == record.run, f"the file holds run {record.run}")
     except (ValueError, TypeError) as error:
-        raise RecordError(f"{path}: not a valid record: {error}") from None
+        raise RecordError(f"{path} is not a valid record: {error}") from None
     return record
 
 
@@ -71,7 +71,7 @@ def read_arm(path: Path) -> Arm:
         arm = record_codec.arm_from_json(data)
         require(path.stem == arm.name, f"the file holds arm {arm.name}")
     except (ValueError, TypeError) as error:
-        raise RecordError(f"{path}: not a valid arm: {error}") from None
+        raise RecordError(f"{path} is not a valid arm: {error}") from None
     return arm
 
 
@@ -89,7 +89,7 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
     try:
         return record_codec.check_cell_json(data)
     except ValueError as error:
-        raise RecordError(f"{path}: not a valid cell: {error}") from None
+        raise RecordError(f"{path} is not a valid cell: {error}") from None
 
 
 def output_values_path(cell_dir: Path, digest: str) -> Path:
@@ -110,5 +110,5 @@ def write_record(path: Path, record: Record) -> None:
     if path.stem != record.run:
         raise RecordError(f"{path}: the file of run {record.run} must be {record.run}.json")
     if path.exists():
-        raise RecordError(f"{path}: exists, and records are never overwritten")
+        raise RecordError(f"{path} exists, and records are never overwritten")
     write_json(path, record.to_json(), indent=None)

@@ -78,7 +78,9 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 def _requested_max_tokens(request: ChatRequest) -> int | None:
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
-        raise invalid("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+        raise invalid(
+            "max_tokens and max_completion_tokens differ; set only one of them", "max_tokens"
+        )
     return limits.pop() if limits else None
 
 
@@ -110,7 +112,7 @@ def _render_options(request: ChatRequest, messages: Sequence[Message]) -> Render
 
 def _requested_logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs and not request.logprobs:
-        raise invalid("top_logprobs: needs logprobs=true", "top_logprobs")
+        raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
@@ -126,20 +128,23 @@ def _tools(service: Service, request: ChatRequest) -> tuple[ToolCallFormat | Non
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none"):
-            raise invalid("tool_choice: the request has no tools", "tool_choice")
+            raise invalid("tool_choice needs tools, and the request has none", "tool_choice")
         return None, []
     if choice == "none":
         return None, []
     if request.parallel_tool_calls is False and choice in (None, "auto"):
         raise invalid(
-            "parallel_tool_calls=false: only with tool_choice=required or a function's name",
+            "parallel_tool_calls=false needs tool_choice=required or a function's name",
             "parallel_tool_calls",
         )
     tool_format = service.tool_call_format
     if tool_format is None:
         raise invalid("tools: the model's chat template has no supported tool format", "tools")
     if request.response_format is not None and not _is_text(request):
-        raise invalid("response_format: with tools, needs tool_choice=none", "response_format")
+        raise invalid(
+            "response_format cannot be combined with tools unless tool_choice=none",
+            "response_format",
+        )
     tools: Tools = [msgspec.to_builtins(tool) for tool in request.tools]
     for tool in tools:
         tool["function"] = {k: v for k, v in tool["function"].items() if v is not None}
@@ -161,7 +166,10 @@ async def _constraint(
     choice, response_format = request.tool_choice, request.response_format
     structured = request.structured_outputs is not None
     if structured and (tool_format is not None or not _is_text(request)):
-        raise invalid("structured_outputs: not with response_format or tools", "structured_outputs")
+        raise invalid(
+            "structured_outputs cannot be combined with response_format or tools",
+            "structured_outputs",
+        )
     forced = tool_format is not None and (choice == "required" or isinstance(choice, NamedTool))
     if forced or not _is_text(request):
         check_free_length(request, "response_format or a required tool call")
@@ -171,7 +179,7 @@ async def _constraint(
         grammar = tool_format.grammar(tools, service.tokenizer)
         if grammar is None:
             raise invalid(
-                "tool_choice: calls cannot be enforced in this model's tool format", "tool_choice"
+                "tool_choice: this model's tool format does not allow enforced calls", "tool_choice"
             )
         return await service.grammars.from_lark(grammar, "tools")
     if request.structured_outputs is not None:

@@ -64,7 +64,11 @@ class Shell:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # gives input() arrow keys and a history
         chat = self._tokenizer.template is not None
-        mode = "chat" if chat else "no chat template: each line is completed as plain text"
+        mode = (
+            "chat"
+            if chat
+            else "the model has no chat template, so each line is completed as plain text"
+        )
         self._print(
             f"{mode}; ctrl-C stops a reply, {NEW_CONVERSATION} clears the chat, ctrl-D exits"
         )

@@ -96,7 +96,7 @@ async def _prompts(service: Service, prompt: str | list[Any]) -> list[list[int]]
         return prompt
     if kinds == {str}:
         return [await encode_text(service, text) for text in prompt]
-    raise invalid("prompt: give texts or token ids, not both", "prompt")
+    raise invalid("prompt must be texts or token ids, not both", "prompt")
 
 
 class CompletionWriter:

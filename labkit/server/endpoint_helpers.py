@@ -57,7 +57,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         path = re.search(r"at `\$\.?(.*?)`", text) or re.search(r"required field `(.*?)`", text)
         raise invalid(text, path.group(1) if path else None) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not JSON: {error}") from None
+        raise invalid(f"the body is not valid JSON: {error}") from None
 
 
 def check_model(service: Service, model: str) -> None:
@@ -107,7 +107,7 @@ def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
     for key in bias:
         if not (key.isascii() and key.isdecimal() and int(key) < service.vocab_size):
             raise invalid(
-                f"logit_bias: {key!r}: token ids are 0 to {service.vocab_size - 1}", "logit_bias"
+                f"logit_bias: token id {key!r}: must be 0 to {service.vocab_size - 1}", "logit_bias"
             )
     return {int(key): value for key, value in bias.items()}
 
@@ -115,7 +115,7 @@ def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
 def check_stream(sampling: Sampling) -> None:
     """Raise ``ApiError`` if ``stream_options`` is given without ``stream``."""
     if sampling.stream_options is not None and not sampling.stream:
-        raise invalid("stream_options: only with stream=true", "stream_options")
+        raise invalid("stream_options needs stream=true", "stream_options")
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
@@ -125,7 +125,7 @@ def check_free_length(sampling: Sampling, other: str) -> None:
     """
     for name in ("ignore_eos", "min_tokens"):
         if getattr(sampling, name):
-            raise invalid(f"{name}: not with {other}", name)
+            raise invalid(f"{name} cannot be combined with {other}", name)
 
 
 def min_output(sampling: Sampling, max_tokens: int | None) -> int:
@@ -197,7 +197,7 @@ def check_choices(service: Service, n: int | None) -> int:
     """Return the number of choices (default 1); raise ``ApiError`` if the server allows fewer."""
     count = n or 1
     if count > service.options.max_choices:
-        raise invalid(f"n={count}: allowed are 1 to {service.options.max_choices}", "n")
+        raise invalid(f"n={count}: must be 1 to {service.options.max_choices}", "n")
     return count
 
 

@@ -236,11 +236,11 @@ async def _error_response(request: Request, error: Any) -> Response:
 async def _http_error_response(request: Request, error: Any) -> Response:
     """Answer an error that the framework raised (unknown URL, wrong method) with an API error."""
     if error.status_code == 405:
-        text = f"{request.method} {request.url.path}: this URL does not allow the method"
+        text = f"{request.method} {request.url.path}: this URL does not support the method"
         api_error = ApiError(405, text, code="method_not_allowed")
         api_error.headers |= dict(error.headers or {})
     elif error.status_code == 404:
-        text = f"{request.url.path}: no such URL"
+        text = f"the URL {request.url.path} does not exist"
         api_error = ApiError(404, text, code="unknown_url")
     else:
         api_error = ApiError(400, str(error.detail))

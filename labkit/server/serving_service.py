@@ -140,7 +140,7 @@ class Service:
         """Raise ``ApiError`` if a request needs more completions than the server runs at once."""
         if count > self.options.max_live:
             raise invalid(
-                f"the request needs {count} completions; allowed are {self.options.max_live} "
+                f"the request needs {count} completions; at most {self.options.max_live} may run "
                 "at once (server.max_live)"
             )
 
@@ -167,7 +167,7 @@ class Service:
         if len(self._live) + count > self.options.max_live:
             raise ApiError(
                 429,
-                f"{len(self._live)} completions are running or waiting; allowed are "
+                f"{len(self._live)} completions are running or waiting; the limit is "
                 f"{self.options.max_live} (server.max_live)",
                 code="queue_full",
                 retry_after=RETRY_AFTER_S,

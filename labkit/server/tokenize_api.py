@@ -65,7 +65,7 @@ async def tokenize(service: Service, body: bytes) -> Response:
     request = decode(_tokenize_decoder, body)
     check_model(service, request.model or service.name)
     if (request.prompt is None) is (request.messages is None):
-        raise invalid("give either prompt or messages", "prompt")
+        raise invalid("set either prompt or messages", "prompt")
     if request.prompt is not None:
         tokens = await encode_text(service, request.prompt)
     else:
@@ -95,7 +95,7 @@ async def detokenize(service: Service, body: bytes) -> Response:
             f"tokens: {len(request.tokens)} ids; the limit is {service.max_model_len}", "tokens"
         )
     if max(request.tokens, default=0) >= service.vocab_size:
-        raise invalid(f"tokens: allowed are ids from 0 to {service.vocab_size - 1}", "tokens")
+        raise invalid(f"tokens: every token id must be 0 to {service.vocab_size - 1}", "tokens")
     text = await service.run_in_thread(service.tokenizer.decode, request.tokens)
     return _json_response(DetokenizeResponse(text))
 

@@ -66,7 +66,7 @@ def apart(experiments: Sequence[Experiment]) -> str | None:
     See ``WorkloadKind.apart``.
     """
     if len({experiment.workload.kind for experiment in experiments}) > 1:
-        return "the arms have workloads of different kinds"
+        return "the arms have different kinds of workload"
     return kind_of(experiments[0]).apart(experiments)
 
 

@@ -38,7 +38,7 @@ class ArmClock:
         """
         spent, since = self._turns
         if since is not None:
-            raise RuntimeError("a turn began inside a turn")
+            raise RuntimeError("a turn began before the previous turn ended")
         self._turns = spent, self._base()
         try:
             yield

@@ -96,7 +96,7 @@ class MemoryClaimKind:
     def check(self, experiment: Experiment) -> None:
         """Check that the workload has requests. ``prepare`` checks the memory budget."""
         lengths = source_of(experiment).lengths(experiment)
-        require(bool(lengths), f"workload={experiment.workload.name}: it has no request")
+        require(bool(lengths), f"workload={experiment.workload.name} has no requests")
 
     def prepare(self, experiment: Experiment) -> None:
         """Check that the claim can be computed. Nothing is built or cached."""

@@ -31,7 +31,9 @@ def _server(experiment: Experiment) -> str | None:
         return None
     warnings = []
     if server.url is not None:
-        warnings.append(f"{server.url} is not restarted: its earlier requests may affect results")
+        warnings.append(
+            f"{server.url} is not restarted, so its earlier requests may affect results"
+        )
     if not server.server_preset.tested:
         warnings.append(
             f"engine.server.preset={server.preset} follows that server's documentation and was "
@@ -52,13 +54,13 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
     capacity = blocks * engine.kv.block_size
     needed = slots_for(engine.kv, [tokens - 1 for tokens in together])  # the last is not computed
     about = "" if experiment.workload.prompts.source in EXACT_SOURCES else "about "
-    fit = "they fit"
+    fit = "so they fit"
     if needed > capacity:
         full = engine.scheduler.reservation is Reservation.full
-        fit = "they will queue" if full else "some will queue or be preempted"
+        fit = "so they will queue" if full else "so some will queue or be preempted"
     return (
         f"{_size(planned.pool_bytes)} of KV memory holds {capacity:,} tokens; {len(together)} "
-        f"requests need {about}{needed:,}: {fit}"
+        f"requests need {about}{needed:,}, {fit}"
     )
 
 
@@ -69,8 +71,8 @@ def _rows(experiment: Experiment, requests: int) -> str | None:
     if requests <= rows:
         return None
     return (
-        f"engine.scheduler.max_num_seqs={rows}: of {requests} requests in flight "
-        f"{requests - rows} will queue"
+        f"engine.scheduler.max_num_seqs={rows}: {requests - rows} of {requests} requests in flight "
+        "will queue"
     )
 
 

@@ -24,7 +24,7 @@ def check(experiment: Experiment) -> None:
     variable = experiment.engine.mlx.metal_only_option()
     require(
         variable is None or has_metal(),
-        f"engine.mlx.{variable}: it changes what MLX does on Metal, and there is no Metal on this "
+        f"engine.mlx.{variable} has an effect on Metal only, and there is no Metal on this "
         "machine; leave it null",
     )
     if device is Device.emulated:

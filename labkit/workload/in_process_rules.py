@@ -45,7 +45,8 @@ def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
 
     def rule(engines: Sequence[Engine]) -> str | None:
         values = sorted({str(to_plain(read(engine))) for engine in engines})
-        return f"engine.{option} is {' and '.join(values)}: {why}" if len(values) > 1 else None
+        both = " in one arm and ".join(values[:2])
+        return f"engine.{option} is {both} in another: {why}" if len(values) > 1 else None
 
     return rule
 
@@ -74,8 +75,8 @@ def _one_pool(engines: Sequence[Engine]) -> str | None:
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None
     return (
-        "engine=mlx_lm: in one process the threads of MLX and its BLAS take the cores from the "
-        "other arms' kernels, which were 1.1 to 1.7 times as slow"
+        "engine=mlx_lm: in one process the threads of MLX and its BLAS compete with the other "
+        "arms' kernels, which then took 1.1 to 1.7 times as long"
     )
 
 
@@ -83,9 +84,8 @@ def _no_overlap(engines: Sequence[Engine]) -> str | None:
     if all(engine.pipeline is not Pipeline.overlap for engine in engines):
         return None
     return (
-        "engine.pipeline=overlap: a step is in flight between two calls; it would run in the "
-        "others' turns, and waiting for it at the end of every turn would cost the arm what "
-        "it overlaps"
+        "engine.pipeline=overlap: a step stays in flight between two calls and would run during "
+        "the other arms' turns; waiting for it at the end of every turn would undo the overlap"
     )
 
 
@@ -93,7 +93,7 @@ def _own_engine(engines: Sequence[Engine]) -> str | None:
     own = next((engine.name for engine in engines if is_class_path(engine.name)), None)
     if own is None:
         return None
-    return f"engine.name={own}: a user's engine may work between its steps, in other arms' turns"
+    return f"engine.name={own}: a user's engine may also work during other arms' turns"
 
 
 def _ranks(engines: Sequence[Engine]) -> str | None:
@@ -115,8 +115,8 @@ def _live_budget(engines: Sequence[Engine]) -> str | None:
         budget = engine.budget
         if budget.policy is not BudgetPolicy.fixed and budget.machine is None:
             return (
-                f"engine.budget.policy={budget.policy.value}: it reads the free memory, which "
-                "depends on the arms that were loaded before"
+                f"engine.budget.policy={budget.policy.value} sizes the pool by the free memory, "
+                "which depends on the arms that were loaded before"
             )
     return None
 
@@ -145,13 +145,13 @@ OF_A_MACHINE: tuple[Rule, ...] = (
     _same(
         "budget.wired_collector",
         lambda e: e.budget.wired_collector.value,
-        "a machine has one, and it changes between runs",
+        "a machine has only one setting, which changes between runs",
     ),
 )
 OF_A_PROCESS: tuple[Rule, ...] = (
-    _same("blas", lambda e: e.blas.value, "a process has one, loaded before MLX"),
+    _same("blas", lambda e: e.blas.value, "a process has only one, loaded before MLX"),
     _unset("memory_limit", lambda e: e.memory_limit, "it limits the whole process"),
-    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has one cache per process"),
+    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has only one cache per process"),
     *OF_A_MACHINE,
     *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
 )
@@ -161,7 +161,7 @@ OF_AN_ENGINE: tuple[Rule, ...] = (
     _same(
         "threads (of BLAS)",
         lambda e: worker_environment.blas_threads(e.name, e.threads),
-        "OpenBLAS has one pool per process",
+        "OpenBLAS has only one thread pool per process",
     ),
     _ranks,
     _live_budget,

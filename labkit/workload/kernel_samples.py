@@ -139,13 +139,15 @@ def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
         bits = f"u{out.itemsize}"
         rows = np.flatnonzero((out.view(bits) != expected.view(bits)).any(axis=(1, 2)))
         raise InvalidOutput(
-            f"{where} differs from the first launch in {len(rows)} rows, the first of them "
+            f"{where}: the output differs from the first launch's in {len(rows)} rows, first at "
             f"token {rows[0]}"
         )
     for number, out in enumerate(launch.outputs[1:], 1):
         if digest(out) != prepared.chain_digests[number]:
             refuse_nan(out, where)
-            raise InvalidOutput(f"{where}: launch {number + 1} differs from the first chain's")
+            raise InvalidOutput(
+                f"{where}: the output of launch {number + 1} differs from that in the first chain"
+            )
 
 
 def equal_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -164,7 +166,7 @@ def refuse_nan(out: NDArray[Any], where: str) -> None:
     values = kernel_cases.as_float32(out)
     if np.isnan(values.min()):
         token, head, _ = np.argwhere(np.isnan(values))[0]
-        raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
+        raise InvalidOutput(f"{where}: the output has NaN, first at token {token}, head {head}")
 
 
 def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:

@@ -33,13 +33,13 @@ class KernelKind:
         require(
             smallest <= w.max_pool_bytes,
             f"workload.max_pool_bytes={w.max_pool_bytes}: every case of workload={w.name} needs "
-            f"more, the smallest {smallest}",
+            f"more; set {smallest} or more",
         )
         prefill = next((case.name for case in w.cases if case.prefills), None)
         require(
             prefill is None or experiment.engine.attention.resolver != "identity",
-            f"engine.attention.resolver=identity: it serves pure decode only, and "
-            f"workload={w.name} has prefill (case {prefill!r})",
+            f"engine.attention.resolver=identity: it handles decode only, and workload={w.name} "
+            f"has prefill (case {prefill!r})",
         )
 
     def prepare(self, experiment: Experiment) -> None:
@@ -55,7 +55,9 @@ class KernelKind:
         reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
         reason = reason or _unaligned(experiments)
         if reason is None and len({e.workload.dtype for e in experiments}) > 1:
-            return "the arms differ in workload.dtype: they would share queries, keys and values"
+            return (
+                "the arms differ in workload.dtype, so they cannot share queries, keys and values"
+            )
         return reason
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
@@ -108,10 +110,10 @@ def _unaligned(experiments: Sequence[Experiment]) -> str | None:
     first, *others = (e.workload for e in experiments)
     for name in ("repeats", "warmup", "state"):
         if any(getattr(w, name) != getattr(first, name) for w in others):
-            return f"the arms differ in workload.{name}: their rounds would not be aligned"
+            return f"the arms differ in workload.{name}, so their rounds would not be aligned"
     factors = {case.name: case.factor for w in (first, *others) for case in w.cases}
     if any(factors[case.name] != case.factor for w in (first, *others) for case in w.cases):
-        return "the arms differ in the factor of a case: their rounds would not be aligned"
+        return "the arms differ in the factor of a case, so their rounds would not be aligned"
     return None
 
 

@@ -137,7 +137,8 @@ class KernelBatch:
         (report,) = self.attention.report(self.plan)
         if report.stale:
             raise StaleOutput(
-                f"{where}: the kernel's stamp is {report.stamp}, expected {report.expected_stamp}"
+                f"{where}: the kernel's stamp is {report.stamp}, not {report.expected_stamp}, so "
+                "its output may be stale"
             )
         if report.launches != chain_length:
             raise InvalidOutput(f"{where}: {report.launches} of {chain_length} launches ran")
@@ -170,7 +171,7 @@ class NumpyBatch(KernelBatch):
         where = f"{self.size.case.name}: {launch_name}"
         report = self._report(where, chain_length)
         if not np.shares_memory(out, arrays.out):
-            raise InvalidOutput(f"{where}: the output was not written where it was asked for")
+            raise InvalidOutput(f"{where}: the output was not written to the given array")
         return TimedLaunch(seconds, 0.0, report, (arrays.out,))
 
 

@@ -216,8 +216,8 @@ class LoadGenerator:
         """Wait until the next request is due, at most ``MAX_WAIT_S``."""
         due = self._clients.next_due()
         if self._live or due is None:
-            lost = sorted(self._live)
-            raise InvalidOutput(f"the engine has no work left, but {lost} are unfinished")
+            lost = ", ".join(sorted(self._live))
+            raise InvalidOutput(f"the engine has no work left, but requests {lost} are unfinished")
         assert self._start is not None
         remaining = due - (self._clock() - self._start)
         self._wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
@@ -230,7 +230,7 @@ class LoadGenerator:
         for event in events:
             index = self._live.get(event.request_id)
             if index is None:
-                raise InvalidOutput(f"an event for request {event.request_id}, which is not live")
+                raise InvalidOutput(f"an event names request {event.request_id}, which is not live")
             entry = self._sent[index]
             at = event.received if isinstance(event, StreamEvent) else now
             if event.finish_reason in ("error", "abort"):

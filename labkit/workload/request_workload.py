@@ -48,8 +48,8 @@ class RequestKind:
         tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
         require(
             tokens <= MAX_PROMPT_TOKENS,
-            f"workload={experiment.workload.name}: about {tokens:,} prompt tokens; allowed are "
-            f"{MAX_PROMPT_TOKENS:,}; set workload.num_requests",
+            f"workload={experiment.workload.name} has about {tokens:,} prompt tokens, but may have "
+            f"at most {MAX_PROMPT_TOKENS:,}; set workload.num_requests",
         )
         if experiment.engine.name == "openai":
             _check_server(experiment)
@@ -165,8 +165,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     highest = max(max(p.token_ids) for p in prompts)
     require(
         highest < model.vocab_size,
-        f"model={model.name}: its tokenizer gives id {highest}, but its vocabulary has "
-        f"{model.vocab_size} ids",
+        f"model={model.name}: the tokenizer returns token id {highest}, but the vocabulary has "
+        f"only {model.vocab_size} ids",
     )
     largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
     tokens = len(largest.token_ids) + largest.max_tokens - 1
@@ -183,8 +183,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
         False,
-        f"{option}: request {largest.request_id} of workload={experiment.workload.name} needs "
-        f"{needed} blocks for its {tokens} tokens",
+        f"{option} is too small: request {largest.request_id} of "
+        f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens",
     )
 
 
@@ -196,7 +196,7 @@ def _check_server(experiment: Experiment) -> None:
     openai.check_http_extra()
     require(
         server.api is Api.completions or prompts.source in CONVERSATION_SOURCES,
-        f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids and no "
+        f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids, not "
         "conversations; set engine.server.api=completions",
     )
 

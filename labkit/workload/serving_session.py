@@ -286,7 +286,9 @@ def _check_complete(generator: LoadGenerator) -> None:
     if generator.requests and len(unserved) == len(generator.requests):
         first = unserved[0]
         outcome = "was refused" if first.outcome == "refused" else "failed"
-        raise InvalidOutput(f"request {first.request_id} {outcome}: {first.error}; none was served")
+        raise InvalidOutput(
+            f"request {first.request_id} {outcome}: {first.error}; no request was served"
+        )
 
 
 def _check_length(request: Request, entry: ServedRequest) -> None:

@@ -35,7 +35,10 @@ class Prompt:
     def __post_init__(self) -> None:
         """Check that prompt and output are not empty."""
         if not self.token_ids or self.max_tokens < 1:
-            raise ValueError(f"request {self.request_id}: no prompt token or no output token")
+            raise ValueError(
+                f"request {self.request_id} must have at least one prompt token and one output "
+                "token"
+            )
 
 
 def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
@@ -49,7 +52,7 @@ def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests
     count, name = experiment.workload.num_requests, experiment.workload.name
     require(
         count is None or count <= len(items),
-        f"workload.num_requests={count}: {name} has {len(items)} {what}",
+        f"workload.num_requests={count}: {name} has only {len(items)} {what}",
     )
     return items[:count]
 

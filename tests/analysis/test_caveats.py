@@ -115,7 +115,7 @@ def slow_at(place, factors):
 
 def test_two_modes_are_reported_with_fishers_p(make_cell):
     text = caveats_text(make_cell(change=slow_at(2, (1.2, 1.0)), noise=0.002))
-    assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; above the gap: " in text
+    assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; runs above the gap: " in text
     assert "Fisher's exact test" in text and "no run was dropped" in text
 
 
@@ -123,8 +123,10 @@ def test_modes_of_many_rows_are_one_line_with_their_number_and_the_worst(make_ce
     factors = (1.1, 1.3, 1.2, 1.15)
     text = caveats_text(make_cell(cases=tuple("abcd"), change=slow_at(2, factors), noise=0.002))
     (line,) = [line for line in text.splitlines() if "modes" in line]
-    assert line.startswith("two modes in 4 rows, the widest 30 % apart in 'b'; above the gap: ")
-    assert "the smallest of all rows" in line
+    assert line.startswith(
+        "the runs form two modes in 4 rows, the widest 30 % apart in 'b'; runs above "
+    )
+    assert "smallest p of all rows" in line
 
 
 def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
@@ -156,7 +158,7 @@ def test_a_noisy_control_withholds_verdicts_and_is_a_caveat(make_cell):
     analysis = analyse(path)
     verdict = next(one.verdict for one in analysis.judged if one.comparison.arm == "seq_map")
     assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
-    assert "noise exceeds margin: the A/A control varies by more than ±2 %" in caveats_text(path)
+    assert "because the A/A control varies by more than ±2 %" in caveats_text(path)
 
 
 def with_probe(slow_block=None, follow=True):
@@ -188,7 +190,9 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
     assert sensitivity_results(blind) == []
     assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))
-    assert "correlates with the arm-blind probe by" in noise_lines(blind)[0]
+    assert (
+        "The correlation of the metric's noise with the arm-blind probe is" in noise_lines(blind)[0]
+    )
 
 
 def test_results_without_disturbed_blocks_are_shown_beside_the_verdicts(make_cell):
@@ -224,10 +228,10 @@ def test_a_disturbed_block_is_excluded_from_every_arm(make_cell, runs):
 
 
 OBSERVED = [
-    ({"foreign_cores": [0.1, 1.4]}, "0.8 cores used by others"),
+    ({"foreign_cores": [0.1, 1.4]}, "other processes used 0.8 cores"),
     ({"memory_pressure_level": [1, 4]}, "memory pressure"),
-    ({"thermal_level": [0, 2]}, "throttled"),
-    ({"mhz": [1500.0, 1600.0]}, "clock at 1,550 MHz"),
+    ({"thermal_level": [0, 2]}, "heat slowed the CPU"),
+    ({"mhz": [1500.0, 1600.0]}, "the clock was at 1,550 MHz"),
 ]
 
 
@@ -275,7 +279,9 @@ def test_waiting_for_memory_names_a_disturbed_block(make_cell):
 
     disturbances = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
     (disturbed,) = disturbances.pop(2)
-    assert not disturbances and str(disturbed).endswith("memory waited for 9 % of the time")
+    assert not disturbances and str(disturbed).endswith(
+        "processes waited for memory 9 % of the time"
+    )
     assert disturbed.during_arm
 
 

@@ -34,7 +34,7 @@ def test_correct_frames_have_no_difference():
     assert frames_difference(None, GOOD) is None
     same = outputs([0, 40, 99], wished=False)
     assert frames_difference(GOOD, same, all_alike=True) is None
-    assert "first at pick 1" in frames_difference(GOOD, KEYFRAMES, all_alike=True)
+    assert "first differ at pick 1" in frames_difference(GOOD, KEYFRAMES, all_alike=True)
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,23 @@ def test_correct_frames_have_no_difference():
     [
         (
             outputs([0, 41, 99], requested=[0, 40, 99]),
-            "pick 1 is frame 41 where frame 40 was asked",
+            "pick 1 is frame 41, but frame 40 was requested",
         ),
-        (outputs([0, 40, 99], wrong=[1]), "pick 1 says frame 40 and has other pixels than the"),
-        (outputs([0, 50, 100], wished=False, wrong=[2]), "pick 2 says frame 100 .*1 of 3 picks"),
-        (outputs([0, 51, 100], [0, 50, 100], False), "pick 1 is frame 51 where frame 50 was asked"),
-        (outputs([0, 40], requested=[0, 40, 99]), "2 frames where 3 were asked for"),
-        (outputs([0, 41, 99]), "first at pick 1, frame 41: other pixels"),
-        (outputs([0, 40]), "2 frames and 3 frames"),
+        (
+            outputs([0, 40, 99], wrong=[1]),
+            "the pixels of pick 1 are not those that the decoder returns for frame 40",
+        ),
+        (
+            outputs([0, 50, 100], wished=False, wrong=[2]),
+            "the pixels of pick 2 .* frame 100 .*1 of 3 picks",
+        ),
+        (
+            outputs([0, 51, 100], [0, 50, 100], False),
+            "pick 1 is frame 51, but frame 50 was requested",
+        ),
+        (outputs([0, 40], requested=[0, 40, 99]), "2 frames were returned, but 3 were requested"),
+        (outputs([0, 41, 99]), "the pixels first differ at pick 1, frame 41"),
+        (outputs([0, 40]), "2 frames, but 3 in the baseline"),
     ],
 )
 def test_a_wrong_frame_is_named(mine, message):
@@ -111,10 +120,10 @@ def test_the_gate_passes_and_fails_for_one_moved_pick(make_cell):
     moved = outputs([0, 51, 100], [0, 50, 100], False)
     result = gate(make_cell("a/y", change=as_videos(("seq_map", moved)), **options))
     assert result["status"] == "fail"
-    assert "case 'one', pick 1 is frame 51 where frame 50 was asked for" in result["reasons"][0]
+    assert "case 'one', pick 1 is frame 51, but frame 50 was requested" in result["reasons"][0]
     swapped = outputs([0, 50, 100], None, False, wrong=[1])
     path = make_cell("a/z", change=as_videos(("seq_map", swapped)), **options)
-    assert "other pixels than the decoder" in gate(path)["reasons"][0]
+    assert "not those that the decoder returns" in gate(path)["reasons"][0]
     (row, *_) = analyse_cell(path)["rows"]
     words = {c["arm"]: c["verdict"] for c in row["comparisons"]}
     assert words["seq_map"] == "invalid" != words["control"]
@@ -153,8 +162,8 @@ def test_the_report_of_a_video_study_has_clips_and_published_tables(make_cell, t
         "| x | 43 to 77 |",
         "2 of 4 (50%)",
         "evidence in the frames, not accuracy",
-        "not run here (workload.questions)",
-        "their machine; a post. Theirs, never mixed with ours.",
+        "set workload.questions",
+        "their machine; a post. These numbers are never mixed with ours.",
         "picks that agree in every run",
         "--picks.png",
     ):

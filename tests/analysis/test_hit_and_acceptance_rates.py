@@ -33,7 +33,7 @@ def test_attained_rates_stand_beside_attainable_ones():
     ]
     table = hit_and_acceptance_table(CELL, records)
     assert [c.heading for c in table.columns] == [
-        "arm", "prefix hits allowed", "reached", "drafts accepted", "rows of padding",
+        "arm", "prefix hits attainable", "attained", "drafts accepted", "rows of padding",
     ]  # fmt: skip
     assert [table.cells(line) for line in table.lines] == [
         ["a", "50.0%", "40.0%", "", "25.0%"],
@@ -45,7 +45,7 @@ def test_attained_rates_stand_beside_attainable_ones():
 def test_hits_above_the_shared_tokens_are_a_disagreement():
     assert disagreements(run("a", hits(500))) == []
     assert disagreements(run("a", hits(516))) == [
-        "a: 51.6% of its prompts hit, but they share only 50.0%"
+        "a: 51.6% of its prompt tokens hit the prefix cache, but only 50.0% are shared"
     ]
     # A preempted request finds its own blocks again.
     assert disagreements(run("a", hits(516, preemptions=2.0))) == []
@@ -53,7 +53,7 @@ def test_hits_above_the_shared_tokens_are_a_disagreement():
 
 def test_impossible_hits_and_accepted_random_drafts_are_disagreements():
     assert disagreements(run("a", hits(16), shared=0, unshared=True)) == [
-        "a: 1.6% of its prompts hit, but prompts share none"
+        "a: 1.6% of its prompt tokens hit the prefix cache, but no two prompts share a prefix"
     ]
     assert disagreements(run("a", hits(0), shared=0, unshared=True)) == []
     warm = run("a", hits(900), shared=950, unshared=True, cache_state="warm")
@@ -61,7 +61,7 @@ def test_impossible_hits_and_accepted_random_drafts_are_disagreements():
     random = {"spec.random": 9.0, "spec.drafted": 1000.0}
     assert disagreements(run("b", {**random, "spec.accepted": 2.0})) == []
     (line,) = disagreements(run("b", {**random, "spec.accepted": 100.0}))
-    assert line == "b: 10.0% of its drafts are accepted, but they are random"
+    assert line == "b: 10.0% of its draft tokens are accepted, but they are random"
 
 
 def test_old_records_and_arms_without_attainable_rates_have_no_table():
@@ -85,7 +85,7 @@ def test_padding_is_compared_with_that_of_a_rectangle():
 
 def test_padding_of_equal_requests_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
-        "a: 1.0% of its rows are padding, but all requests have one length"
+        "a: 1.0% of its rows are padding, but all requests have the same length"
     ]
     alike = hit_and_acceptance_table(CELL, [padding(0, tokens=100)])
     assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]

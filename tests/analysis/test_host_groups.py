@@ -205,14 +205,15 @@ def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
     other = across_hosts(
         make_cell("other/cell", change=from_block(2, moved_to_host("def", cores=8)), seed=2)
     )
-    with pytest.raises(StudiesNotComparable, match="cores is 2 and 8"):
+    with pytest.raises(StudiesNotComparable, match="cores was 2, now 8"):
         compare_studies([old], [only_analysis(other)], 2.0)
 
 
 def test_a_stopped_cell_names_what_stopped_it(make_cell):
     cell = make_cell(change=lambda record: record if record.block < 3 else None)
     assert any(
-        "3 of 4 blocks; nobody has worked on it" in line for line in caveats(only_analysis(cell))
+        "3 of 4 blocks; no process has worked on it" in line
+        for line in caveats(only_analysis(cell))
     )
     began = CellSession("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
     session_path(cell).write_text(began.to_text())

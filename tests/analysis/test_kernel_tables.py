@@ -105,7 +105,7 @@ def test_only_what_the_kernel_counts_is_called_counted(make_cell):
         "search iterations", "dependent loads (computed)", "surplus threadgroups",
         "KV blocks visited", "bytes (computed)", "window skipped blocks (computed)",
     ]  # fmt: skip
-    assert "Counted by the kernel itself, except what is called computed" in table.notes[0]
+    assert "The kernel itself counts, except in the columns called computed" in table.notes[0]
 
 
 def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
@@ -145,7 +145,7 @@ def test_planning_time_has_a_column(make_cell):
         "seq_map maps (µs)", "seq_map plan (µs)",
     ]  # fmt: skip
     assert table.cells(table.lines[0])[1:5] == ["12.50", "40.00", "12.50", "80.00"]
-    assert "not part of the dispatch times" in table.notes[0] and len(table.notes) == 2
+    assert "the dispatch times above exclude this" in table.notes[0] and len(table.notes) == 2
     analysis = analyse(make_cell("study/old"))
     table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:2]] == ["batch", "binary_search (µs)"]

@@ -143,7 +143,7 @@ def test_arms_without_the_baseline_s_rounds_are_refused_by_name(make_cell):
 
     path = make_cell(change=changing_rounds(short), blocks=6, runs=1)
     analyse_cell(path)  # in processes of their own they may have as many as they like
-    message = r"runs/b03-p0\d-seq_map\.json: 'decode.*' has 2 repeats of dispatch_us where bin"
+    message = r"runs/b03-p0\d-seq_map\.json: 'decode.*' has 2 repeats of dispatch_us, but bin"
     with pytest.raises(RecordError, match=message):
         analyse_cell(in_process(path))
 

@@ -429,10 +429,10 @@ def refusal(capsys, *argv):
 
 def test_errors_are_one_line_and_exit_code_2(study, tmp_path, capsys):
     assert "needs a request workload" in refusal(capsys, study / "kernel", "--format", "vllm")
-    assert "needs one direction" in refusal(capsys, study, "--format", "github")
+    assert "needs metrics of one direction" in refusal(capsys, study, "--format", "github")
     assert "no such directory" in refusal(capsys, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "no cell in it" in refusal(capsys, tmp_path / "empty")
+    assert "has no cell" in refusal(capsys, tmp_path / "empty")
     record = next((study / "chat" / "runs").glob("*.json"))
     record.write_text("{")
     assert record.name in refusal(capsys, study)
@@ -518,5 +518,5 @@ def test_the_title_and_the_published_note_name_the_scale(make_cell, published):
 
     plain, scaled = report(), report(scale="cpu")
     assert scaled.title == f"{plain.title} (scale=cpu)"
-    assert "never mixed with ours; ours: scale=cpu." in "".join(scaled.notes)
+    assert "never mixed with ours, which were run with scale=cpu." in "".join(scaled.notes)
     assert "never mixed with ours." in "".join(plain.notes)

@@ -56,8 +56,8 @@ def test_a_faultless_server_without_token_ids_has_one_caveat():
     ("path", "key", "message"),
     [
         ("lag_ms", "p99", "its event loop woke 20.5 ms late"),
-        ("late_ms", "p99", "its sends were 20.5 ms late"),
-        ("floor.ttft_ms", "p50", "its own part of TTFT is 20.5 ms by a null server"),
+        ("late_ms", "p99", "it sent requests 20.5 ms late"),
+        ("floor.ttft_ms", "p50", "its own part of TTFT, measured with a null server, is 20.5 ms"),
         ("floor.chunk_ms", "p99", "it saw a null server's chunks 20.5 ms late"),
     ],
 )
@@ -78,15 +78,16 @@ def test_a_client_that_is_late_is_not_healthy(path, key, message):
 
 def test_arrivals_that_were_sent_late_are_not_healthy():
     gate = healthy([run(traffic={"late_ms": {"p99": 21.0}})])
-    assert "its arrivals were sent 21.0 ms late" in gate.reasons[0]
+    assert "it sent arrivals 21.0 ms late" in gate.reasons[0]
 
 
 def test_counts_that_differ_are_named_with_the_first_request():
     server = {"disagree": [{"id": "r3", "usage": 20, "tokenizer": 21, "stream": None}]}
     lines = list(server_arm_checks.caveats([run(server=server, **{"tokens.tokenizer": 44.0})]))
     assert (
-        "server: its output tokens are 40 by the usage, 44 by the tokenizer and 40 by the stream; "
-        "request r3: 20 by the usage, 21 by the tokenizer and no stream; counted by usage" in lines
+        "server: its output tokens: 40 in the server's usage, 44 counted by the tokenizer, 40 in "
+        "the stream; request r3: 20 in the server's usage, 21 counted by the tokenizer, none in "
+        "the stream; the metrics use those of the usage" in lines
     )
 
 
@@ -97,10 +98,10 @@ def test_every_peculiarity_of_a_server_is_a_caveat():
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
     assert "its server ran before this run and stays up (http://127.0.0.1:9)" in lines
-    assert "may hold those of the run before (80 tokens hit)" in lines
+    assert "may hold those of the previous run (80 tokens hit)" in lines
     assert "preset=vllm was written from documentation and was not run by labkit's tests" in lines
     assert "read 95 prompt tokens, but the workload has 90 (prompts were sent as text)" in lines
-    assert "hit 80 prompt tokens in its cache, but the prompts share only 16" in lines
+    assert "80 prompt tokens hit the server's cache, but the prompts share only 16" in lines
     assert "3 chunks were tool calls" in lines
 
 
@@ -109,7 +110,9 @@ def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
     (caveat, *_) = server_arm_checks.caveats([silent])
-    assert caveat.endswith("may hold those of the run before (it does not report cached tokens)")
+    assert caveat.endswith(
+        "may hold those of the previous run (the server does not report cached tokens)"
+    )
     assert not any("prefix cache" in line for line in server_arm_checks.caveats([run()]))
 
 

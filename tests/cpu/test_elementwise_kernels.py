@@ -161,7 +161,7 @@ def test_rope_accepts_a_scalar_offset_and_refuses_wrong_offsets():
         table.rotate(x, 7, traditional=False),
         table.rotate(x, np.full(3, 7, np.int32), traditional=False),
     )
-    with pytest.raises(ValueError, match=r"expected \(3,\)"):
+    with pytest.raises(ValueError, match=r"must be \(3,\)"):
         table.rotate(x, np.zeros(2, np.int32), traditional=False)
     with pytest.raises(ValueError, match="negative position"):
         table.rotate(x, np.array([0, -1, 2], np.int32), traditional=False)

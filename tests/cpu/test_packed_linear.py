@@ -101,11 +101,11 @@ def test_nothing_is_written_outside_the_result():
 
 def test_a_wrong_input_is_refused():
     packed = PackedLinear([random(0, 8, 16)], [None])
-    with pytest.raises(ValueError, match=r"expected \[\.\.\., 16\]"):
+    with pytest.raises(ValueError, match=r"must be \[\.\.\., 16\]"):
         packed.multiply(random(1, 3, 15))
     with pytest.raises(TypeError):
         packed.multiply(np.ones((3, 16)))
-    with pytest.raises(ValueError, match="one depth"):
+    with pytest.raises(ValueError, match="the same depth and format"):
         PackedLinear([random(0, 8, 16), random(0, 8, 17)], [None, None])
 
 

@@ -308,7 +308,7 @@ OWN_ATTENTION = (
 ONE_POSITION = (
     r"mlx_lm's class does not run over packed tokens \({}\.py, line \d+: .*engine=mlx_lm$"
 )
-OTHER_WINDOW = "refused by the self-test: it masks a window of 9 that its cache does not have"
+OTHER_WINDOW = "refused by the self-test: the model masks a window of 9 keys, but its cache has"
 UNEQUAL = r"keys of \d+ and values of \d+ dimensions per head \(latent attention\) do not fit"
 REFUSED = {
     "afm7": Refused(

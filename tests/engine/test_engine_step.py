@@ -160,7 +160,7 @@ def test_a_token_that_is_still_unknown_is_never_computed():
     assert [len(batch.placeholders) for batch in launched] == [0, 1, 1, 1]
     stale = launched[-1]
     stale.tokens[:] = -1
-    with pytest.raises(RuntimeError, match="before the tokens it computes were known"):
+    with pytest.raises(RuntimeError, match="before its input tokens were known"):
         fill_placeholders(stale, {})
 
 

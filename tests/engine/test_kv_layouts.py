@@ -212,5 +212,5 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on(preset, mo
         "b": "error",
         "c": "length",
     }
-    assert "of 512 tokens, there is room for 256; raise the budget" in last["b"].error
+    assert "of 512 tokens, but there is room for only 256; raise the budget" in last["b"].error
     assert len(tokens["a"]) == len(tokens["c"]) == 3

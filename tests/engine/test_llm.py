@@ -78,7 +78,7 @@ def test_options_go_by_their_own_names():
     assert chosen.scheduler.max_num_seqs == 3
     assert chosen.kv.block_size == 32
     assert chosen.attention.resolver == "seq_map"
-    with pytest.raises(ConfigError, match="block_sise: no such engine option; allowed are"):
+    with pytest.raises(ConfigError, match="block_sise: no such engine option; must be one of:"):
         engine_config({"block_sise": 3})
     with pytest.raises(ConfigError, match=r"engine\.kv\.block_size=3"):
         engine_config({"block_size": 3})
@@ -141,11 +141,11 @@ def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
 )
 def test_process_wide_settings_are_not_options(name, tmp_path):
     with pytest.raises(
-        ConfigError, match=f"^{name}: no such engine option; allowed are "
+        ConfigError, match=f"^{name}: no such engine option; must be one of: "
     ) as caught:
         LLM(tmp_path, **{name: 1})
     assert "\n" not in str(caught.value)
-    assert name not in str(caught.value).split("allowed are ")[1].split(", ")
+    assert name not in str(caught.value).split("must be one of: ")[1].split(", ")
 
 
 def test_one_prompt_is_a_text_or_token_ids():
@@ -157,7 +157,7 @@ def test_one_prompt_is_a_text_or_token_ids():
 
 
 def test_the_numbers_of_parameters_and_prompts_must_agree(llm):
-    with pytest.raises(EngineError, match="2 prompts but 1 sampling parameters"):
+    with pytest.raises(EngineError, match="equally many, not 2 and 1"):
         llm.generate(["a", "b"], [SamplingParams()])
 
 
@@ -264,8 +264,8 @@ def test_log_probabilities_come_with_each_token(llm):
         (["a", 5], None, "5: a prompt is a text or a list of token ids"),
         ([1, "a"], None, "a prompt is a text or a list of token ids"),
         ([1, 2.5], None, "a prompt is a text or a list of token ids"),
-        ([[3, -1]], None, "-1: a token id is 0 or more"),
-        (["a"], {"max_tokens": 3}, "1 prompts but"),
+        ([[3, -1]], None, "token id -1: must be 0 or more"),
+        (["a"], {"max_tokens": 3}, "equally many, not 1 and 2"),
         ("a", [{"max_tokens": 3}], "sampling parameters must be SamplingParams"),
     ],
 )
@@ -288,6 +288,6 @@ def test_a_with_block_closes_the_engine(tiny):
 
 
 def test_a_directory_that_is_no_model_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="no such file") as caught:
+    with pytest.raises(ConfigError, match="does not exist") as caught:
         LLM(tmp_path)
     assert "\n" not in str(caught.value)

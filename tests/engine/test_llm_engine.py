@@ -86,7 +86,7 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on():
         "alien": "error",
         "fits": "length",
     }
-    assert "5 KV blocks, the pool has 4; raise the budget" in last["huge"].error
+    assert "5 KV blocks, but the pool has only 4; raise the budget" in last["huge"].error
     assert tokens["good"] == solo([1, 2], 3, True)
     assert engine.counters()["requests.refused"] == 3
 
@@ -94,7 +94,7 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on():
 def test_a_live_id_is_refused_and_a_finished_one_may_return():
     engine, _ = make_engine()
     engine.submit(request("a", [1], 2))
-    with pytest.raises(EngineError, match="live already"):
+    with pytest.raises(EngineError, match="already in use"):
         engine.submit(request("a", [1], 2))
     run(engine, [])
     assert run(engine, [request("a", [1], 2)])[0]["a"] == solo([1], 2, True)

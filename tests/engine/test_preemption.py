@@ -130,7 +130,7 @@ def test_a_request_larger_than_the_watermark_leaves_runs_alone():
 
 def test_a_request_that_can_never_fit_is_refused_though_its_prompt_would():
     bench = Bench(4)
-    with pytest.raises(EngineError, match="need 5 KV blocks, the pool has 4"):
+    with pytest.raises(EngineError, match="need 5 KV blocks, but the pool has only 4"):
         bench.add("a", 4, 14)
     bench.add("b", 4, 13)
     bench.drain()

@@ -129,7 +129,10 @@ def test_prefill_floor_leaves_room_for_prompts():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"prefill_floor": 9, "prefill_cap": 8}, "at most engine.scheduler.max_num_batched_tokens"),
+        (
+            {"prefill_floor": 9, "prefill_cap": 8},
+            "at most 8, the smaller of engine.scheduler.max_num_batched_tokens",
+        ),
         ({"prefill_floor": 600}, "prefill_floor=600: must be at most"),
         (
             {"prefill_floor": 9, "composition": config.Composition.split},

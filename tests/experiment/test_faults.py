@@ -51,7 +51,7 @@ def workers(folder: Path) -> list[int]:
         ("measure:norecord", "crashed", "without a record"),
         ("write:kill", "crashed", "SIGKILL"),
         ("write:half", "invalid_output", "not valid JSON"),
-        ("write:nan-json", "invalid_output", "NaN is not a number"),
+        ("write:nan-json", "invalid_output", "JSON has no NaN"),
         ("load:value", "refused", "planted value"),
         ("load:memory", "oom", "out of memory"),
         ("measure:raise", "crashed", "measure: RuntimeError: planted"),

@@ -135,7 +135,7 @@ def test_one_process_at_a_time_works_on_a_cell(tmp_path):
         if holders:
             raise Interrupted("enough")
 
-    assert describe_last_session(tmp_path / "cell") == "nobody has worked on it"
+    assert describe_last_session(tmp_path / "cell") == "no process has worked on it"
     with cell_lock(tmp_path / "cell"):
         assert is_locked(tmp_path / "cell")
         with (

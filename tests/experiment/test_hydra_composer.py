@@ -118,7 +118,7 @@ def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypat
         ("engine.thread=2", "engine.thread=2: no option 'thread' (did you mean 'threads'?)"),
         (
             "engine.threads=two",
-            "engine.threads=two: must be of type integer; allowed are 1 to 1024",
+            "engine.threads=two: must be an integer: 1 to 1024",
         ),
         ("sed=2", "sed=2: no option 'sed'"),
         ("engine.threads=1,2", "engine.threads=1,2"),

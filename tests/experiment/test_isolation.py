@@ -52,7 +52,10 @@ def test_arms_that_do_not_fit_into_memory_together_run_one_after_the_other(monke
         monkeypatch.setattr(memory_capacity, "this_machine", lambda machine=machine: machine)
         isolation, why = resolve_isolation(Design(), engines)
         assert isolation is expected
-    assert why.startswith("engine.blas is openblas and stock") and "\n" not in why
+    assert (
+        why.startswith("engine.blas is openblas in one arm and stock in another")
+        and "\n" not in why
+    )
     assert "; not live: 2 arms need about 0.3 GiB at the same time, more than 75%" in why
     with pytest.raises(ConfigError, match=r"isolation=live: 2 arms need about .*set design"):
         resolve_isolation(Design(isolation=Isolation.live), engines)
@@ -89,7 +92,7 @@ def test_a_server_is_live_if_labkit_has_started_it():
 def test_what_a_machine_has_one_of_keeps_kernels_from_being_live():
     collectors = [{"budget": {"wired_collector": value}} for value in ("enabled", "any")]
     isolation, why = resolve_isolation(Design(), arms(*collectors))
-    assert isolation is Isolation.process and "a machine has one" in why
+    assert isolation is Isolation.process and "a machine has only one" in why
 
 
 def test_a_kind_without_turns_is_not_live():
@@ -101,12 +104,12 @@ def test_a_kind_without_turns_is_not_live():
 
 def test_arms_that_can_share_a_process_are_live_if_the_design_asks_for_it():
     isolation, why = resolve_isolation(Design(isolation=Isolation.live), arms({}, {}))
-    assert isolation is Isolation.live and "asks for it" in why
+    assert isolation is Isolation.live and "requires it" in why
 
 
 def test_a_design_may_ask_for_separate_processes():
     isolation, why = resolve_isolation(Design(isolation=Isolation.process), arms({}, {}))
-    assert isolation is Isolation.process and "asks for it" in why
+    assert isolation is Isolation.process and "requires it" in why
 
 
 def test_kernels_and_requests_need_separate_processes():

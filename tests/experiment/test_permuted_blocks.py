@@ -53,7 +53,7 @@ def test_the_order_of_a_seed_never_changes():
 
 @pytest.mark.parametrize("arms", [[], ["a", "a"]])
 def test_no_arms_or_the_same_twice_is_refused(arms):
-    with pytest.raises(ValueError, match="each only once"):
+    with pytest.raises(ValueError, match="must be distinct"):
         block_order(arms, 0, 1, 0)
     with pytest.raises(ValueError, match="at least 1"):
         block_order(["a"], 0, 0, 0)

@@ -66,14 +66,14 @@ def test_a_scale_is_noted_in_the_manifest(scaled, tmp_path):
 def test_an_unknown_scale_is_one_line(scaled, tmp_path):
     with pytest.raises(ConfigError, match=r"^scale=full: only an experiment has scales; set exp"):
         cell_of(["scale=full"])
-    with pytest.raises(ConfigError, match=r"^scale=huge: allowed are cpu, full"):
+    with pytest.raises(ConfigError, match=r"^scale=huge: must be one of: cpu, full"):
         cell_of([*scaled, "scale=huge"])
     file = tmp_path / "experiment" / "mine.yaml"
     file.write_text("# @package _global_\nscales: {full: {}}\n")
     with pytest.raises(ConfigError, match=r"^scale=cpu: this experiment has only scale=full$"):
         cell_of(scaled)
     file.write_text("# @package _global_\nscales: {cpu: {}, laptop: {}}\n")
-    with pytest.raises(ConfigError, match=r"^scales\.laptop: allowed are cpu, full$"):
+    with pytest.raises(ConfigError, match=r"^scales\.laptop: must be one of: cpu, full$"):
         cell_of(scaled)
     file.write_text("# @package _global_\nscales: {cpu: {workload.num_request: 4}}\n")
     with pytest.raises(ConfigError, match=r"^workload\.num_request=4: no option 'num_request'"):

@@ -167,7 +167,7 @@ def test_outputs_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     assert lines[:2] == kernel_verification.TABLE_HEADER.splitlines()
     assert len(lines) == 2 + (2 + 3) * 3, "arms times cases"
     assert all("| right |" in line for line in lines[2:])
-    assert capsys.readouterr().out.splitlines()[-1] == "all right"
+    assert capsys.readouterr().out.splitlines()[-1] == "all cases are right"
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])

@@ -86,7 +86,7 @@ def test_this_machine():
 )
 def test_inconsistent_sizes_are_refused(numbers):
     sizes = {"total": 10, "available": 5, "working_set": 7, **numbers}
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(ValueError, match="must each fit into"):
         MemoryProfile("x", metal=True, **sizes)
 
 

@@ -84,11 +84,14 @@ def tensor(name, shape, kind, offset):
     [
         (b"", "not a GGUF file"),
         (b"PK\3\4 and more", "not a GGUF file"),
-        (packed(version=1), "GGUF version 1; supported are 2, 3"),
+        (packed(version=1), "GGUF version 1 is not supported; must be one of: 2, 3"),
         (packed(tensors=1 << 40), "claims 1099511627776 tensors"),
         (packed(keys=1 << 40), "claims 1099511627776 metadata keys"),
         (packed(keys=1, body=struct.pack("<Q", 1 << 60)), "bytes in a string"),
-        (packed(keys=1, body=gguf_files.text("k") + struct.pack("<I", 99)), "value of type 99"),
+        (
+            packed(keys=1, body=gguf_files.text("k") + struct.pack("<I", 99)),
+            "value of the unknown type 99",
+        ),
         (
             packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)),
             "the header needs 4611686018427387904 bytes",
@@ -100,7 +103,7 @@ def tensor(name, shape, kind, offset):
         (packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 9, 1)), "type 9"),
         (packed(keys=2, body=2 * (gguf_files.text("k") + gguf_files.value(1))), "occurs twice"),
         (packed(keys=1, body=gguf_files.text(b"\xff") + gguf_files.value(1)), "not UTF-8"),
-        (packed(tensors=1, body=tensor("t", (4,), 13, 0)), "of type Q5_K; supported are F32"),
+        (packed(tensors=1, body=tensor("t", (4,), 13, 0)), "of type Q5_K; it must be one of: F32"),
         (packed(tensors=1, body=tensor("t", (4,), 77, 0)), "of type number 77"),
         (packed(tensors=1, body=tensor("t", (4,) * 5, 0, 0)), "dimensions of tensor 't'"),
         (packed(tensors=1, body=tensor("t", (), 0, 0)), "cannot have the shape"),
@@ -130,7 +133,7 @@ def test_an_invalid_header_is_one_line(tmp_path, data, message):
     [
         (
             {"general__architecture": "mamba"},
-            "architecture 'mamba'; supported are llama, qwen2, qwen3",
+            "architecture 'mamba' is not supported; must be one of: llama, qwen2, qwen3",
         ),
         ({"general__architecture": None}, "general.architecture is missing"),
         ({"llama__expert_count": 8}, "llama.expert_count is 8"),

@@ -79,7 +79,7 @@ def test_end_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama'; supported is gpt2"),
+        ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama' is not supported; must be gpt2"),
         (
             {"tokenizer__ggml__pre": "llama-bpe", "tokenizer__ggml__bos_token_id": None},
             "tokenizer.ggml.bos_token_id is missing",
@@ -88,7 +88,10 @@ def test_end_tokens(tmp_path):
             {"tokenizer__ggml__add_bos_token": 1},
             "tokenizer.ggml.add_bos_token is 1; it must be true or false",
         ),
-        ({"tokenizer__ggml__pre": "tekken"}, "pre-tokenizer 'tekken'; supported are gpt-2"),
+        (
+            {"tokenizer__ggml__pre": "tekken"},
+            "pre-tokenizer 'tekken' is not supported; must be one of: gpt-2",
+        ),
         ({"tokenizer__ggml__tokens": ["a", "a"]}, "has duplicates"),
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),
         ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not match the tokens"),
@@ -106,5 +109,5 @@ def test_an_unknown_special_token_id_is_refused(tmp_path):
     file = gguf_header.read_header(
         gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999)
     )
-    with pytest.raises(GGUFError, match=r"eos_token_id is 9999; the vocabulary has"):
+    with pytest.raises(GGUFError, match=r"eos_token_id is 9999, but the vocabulary has"):
         gguf_tokenizer.tokenizer_config(file, 512)

@@ -107,7 +107,7 @@ def test_a_nested_config_and_one_without_vocab_size(model):
     ("break_it", "message"),
     [
         (lambda m: (m / "config.json").unlink(), "the folder has no config.json"),
-        (lambda m: write(m, "config.json", "{"), "config.json is not JSON"),
+        (lambda m: write(m, "config.json", "{"), "config.json is not valid JSON"),
         (lambda m: write(m, "config.json", "[]"), "config.json is not a JSON object"),
         (lambda m: write(m, "config.json", "{}"), "config.json has no model_type"),
         (lambda m: (m / "model.safetensors").unlink(), r"the folder has no model\*.safetensors"),

@@ -38,7 +38,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cac
         with pytest.raises(ConfigError) as error:
             resolve(model(shipped, **changes))
         assert str(error.value) == (
-            "model=some: the package that ships it is not installed (pip install some-model)"
+            "model=some: its package is not installed; run: pip install some-model"
         )
 
 

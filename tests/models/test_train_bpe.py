@@ -85,7 +85,7 @@ def test_training_is_the_same_in_other_processes():
 
 
 def test_too_small_a_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="allowed are 258 or more"):
+    with pytest.raises(ValueError, match="must be 258 or more"):
         train_bpe.train(TEXTS, vocab_size=257, seed=0)
 
 

@@ -107,7 +107,7 @@ def test_every_truncated_file_is_refused_with_its_name(tmp_path):
         ({"run": "b00-p00-other"}, "run is 'b00-p00-other'"),
         ({"arm": "other", "run": "b01-p02-other"}, "holds run b01-p02-other"),
         ({"outcome": "great"}, "outcome 'great'"),
-        ({"outcome": "crashed"}, "no detail"),
+        ({"outcome": "crashed"}, "needs a detail"),
         ({"role": "king"}, "role 'king'"),
         ({"block": "1"}, "block is '1', not of type int"),
         ({"block": True}, "block is True"),

@@ -117,7 +117,7 @@ def test_a_too_long_prompt_is_refused(limited_server):
 
 
 def test_more_choices_than_the_server_allows_are_a_bad_request(limited_server):
-    with pytest.raises(openai.BadRequestError, match="needs 3 completions; allowed are 2"):
+    with pytest.raises(openai.BadRequestError, match="needs 3 completions; at most 2"):
         limited_server.client(api_key="sesame").completions.create(**HELLO, n=3)
 
 

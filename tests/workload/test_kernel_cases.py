@@ -137,10 +137,14 @@ def test_counters_are_of_the_measured_dispatches_only():
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        ("unwritten", InvalidOutput, "NaN left in the output, first at token 3, head 1"),
-        ("stale", StaleOutput, "decode: warm-up 3: the kernel's stamp is 6, expected 7"),
-        ("flicker", InvalidOutput, "round 0 differs from the first launch in 1 rows.*token 2"),
-        ("elsewhere", InvalidOutput, "not written where it was asked for"),
+        ("unwritten", InvalidOutput, "the output has NaN, first at token 3, head 1"),
+        ("stale", StaleOutput, "decode: warm-up 3: the kernel's stamp is 6, not 7"),
+        (
+            "flicker",
+            InvalidOutput,
+            "round 0: the output differs from the first launch's in 1 rows.*token 2",
+        ),
+        ("elsewhere", InvalidOutput, "not written to the given array"),
     ],
 )
 def test_an_output_that_cannot_be_trusted_stops_the_run(fault, error, message):
@@ -281,7 +285,10 @@ def test_a_window_reaches_the_kernel():
     ("device", "message"),
     [
         ("metal", "engine.attention.device=metal: there is no Metal on this machine; set"),
-        ("emulated", r"engine.attention.device=emulated: no g\+\+ on PATH; install a C\+\+17"),
+        (
+            "emulated",
+            r"engine.attention.device=emulated: there is no g\+\+ on PATH; install a C\+\+17",
+        ),
     ],
 )
 def test_an_unavailable_device_is_refused(monkeypatch, device, message):

@@ -104,7 +104,7 @@ class CellReport:
 
     @cached_property
     def machine(self) -> list[str]:
-        """The machine that ran the cell, and the cost of a run beyond its measurement."""
+        """The machine that ran the cell, and the cost of a run outside its measurement."""
         return [environment_line(self.cell["environment"]), *cost_lines(self.records)]
 
     @cached_property
@@ -146,7 +146,7 @@ def environment_line(environment: Json) -> str:
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:
-    """Return lines on the time of a run beyond its measurement and on the observer's CPU time.
+    """Return lines on the time of a run outside its measurement and on the observer's CPU time.
 
     A line is left out if the records lack its numbers.
     """
@@ -155,13 +155,13 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
     if not start_ups:
         return []
     lines = [
-        f"A run cost {statistics.median(start_ups):.1f} s beyond its measurement "
+        f"A run spent {statistics.median(start_ups):.1f} s outside its measurement "
         f"(median of {count_text(len(start_ups), 'run')})."
     ]
     shares = [float(o["share"]) for r in records if (o := r.notes.get("observer") or {}) and r.ok]
     if shares:
         percent = 100 * statistics.median(shares)
-        lines.append(f"Observing took {percent:.2f} % of one core beside it.")
+        lines.append(f"Observing the run took {percent:.2f} % of one core.")
     return lines
 
 
@@ -173,9 +173,9 @@ def noise_lines(analysis: CellAnalysis) -> list[str]:
         low, high = min(correlations), max(correlations)
         several = f"{low:.2f} to {high:.2f} over {len(correlations)} rows"
         lines.append(
-            "The metric's noise correlates with the arm-blind probe by "
+            "The correlation of the metric's noise with the arm-blind probe is "
             f"{several if len(correlations) > 1 else f'{low:.2f}'}; "
-            f"from {MIN_CORRELATION} on, results adjusted by the probe are shown as well."
+            f"from {MIN_CORRELATION} on, probe-adjusted results are shown as well."
         )
     for block, reasons in sorted(disturbed_blocks(analysis.data.records).items()):
         shown = "; ".join(map(str, reasons[:MAX_SHOWN_DISTURBANCES]))
@@ -184,5 +184,5 @@ def noise_lines(analysis: CellAnalysis) -> list[str]:
             f"Block {block} was disturbed ({shown}{f' and {hidden} more' if hidden > 0 else ''})."
         )
     if len(lines) > 1:
-        lines.append(f"A block is disturbed if in one of its runs {RULES}.")
+        lines.append(f"A block is disturbed if, in one of its runs, {RULES}.")
     return lines

@@ -87,8 +87,9 @@ def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] |
     cases = dict.fromkeys(case for case, _ in counters)
     lines = [(case, arm) for case in cases for arm in real_arms(cell) if counters.get((case, arm))]
     note = (
-        "Per dispatch; the same on every machine with as many threads. Counted by the kernel "
-        "itself, except what is called computed: it follows from the kernel's plan on the host."
+        "Counts per dispatch are the same on every machine with the same number of threads. The "
+        "kernel itself counts, except in the columns called computed, which follow from its plan "
+        "on the host."
     )
     return Table(columns, tuple(lines), (note,))
 
@@ -192,7 +193,10 @@ def engine_counters_table(cell: Json) -> Table[str] | None:
         Column[str]("counter", lambda name: PER_STEP_TIMES.get(name, name), numeric=False),
         *(Column(arm, _counter_text(by_name)) for arm, by_name in counters.items()),
     )
-    note = "Medians over runs of the counters that differ between arms; empty: not counted, or 0."
+    note = (
+        "Medians over runs of the counters that differ between arms. A counter that is 0 or was "
+        "not counted is empty."
+    )
     return Table(columns, (*_differing(counters), *_per_step_times(counters)), (note,))
 
 

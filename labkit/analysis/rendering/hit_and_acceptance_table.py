@@ -23,8 +23,8 @@ def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[Att
     if not rates:
         return None
     columns = [
-        _share_column("prefix hits allowed", lambda arm: arm.attainable_hits, rates),
-        _share_column("reached", lambda arm: arm.hits, rates),
+        _share_column("prefix hits attainable", lambda arm: arm.attainable_hits, rates),
+        _share_column("attained", lambda arm: arm.hits, rates),
         _share_column("drafts accepted", lambda arm: arm.accepted, rates),
         _share_column("padding of one rectangle", lambda arm: arm.rectangle, rates),
         _share_column("rows of padding", lambda arm: arm.padded, rates),
@@ -33,8 +33,8 @@ def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[Att
     notes = [f"Disagreement: {line}." for arm in rates for line in arm.impossible_counts()]
     if any(arm.hits is not None for arm in rates):
         notes.append(
-            "Allowed: prompt tokens in whole blocks that an earlier prompt starts with, if every "
-            "earlier prompt had finished and nothing had been evicted."
+            "Attainable: the prompt tokens in whole blocks with which an earlier prompt starts "
+            "too, if every earlier prompt had finished and nothing had been evicted."
         )
     if any(arm.rectangle is not None for arm in rates):
         notes.append(

@@ -58,7 +58,10 @@ def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None
         for arm in cell["arms"]
         for name, suffix in suffixes.items()
     ]
-    notes = ["Once per step, before the first dispatch; not part of the dispatch times above."]
+    notes = [
+        "The host builds the maps once per step, before the first dispatch; the dispatch times "
+        "above exclude this."
+    ]
     if with_plan:
         notes.append(
             "Plan: everything that the layers of a step share, including the maps: checking the "

@@ -24,9 +24,10 @@ STREAMS_NOTE = (
     "as tokens."
 )
 CLIENT_NOTE = (
-    "Medians over runs (ms; CPU in us). Floor: the same client on a null server, beside every run, "
-    "with as many streams at once: its share of TTFT, its delay in seeing a chunk, the error of "
-    "its gaps between chunks, and its CPU time per chunk. Connecting depends on the server."
+    "Medians over runs (ms; CPU in us). Floor: beside every run, the same client is measured with "
+    "a null server and the same number of streams: its part of TTFT, its delay in seeing a chunk, "
+    "the error of its gaps between chunks, and its CPU time per chunk. The time to connect depends "
+    "on the server."
 )
 
 

@@ -27,10 +27,11 @@ def published_source(cell: Json) -> str | None:
     published = cell["published"]
     if not isinstance(published, Mapping):
         return None
-    scale = f"; ours: scale={cell['scale']}" if cell.get("scale") else ""
+    scale = f", which were run with scale={cell['scale']}" if cell.get("scale") else ""
     return (
         f"published: {published.get('machine', 'machine not stated')}; "
-        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours{scale}."
+        f"{published.get('source', 'source not stated')}. "
+        f"These numbers are never mixed with ours{scale}."
     )
 
 

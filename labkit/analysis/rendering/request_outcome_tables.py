@@ -67,8 +67,9 @@ def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] 
     lines = ["Requests of all runs. No other number includes refused or failed requests."]
     if open_loop:
         lines.append(
-            "Rates as requested, as drawn and as sent; the wait at the client if no more requests "
-            "may be in flight; how late the sender itself was (medians over runs)."
+            "Medians over runs: the request rate of the workload, of the arrivals drawn from it "
+            "and of the requests sent; how long requests waited at the client for others in "
+            "flight; how late the sender itself was."
         )
     return Table(tuple(columns), tuple(arms), tuple(lines))
 

@@ -40,7 +40,9 @@ WORK_COUNTS = {
     "seeks": "seeks",
     "repeated": "picks that repeat",
 }
-NO_MODEL_NOTE = "No model answered questions about these frames: not run here (workload.questions)."
+NO_MODEL_NOTE = (
+    "No model answered questions about these frames; set workload.questions to have one answer."
+)
 EVENTS_NOTE = (
     "A planted event is visible if the picked frames show both the state before and the state "
     "after it. This is evidence in the frames, not accuracy: no model has looked at them."

@@ -7,12 +7,12 @@ arm. With one run per arm these are the paired differences.
 
 The interval holds the shifts that :mod:`.permutation_test` does not reject. Subtract ``delta``
 from the arm's values: under relabelling ``j`` the statistic is ``a_j - delta c_j``, where
-``c_j`` is the statistic of the arm's indicator and ``c_0`` its largest value. Relabelling
-``j`` reaches the observed statistic if and only if ``delta`` is at least the breakpoint
-``m_j = (a_0 - a_j) / (c_0 - c_j)``. So both tails are monotone in
+``a_j`` is the statistic at ``delta = 0`` and ``c_j`` that of the arm's indicator; ``c_0`` is the
+largest ``c_j``. Relabelling ``j`` reaches the observed statistic if and only if ``delta`` is at
+least the breakpoint ``m_j = (a_0 - a_j) / (c_0 - c_j)``. So both tails are monotone in
 ``delta``, and with ``N`` relabellings the limits are the ``k``-th smallest and ``k``-th
-largest breakpoint, ``k = floor(alpha N / 2)``: the subset means of J. A. Hartigan (1969),
-generalised to blocks. No search is needed.
+largest breakpoint, ``k = floor(alpha N / 2)``. This generalises the subset means of
+J. A. Hartigan (1969) to blocks. No search is needed.
 
 Two arms are equivalent when that interval lies inside the margin. This is the two one-sided
 tests procedure (TOST) of D. J. Schuirmann (1987) with shifted permutation tests, each at half

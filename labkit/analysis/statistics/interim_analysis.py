@@ -34,9 +34,12 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
     looks = tuple(InterimLook(int(item["blocks"]), float(item["alpha"])) for item in plain or ())
     blocks = [look.blocks for look in looks]
     if blocks != sorted(set(blocks)):
-        raise ValueError(f"design.looks: blocks {blocks} must increase from look to look")
+        raise ValueError(
+            f"design.looks: the blocks ({', '.join(map(str, blocks))}) must increase from look to "
+            "look"
+        )
     if sum(look.alpha for look in looks) > alpha * (1 + 1e-9):
-        raise ValueError(f"design.looks: the looks spend more than alpha={alpha}")
+        raise ValueError(f"design.looks: the looks together spend more than design.alpha={alpha}")
     return looks
 
 

@@ -9,15 +9,15 @@ row's own exact test), or gives any *other* row a standardised statistic at leas
 after that row's own estimated effect is subtracted. The p-value is the share of such
 relabellings.
 
-The p-value falls as ``delta`` moves away from the estimate, and each relabelling counts up to
-one distance on either side. So the limits of the interval are order statistics of these
+The p-value falls as ``delta`` moves away from the estimate: on each side of it, a relabelling
+counts up to a certain distance. So the limits of the interval are order statistics of these
 distances, found without a search, and at ``delta = 0`` the same count is the adjusted p. An
 interval therefore never contradicts its p: it excludes 0 if and only if the adjusted p is at
 most alpha. A family of one row gives the plain permutation test and its interval
 (:mod:`labkit.analysis.statistics.effect_size`).
 
 The effects of the other rows are subtracted because the interval asks what noise alone would
-do. A shift of one row therefore moves that row's interval and no other.
+do. A shift of one row therefore moves the interval of that row only.
 
 Cells are randomised independently of each other and share no relabelling: a joint relabelling
 takes one from each (:func:`joint_p_values`). Tests without any relabelling in common are
@@ -152,7 +152,7 @@ class RowPermutations:
 
     @property
     def _weight(self) -> float:
-        """Sum of squares within blocks of the arm's indicator: ``r / 2`` per block."""
+        """The arm indicator's sum of squares within blocks: ``r / 2`` per block."""
         return self.labels.blocks * self.labels.runs / 2.0
 
     @property
@@ -166,7 +166,7 @@ class RowPermutations:
         return residual if residual > 1e-13 * self.sum_of_squares else 0.0
 
     def _distances(self) -> list[Floats]:
-        """Return the distances below and above the mean difference at which relabellings count.
+        """Return how far below and above the mean difference each relabelling counts.
 
         At the shift ``mean_difference - e`` the observed statistic is ``e``, and relabelling ``j``
         has the statistic ``d_j + e c_j``. Here ``d_j`` is its statistic after the mean difference

@@ -56,8 +56,8 @@ RESAMPLING_SEED = 20_260_612
 class Relabellings:
     """The relabellings that a blocked design is tested against; row 0 is the observed one.
 
-    ``signs`` is int8 [rows, 2 r blocks]: +1 labels a run as the arm's, -1 as the baseline's.
-    Columns go block by block, the baseline's runs before the arm's; ``runs`` is ``r``.
+    ``signs`` is int8 [relabellings, 2 * runs * blocks]: +1 labels a run as the arm's, -1 as the
+    baseline's. Columns go block by block, the baseline's runs before the arm's; ``runs`` is ``r``.
 
     If ``exact``, ``signs`` holds all relabellings. Otherwise it holds a sample, and the mirror
     image of each row belongs to the set too. Either way the set is closed under swapping all
@@ -85,7 +85,7 @@ class Relabellings:
 
         Parameters
         ----------
-        values : float64 [2 r blocks] or [2 r blocks, rows]
+        values : float64 [2 * runs * blocks] or [2 * runs * blocks, rows]
             In the order of :func:`pool_by_block`.
 
         Returns
@@ -156,7 +156,7 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
         ``blocks`` or ``runs`` is below 1.
     """
     if blocks < 1 or runs < 1:
-        raise ValueError(f"blocks={blocks}, runs={runs}: must be 1 or more")
+        raise ValueError(f"blocks={blocks}, runs={runs}: both must be 1 or more")
     of_block = _block_relabellings(runs)
     count = _count_relabellings(blocks, runs)
     exact = count <= MAX_ENUMERATED
@@ -172,12 +172,15 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
 
 
 def pool_by_block(baseline: Floats, arm: Floats) -> Floats:
-    """Join two arms' values, each [blocks, runs, ...], into one array [2 runs blocks, ...].
+    """Join two arms' values, each [blocks, runs, ...], into one array [2 * runs * blocks, ...].
 
     Block follows block; within a block the baseline's runs come before the arm's.
     """
     if baseline.shape != arm.shape or baseline.ndim < 2:
-        raise ValueError(f"shapes {baseline.shape} and {arm.shape}: both must be [blocks, runs]")
+        raise ValueError(
+            f"baseline has shape {baseline.shape} and arm {arm.shape}: they must be equal, "
+            "[blocks, runs, ...]"
+        )
     both = np.concatenate([baseline, arm], axis=1).astype(np.float64)
     return both.reshape(-1, *both.shape[2:])
 

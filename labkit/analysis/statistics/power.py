@@ -1,7 +1,7 @@
 """Power of a design: its smallest detectable effect, and the blocks that an effect needs.
 
-With run-to-run standard deviation ``sigma`` on the log scale, ``b`` blocks of ``r`` runs of each
-arm give the mean difference the standard error ``sigma sqrt(2 / (b r))``. A study estimates
+With run-to-run standard deviation ``sigma`` on the log scale, the mean difference over ``b``
+blocks of ``r`` runs per arm has the standard error ``sigma sqrt(2 / (b r))``. A study estimates
 ``sigma`` by ``s``, with ``b (2 r - 1) - 1`` degrees of freedom, and its test detects an effect
 above ``critical`` estimated standard errors. The minimum detectable effect (MDE) is ``k`` standard
 errors as estimated, such that 80 of 100 *other* studies of the same design detect it. Their own

@@ -1,9 +1,9 @@
 """Covariate adjustment by the arm-blind machine probe.
 
 The probe times fixed kernels in each process before the arm's path is loaded. For every
-hypothetical effect ``delta``, ``delta`` is subtracted from the arm's values, the part that follows
-the probe is removed by a regression through block means (``theta = sum(dv dp) / sum(dp^2)`` over
-the runs' deviations from their block's mean), and the permutation test is applied to the
+hypothetical effect ``delta``, ``delta`` is subtracted from the arm's values, the probe is regressed
+out of all values within blocks (``theta = sum(dv dp) / sum(dp^2)`` over the runs' deviations from
+their block's mean), and the permutation test is applied to the
 residuals: the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17,
 section 3). Labels do not enter the fit, so under ``delta`` the test is exact.
 
@@ -41,7 +41,7 @@ class ProbeAdjustedEffect:
 
 
 def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjustedEffect | None:
-    """Compare an arm with the baseline after removing the part that follows the probe.
+    """Compare an arm with the baseline after regressing the probe out of the values.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjuste
 
 
 def _within(values: Floats, blocks: int) -> Floats:
-    """Subtract the block means from values, float64 [2 runs blocks]."""
+    """Subtract the block means from values, float64 [2 * runs * blocks]."""
     table = values.reshape(blocks, -1)
     deviations: Floats = (table - table.mean(axis=1, keepdims=True)).reshape(-1)
     return deviations

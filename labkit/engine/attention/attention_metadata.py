@@ -222,19 +222,21 @@ def _check_batch(
     if len(too_short):
         s = too_short[0]
         raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]}: less than the {query_lens[s]} query tokens "
+            f"seq_lens[{s}] is {seq_lens[s]}, less than the {query_lens[s]} query tokens "
             f"of sequence {s}"
         )
     largest = _largest_used_block(block_tables, seq_lens, query_lens, block_size)
     if largest >= num_blocks:
-        raise ValueError(f"block_tables has block id {largest}: the pools have {num_blocks} blocks")
+        raise ValueError(
+            f"block_tables has block id {largest}, but the pools have only {num_blocks} blocks"
+        )
     return query_lens
 
 
 def _check_prefix_sums(cu: Int32Array, total_q: int | None) -> None:
     """Check that ``cu_seqlens_q`` starts at 0, never decreases and ends at ``total_q``."""
     if cu[0] != 0:
-        raise ValueError(f"cu_seqlens_q[0] is {cu[0]}: must be 0")
+        raise ValueError(f"cu_seqlens_q[0] is {cu[0]}; it must be 0")
     # Compared, not subtracted: a difference of two int32 may overflow.
     decreases = np.flatnonzero(cu[1:] < cu[:-1])
     if len(decreases):
@@ -257,13 +259,15 @@ def _largest_used_block(
     if len(too_long):
         s = too_long[0]
         raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]}: needs {counts[s]} blocks of {block_size}, "
-            f"block_tables has {width} columns"
+            f"seq_lens[{s}] is {seq_lens[s]} and needs {counts[s]} blocks of {block_size} tokens, "
+            f"but block_tables has only {width} columns"
         )
     used = np.where(np.arange(width) < counts[:, None], block_tables, 0)
     if used.size and used.min() < 0:
         s, b = np.argwhere(used < 0)[0]
-        raise ValueError(f"block_tables[{s}, {b}] is {block_tables[s, b]}: negative block id")
+        raise ValueError(
+            f"block_tables[{s}, {b}] is {block_tables[s, b]}; a block id must be 0 or more"
+        )
     return int(used.max(initial=0)) if counts.any() else -1
 
 

@@ -57,14 +57,14 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
         return GatherBackend()
     if backend != "fused":
         raise ValueError(
-            f"backend={backend}: allowed are fused, gather, reference or package.module:Class"
+            f"backend={backend}: must be fused, gather, reference or package.module:Class"
         )
     if device == "cpu":
         from labkit.engine.attention.cpu_backend import CpuBackend
 
         return CpuBackend(kernel_switches)
     if device not in DEVICES:
-        raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
+        raise ValueError(f"device={device}: must be one of: {', '.join(DEVICES)}")
     from labkit.engine.attention.metal_backend import MetalBackend
 
     return MetalBackend(kernel_switches, device)

@@ -72,7 +72,7 @@ def _bind(backend: CpuBackend, attention: CapturedAttention) -> AttentionLayer:
     expected = tuple((number, layer.head_dim) for number in heads)
     if attention.shapes != expected:
         raise ValueError(
-            f"layer {attention.layer}: the graph has queries and keys of {attention.shapes}, "
-            f"the KV pools are for {expected}"
+            f"layer {attention.layer}: the graph's queries and keys have the shapes "
+            f"{attention.shapes}, but the KV pools need {expected}"
         )
     return layer

@@ -25,7 +25,7 @@ class GatherBackend(MlxBackend):
     def _check_supported(self, layer: AttentionLayer) -> None:
         if layer.softcap is not None:
             raise ValueError(
-                f"softcap={layer.softcap}: MLX's attention has none; use backend=fused"
+                f"softcap={layer.softcap}: MLX's attention has no softcap; use backend=fused"
             )
 
     def new_prepared(self) -> _GatherPrepared:

@@ -21,7 +21,7 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
         if k_pool.ndim != 4 or k_shape != v_shape:
             raise ValueError(
-                "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
+                "k_pool and v_pool must have the same shape [num_blocks, block_size, num_kv_heads, "
                 f"head_dim], not {k_shape} and {v_shape}"
             )
         if tuple(k_shape[:2]) != first:
@@ -29,8 +29,8 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
                 "all pools must have the same number of blocks and the same block size"
             )
         if k_pool.dtype != v_pool.dtype:
-            dtypes = f"{dtype_name(k_pool)}, {dtype_name(v_pool)}"
-            raise ValueError(f"k_pool and v_pool must have one dtype, not {dtypes}")
+            dtypes = f"{dtype_name(k_pool)} and {dtype_name(v_pool)}"
+            raise ValueError(f"k_pool and v_pool must have the same dtype, not {dtypes}")
 
 
 def check_dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ def check_dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
     """
     if dtypes and name not in dtypes:
         allowed = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
-        raise ValueError(f"attention on device {device} takes {allowed}, not {name}")
+        raise ValueError(f"attention on device {device} supports {allowed}, not {name}")
 
 
 def dtype_name(array: Any) -> str:
@@ -62,14 +62,17 @@ def check_layer(
     num_kv_heads, head_dim = k_pool.shape[2:]
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
-            f"head size {head_dim}: allowed are multiples of 16 from 16 to {MAX_HEAD_DIM}"
+            f"head size {head_dim}: must be a multiple of 16 from 16 to {MAX_HEAD_DIM}"
         )
     if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
-        raise ValueError(f"{num_q_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+        raise ValueError(
+            f"the number of query heads, {num_q_heads}, is not a multiple of the {num_kv_heads} KV "
+            "heads"
+        )
     if not math.isfinite(scale):
         raise ValueError(f"scale={scale}: must be a finite number")
     if window is not None and window < 1:
-        raise ValueError(f"window={window}: allowed are 1 or more (keys), or None")
+        raise ValueError(f"window={window}: must be 1 or more (keys), or None")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap={softcap}: must be above 0, or None")
     if sinks is not None and tuple(sinks.shape) != (num_q_heads,):
@@ -88,14 +91,13 @@ def check_operands(
             f"q must have shape [total_q={total_q}, num_q_heads, head_dim], not {list(q.shape)}"
         )
     if q.shape[2] != layer.head_dim:
-        raise ValueError(f"q has head size {q.shape[2]}, the pools have {layer.head_dim}")
+        raise ValueError(f"q has head size {q.shape[2]}, but the pools have {layer.head_dim}")
     if q.shape[1] != layer.num_q_heads:
-        raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_q_heads}")
-    if layer.query_dtype not in (None, dtype_name(q)):
         raise ValueError(
-            f"q, k_pool and v_pool must have one dtype, not {dtype_name(q)}, {layer.dtype}, "
-            f"{layer.dtype}"
+            f"q has {q.shape[1]} heads, but the layer was bound to {layer.num_q_heads}"
         )
+    if layer.query_dtype not in (None, dtype_name(q)):
+        raise ValueError(f"q has dtype {dtype_name(q)}, but the layer needs {layer.query_dtype}")
     if k is not None:
         _check_new_keys(layer, total_q, k, v)
     if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
@@ -113,7 +115,5 @@ def _check_new_keys(layer: AttentionLayer, total_q: int, k: Any, v: Any) -> None
             f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
         )
     if not dtype_name(k) == dtype_name(v) == (layer.query_dtype or dtype_name(k)):
-        raise ValueError(
-            f"k, v, k_pool and v_pool must have one dtype, not {dtype_name(k)}, {dtype_name(v)}, "
-            f"{layer.dtype}, {layer.dtype}"
-        )
+        needed = f"the layer needs {layer.query_dtype}" if layer.query_dtype else "they must agree"
+        raise ValueError(f"k and v have dtypes {dtype_name(k)} and {dtype_name(v)}, but {needed}")

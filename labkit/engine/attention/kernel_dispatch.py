@@ -106,17 +106,17 @@ def _kernel(
     row = f"{layer.dtype} with head size {layer.head_dim}"
     batch = f"{metadata.total_q} query tokens of {metadata.num_seqs} sequences"
     if kernel not in ("auto", "decode", "tiled"):
-        raise ValueError(f"kernel={kernel}: allowed are auto, decode and tiled")
+        raise ValueError(f"kernel={kernel}: must be auto, decode or tiled")
     if kernel == "tiled" and not fits:
-        raise ValueError(f"kernel=tiled: does not take {row}")
+        raise ValueError(f"kernel=tiled does not support {row}")
     if kernel != "auto":
         return kernel, f"{kernel} was requested ({batch})"
     if metadata.total_q <= metadata.num_seqs:
         return "decode", f"no prefill ({batch})"
     if metadata.max_query_len < switches.tile_threshold:
-        return "decode", f"{metadata.max_query_len} query tokens at most: below tile_threshold"
+        return "decode", f"at most {metadata.max_query_len} query tokens, below tile_threshold"
     if not fits:
-        return "decode", f"prefill ({batch}), but the tiled kernel does not take {row}"
+        return "decode", f"prefill ({batch}), but the tiled kernel does not support {row}"
     return "tiled", f"prefill ({batch})"
 
 

@@ -40,8 +40,8 @@ class KernelSwitches:
         """Check the ranges."""
         text = str(self.split_kv)
         if text not in ("off", "auto") and not (text.isdecimal() and 1 <= int(text) <= 1024):
-            raise ValueError(f"split_kv={text}: allowed are off, auto or 1 to 1024 partitions")
+            raise ValueError(f"split_kv={text}: must be off, auto or 1 to 1024 (partitions)")
         if self.tile_threshold < 2:
             raise ValueError(
-                f"tile_threshold={self.tile_threshold}: allowed are 2 or more (query tokens)"
+                f"tile_threshold={self.tile_threshold}: must be 2 or more (query tokens)"
             )

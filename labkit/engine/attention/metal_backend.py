@@ -54,9 +54,9 @@ class MetalBackend(MlxBackend):
 
     def _check_supported(self, layer: AttentionLayer) -> None:
         if layer.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ValueError(
-                f"block size {layer.block_size}: device {self.name} takes "
-                f"{', '.join(map(str, BLOCK_SIZES))}"
+                f"block size {layer.block_size}: must be one of {sizes} on device {self.name}"
             )
 
     def new_prepared(self) -> _MetalPrepared:
@@ -115,7 +115,9 @@ class MetalBackend(MlxBackend):
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _LaunchParams:
         """Return the parameters that the launches of one kind of layers share in this step."""
         if not metadata.total_q:
-            raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
+            raise ValueError(
+                f"device {self.name}: the batch has no query tokens, so there is nothing to launch"
+            )
         dispatch = self._choose_kernel(metadata, layer)
         prepared: _MetalPrepared = metadata.prepared
         if not prepared.batch:

@@ -56,7 +56,9 @@ class SdpaAttention:
     ) -> None:
         """Set the constants of a layer; see ``Attention.bind``."""
         if softcap is not None:
-            raise ValueError(f"softcap={softcap}: MLX's attention has none; use backend=fused")
+            raise ValueError(
+                f"softcap={softcap}: MLX's attention has no softcap; use backend=fused"
+            )
         mlx_sinks = None if sinks is None else mx.array(sinks)
         self._layers[layer] = SdpaLayer(layer, scale, window, mlx_sinks)
 

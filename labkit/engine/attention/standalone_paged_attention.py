@@ -91,7 +91,7 @@ def paged_attention(
     queries, keys, values = map(convert, (q, k_pool, v_pool))
     if backend == "cpu" and dtype != mx.float32:
         raise ValueError(
-            f"attention on device cpu takes float32, not {input_validation.dtype_name(q)}"
+            f"attention on device cpu supports float32, not {input_validation.dtype_name(q)}"
         )
     attention.adopt([keys], [values])
     metadata = attention.plan(
@@ -123,7 +123,7 @@ def _common_dtype(**arrays: Any) -> mx.Dtype:
             raise ValueError(f"{name} must be float32, float16 or bfloat16, not {dtype_name}")
     if len(set(names.values())) > 1:
         raise ValueError(
-            f"q, k_pool and v_pool must have one dtype, not {', '.join(names.values())}"
+            f"q, k_pool and v_pool must have the same dtype, not {', '.join(names.values())}"
         )
     dtype: mx.Dtype = getattr(mx, names["q"])
     return dtype

@@ -107,7 +107,7 @@ class BudgetDecision:
     def __str__(self) -> str:
         """Return one line with the policy, its ceiling, the machine's name and the parts."""
         return (
-            f"engine.budget.policy={self.policy}: of {format_bytes(self.ceiling)} on "
+            f"engine.budget.policy={self.policy} divides {format_bytes(self.ceiling)} on "
             f"{self.machine}: {'; '.join(map(str, self.parts))}"
         )
 
@@ -219,7 +219,8 @@ def make_refusal(
     machine = inputs.machine
     remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
     otherwise = (
-        f"no setting fits, {format_bytes(missing)} are missing: {remedy} or take a smaller model"
+        f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a smaller "
+        "model"
     )
     fixed = inputs.fixed_parts(with_activations=with_activations)
     return BudgetRefusal(

@@ -50,7 +50,9 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
         fitting = scale * (MIN_EXPLICIT_BLOCKS if too_small else max_blocks)
         return make_refusal(
             inputs,
-            "two KV blocks are the least" if too_small else f"asks for {format_bytes(pool.bytes)}",
+            "a pool has at least two KV blocks"
+            if too_small
+            else f"it asks for {format_bytes(pool.bytes)}",
             pool,
             option=f"engine.budget.{key}={getattr(inputs.budget, key)}",
             free=f"{format_bytes(inputs.machine.available)} of {format_bytes(total)}",
@@ -110,7 +112,7 @@ def mistralrs(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     missing = inputs.fixed_bytes(with_activations=False) - (working_set - headroom)
     if missing > 0:
         problem = (
-            f"the weights must fit in {format_bytes(working_set)} less a headroom of "
+            f"the weights must fit in {format_bytes(working_set)} minus a headroom of "
             f"{format_bytes(headroom)}"
         )
         return make_refusal(inputs, problem, None, missing=missing, with_activations=False)
@@ -148,7 +150,7 @@ def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
             f"policy llamacpp asks for {format_bytes(need)} of {format_bytes(working_set)} "
             f"{_working_set_name(inputs.machine)}"
             if blocks
-            else "config.json does not say which context the model was trained for",
+            else "config.json does not give the context length that the model was trained for",
             inputs.pool_part(blocks),
             option=option,
             settings=[("engine.budget.blocks", max_blocks)]
@@ -180,8 +182,8 @@ def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
         missing = inputs.fixed_bytes() + smallest.bytes - total
         instead = ("engine.budget.policy", "fixed"), ("engine.budget.blocks", MIN_AUTO_BLOCKS)
         problem = (
-            f"it leaves {format_bytes(ceiling)} of {format_bytes(total)} RAM after a reserve of "
-            f"{format_bytes(reserve)}"
+            f"the policy leaves {format_bytes(ceiling)} of {format_bytes(total)} RAM after a "
+            f"reserve of {format_bytes(reserve)}"
         )
         settings: tuple[Setting, ...] = instead if missing <= 0 else ()
         return make_refusal(inputs, problem, smallest, settings=settings, missing=missing)

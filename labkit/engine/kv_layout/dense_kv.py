@@ -156,7 +156,9 @@ class DenseKVCacheManager(KVCacheManager):
         needed = self._memory_tokens(num_tokens)
         if needed <= self._capacity:
             return None
-        return f"need {self._row_name} of {needed} tokens, there is room for {self._capacity}"
+        return (
+            f"need {self._row_name} of {needed} tokens, but there is room for only {self._capacity}"
+        )
 
     def _memory_tokens(self, num_tokens: int) -> int:
         """Return ``num_tokens`` rounded up to the size of an allocation, in tokens."""

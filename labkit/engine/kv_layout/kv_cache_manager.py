@@ -162,7 +162,10 @@ class KVCacheManager:
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests have memory."""
         if set(self._tables) != running:
-            raise AssertionError(f"requests {set(self._tables)} have memory, but {running} run")
+            raise AssertionError(
+                f"requests {', '.join(sorted(self._tables))} have memory, but "
+                f"{', '.join(sorted(running))} run"
+            )
 
     def counters(self) -> dict[str, float]:
         """Return the counters since the last reset.

@@ -128,7 +128,7 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         if sorted(live) != sorted(row.row_id for row in self._row_of.values()):
             raise AssertionError("a live row belongs to no request")
         if len(live) < len(self.rows) and not (self._static and live):
-            raise AssertionError("a row stays although its request has ended")
+            raise AssertionError("a row remains although its request has ended")
         if self.stats.allocated != self.dense.nbytes:
             raise AssertionError("the count of allocated bytes disagrees with the array")
 

@@ -113,7 +113,7 @@ class PagedKVCacheManager(KVCacheManager):
         needed = self.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
             return None
-        return f"need {needed} KV blocks, the pool has {self.pool.capacity}"
+        return f"need {needed} KV blocks, but the pool has only {self.pool.capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Reserve blocks for a request's first ``num_tokens`` tokens, sharing cached blocks.

@@ -49,7 +49,9 @@ class GraphRunner:
         except Exception as error:
             # Foreign code may fail in any way on traced arrays.
             line = (str(error).splitlines() or [""])[0]
-            self.reason = f"its forward fails on traced arrays: {type(error).__name__}: {line}"
+            self.reason = (
+                f"the model's forward fails on traced arrays: {type(error).__name__}: {line}"
+            )
 
     def run(
         self, batch: Batch, attention: Any, metadata: AttentionMetadata, counters: Counters

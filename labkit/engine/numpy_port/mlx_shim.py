@@ -34,7 +34,7 @@ class _Missing:
         return _Missing(f"{self._name}.{name}")
 
     def __call__(self, *_args: Any, **_options: Any) -> Any:
-        raise NoCounterpart(f"it computes with {self._name}, which has no NumPy counterpart")
+        raise NoCounterpart(f"the model calls {self._name}, which has no NumPy counterpart")
 
     def __or__(self, _other: Any) -> _Missing:
         return self
@@ -72,7 +72,9 @@ def attend(
         ``keys`` is an array, not a ``KVHandle``.
     """
     if isinstance(keys, np.ndarray):
-        raise NoCounterpart("its attention gets keys that are no handle of its cache")
+        raise NoCounterpart(
+            "the model's attention does not pass on the keys that its cache returned"
+        )
     return keys.attend(queries, scale, mask, sinks)
 
 

@@ -72,7 +72,9 @@ def convert(model: Any, *, low_precision: bool = False) -> Conversion:
     except Exception as error:
         # A forward of foreign code on foreign arrays may fail in any way.
         line = (str(error).splitlines() or [""])[0]
-        return Conversion(f"its forward fails on NumPy arrays: {type(error).__name__}: {line}")
+        return Conversion(
+            f"the model's forward fails on NumPy arrays: {type(error).__name__}: {line}"
+        )
     # In place, so that every existing reference to the model refers to the converted model.
     model.clear()
     dict.update(model, converted)
@@ -129,7 +131,9 @@ class _Converter:
         if original.__module__.startswith(f"{PACKAGE}."):
             kind = getattr(self._modules.load(original.__module__), original.__qualname__, None)
             if not isinstance(kind, type):
-                raise NoCounterpart(f"its class {original.__qualname__} is made inside a function")
+                raise NoCounterpart(
+                    f"the model's class {original.__qualname__} is defined inside a function"
+                )
         elif original.__module__.startswith("mlx.nn.") and original.__name__ in PLAIN_LAYERS:
             kind = original
         else:
@@ -177,7 +181,7 @@ class _Converter:
             return None
         if self.mx.issubdtype(array.dtype, self.mx.floating) and array.dtype != self.mx.float32:
             kind = str(array.dtype).rpartition(".")[2]
-            raise NoCounterpart(f"{path} is {kind}; the NumPy path computes in float32")
+            raise NoCounterpart(f"{path} is {kind}, but the NumPy path computes in float32")
         return np.ascontiguousarray(np.asarray(array))
 
     def _matrix(self, layer: Any, path: str) -> WeightMatrix:
@@ -296,7 +300,7 @@ class _TrialHandle:
 
     def attend(self, queries: Array, scale: float, mask: Any, sinks: Any) -> Array:
         for array in (queries, self.values):
-            _require_numpy(array, "its attention is given")
+            _require_numpy(array, "the model's attention is given")
         if mask is not None:
             raise NoCounterpart("the model's attention builds a mask that labkit does not support")
         return np.repeat(self.values, queries.shape[1] // self.values.shape[1], axis=1)
@@ -311,6 +315,9 @@ def _require_numpy(array: Any, where: str) -> None:
 def _try_forward(model: Any, caches: int) -> None:
     ids = np.array([[0], [1]], np.int32)
     logits = model(ids, cache=[_TrialCache() for _ in range(caches)])
-    _require_numpy(logits, "its forward returns")
+    _require_numpy(logits, "the model's forward returns")
     if logits.shape[:2] != (2, 1):
-        raise NoCounterpart(f"its forward returns shape {logits.shape} for ids of shape (2, 1)")
+        raise NoCounterpart(
+            f"the model's forward returns logits of shape {logits.shape} for ids of shape (2, 1), "
+            "not (2, 1, vocabulary)"
+        )

@@ -64,7 +64,7 @@ class SummedLinear:
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N], equal in all ranks, for this rank's inputs x [..., K]."""
         if isinstance(x, TracedArray):
-            raise NotCapturable("its layers are summed over the ranks")
+            raise NotCapturable("the model's layers are summed over the ranks")
         total = self._all_sum(self._packed.multiply(x)[0])
         return total if self._bias is None else total + self._bias
 

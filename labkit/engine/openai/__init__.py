@@ -17,7 +17,7 @@ def check_http_extra() -> None:
     missing = [name for name in ("httptools", "uvloop") if find_spec(name) is None]
     config.require(
         not missing,
-        f"engine=openai: {', '.join(missing)} not installed (pip install 'labkit[http]')",
+        f"engine=openai: not installed: {', '.join(missing)}; run: pip install 'labkit[http]'",
     )
 
 

@@ -84,7 +84,7 @@ def _wait_until_ready(client: HttpClient) -> None:
         if timed.response.ended:
             return
         time.sleep(POLL_S)
-    raise EngineError(f"the null server gave no token within {START_TIMEOUT_S:g} s")
+    raise EngineError(f"the null server returned no token within {START_TIMEOUT_S:g} s")
 
 
 def _run_round(client: HttpClient, streams: int, number: int) -> list[TimedResponse]:
@@ -100,9 +100,10 @@ def _run_round(client: HttpClient, streams: int, number: int) -> list[TimedRespo
 
 
 def _send_and_collect(client: HttpClient, keys: Sequence[str], tokens: int) -> list[TimedResponse]:
-    """Send a request for ``tokens`` tokens under each key, and return the responses by key order.
+    """Send a request for ``tokens`` tokens under each key, and return the responses.
 
-    Responses that have not ended after ``ROUND_TIMEOUT_S`` are returned incomplete.
+    The responses are in the order of ``keys``. Those that have not ended after
+    ``ROUND_TIMEOUT_S`` are returned incomplete.
     """
     body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
     params = SamplingParams(max_tokens=tokens)

@@ -12,7 +12,7 @@ import httptools
 from labkit.engine.openai.sse_decoder import error_text
 from labkit.machine.exception_text import one_line
 
-TRUNCATED_ERROR = "the connection ended before the response did"
+TRUNCATED_ERROR = "the connection closed before the response was complete"
 
 
 class ReceivedBytes(NamedTuple):

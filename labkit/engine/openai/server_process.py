@@ -91,7 +91,7 @@ class ServerProcess:
             The server has ended, or has generated no token in time. The message includes the last
             probe's error.
         """
-        start, tries, last_error = time.monotonic(), 0, "it took no connection"
+        start, tries, last_error = time.monotonic(), 0, "the server accepted no connection"
         limit = self._options.start_timeout_s
         chat = path.endswith("/chat/completions")
         prompt = (
@@ -115,8 +115,8 @@ class ServerProcess:
             last_error = error
             time.sleep(POLL_S)
         raise EngineError(
-            f"{self._option}: no token within {limit:g} s (engine.server.start_timeout_s); the "
-            f"last of {tries} tries: {last_error}"
+            f"{self._option}: the server returned no token within {limit:g} s "
+            f"(engine.server.start_timeout_s); the last of {tries} tries failed: {last_error}"
         )
 
     def _probe(
@@ -173,7 +173,7 @@ def _probe_error(response: CompletedResponse) -> str | None:
         chunks = [parse_chunk(data) for part in response.parts for data in decoder.feed(part.data)]
     except StreamError as error:
         return str(error)
-    return None if any(map(_has_token, chunks)) else "a stream without a token"
+    return None if any(map(_has_token, chunks)) else "the stream has no token"
 
 
 def _has_token(chunk: StreamChunk) -> bool:
@@ -210,8 +210,8 @@ def _require_listener(url: str) -> None:
         socket.create_connection((parts.hostname or "", port), PROBE_TIMEOUT_S).close()
     except OSError as error:
         raise EngineError(
-            f"engine.server.url={url}: nobody listens there ({error.strerror or error}); start the "
-            "server, or name its address"
+            f"engine.server.url={url}: no server listens there ({error.strerror or error}); "
+            "start the server, or set its address"
         ) from None
 
 

@@ -138,11 +138,11 @@ class StreamedResponse:
         if self.refusal:
             return f"the server refused: {' '.join(self.refusal.split())}"
         if self.finish is None:
-            return "its stream broke off" if not self.ended else "no finish reason came"
+            return "the stream broke off" if not self.ended else "the stream has no finish reason"
         if self.finish not in ("stop", "length", "tool_calls"):
-            return f"finish reason {self.finish}"
+            return f"the finish reason is {self.finish}"
         if not self.num_reads:
-            return f"no token came (finish reason {self.finish})"
+            return f"the stream has no token (finish reason {self.finish})"
         return self._length_error()
 
     def _length_error(self) -> str | None:
@@ -158,10 +158,10 @@ class StreamedResponse:
         else:
             return None
         if count > params.max_tokens:
-            return f"{count} tokens came, {params.max_tokens} were requested"
+            return f"the server returned {count} tokens, but {params.max_tokens} were requested"
         if count < params.max_tokens and (params.ignore_eos or self.finish == "length"):
             tokens = f"{count} of {params.max_tokens} tokens"
-            return f"it ended early: {tokens}, finish reason {self.finish}"
+            return f"the stream ended early: {tokens}, finish reason {self.finish}"
         return None
 
 

@@ -18,7 +18,9 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--parallel", type=int, default=16, help="most requests served at once")
+    parser.add_argument(
+        "--parallel", type=int, default=16, help="maximum number of requests served at once"
+    )
     parser.add_argument(
         "--context", type=int, default=2560, help="context of each request (tokens)"
     )

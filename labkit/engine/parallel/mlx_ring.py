@@ -36,7 +36,7 @@ class Ring:
 
 
 def join_ring(rank: int, size: int) -> Ring:
-    """Join the ring that the environment describes as ``rank`` of ``size``, and wait for all ranks.
+    """Join the environment's ring, as ``rank`` of ``size``, and wait for all ranks.
 
     Raises
     ------

@@ -86,7 +86,9 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
         model.shard(ring.group)
         mx.eval(model.parameters())  # so that the unsharded matrices are freed
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise EngineError(f"{prefix}: it cannot be sharded: {one_line(error)}") from None
+        raise EngineError(
+            f"{prefix}: mlx_lm cannot shard it: {one_line(error)}; set engine.parallel.size=1"
+        ) from None
     return replace(loaded, num_all_reduces=sum(map(_is_all_reduced, model.modules())))
 
 

@@ -179,7 +179,7 @@ class HashPrefixCache(PrefixCache):
         if used != expected:
             raise AssertionError("the users of a cached block disagree with the chains")
         if set(self._lru) != {entry for entry in entries if not entry.users}:
-            raise AssertionError("the LRU queue is not the blocks without users")
+            raise AssertionError("the LRU queue does not hold exactly the blocks without users")
         if self._pool.num_evictable != len(self._lru):
             raise AssertionError("the blocks without users are not the evictable blocks")
         if len(list(self.cached_blocks())) != len(entries):

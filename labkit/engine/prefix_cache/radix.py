@@ -208,14 +208,14 @@ class RadixPrefixCache(PrefixCache):
         nodes = list(self.nodes())
         for node in nodes:
             if not node.blocks or len(node.blocks) != len(node.tokens):
-                raise AssertionError("a node has not as many blocks as spans of tokens")
+                raise AssertionError("a node has different numbers of blocks and token spans")
             if any(key != child.tokens[0] for key, child in node.children.items()):
                 raise AssertionError("a child cannot be found by its first tokens")
         locks = Counter(node for end in self._ends.values() for node in self._path(end))
         if any(node.locks != locks[node] for node in nodes):
             raise AssertionError("a node's locks disagree with the requests that end below it")
         if set(self._lru) != {node for node in nodes if not node.locks}:
-            raise AssertionError("the LRU queue is not the nodes without locks")
+            raise AssertionError("the LRU queue does not hold exactly the nodes without locks")
         if self._pool.num_evictable != sum(len(node.blocks) for node in self._lru):
             raise AssertionError("the blocks without locks are not the evictable blocks")
         later = set(self._lru)

@@ -199,7 +199,9 @@ def load_draft(
         loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
         target_vocab, vocab = (e.logits[0].shape[-1] for e in (target, expected))
         if vocab != target_vocab:
-            raise EngineError(f"its vocabulary has {vocab} ids, the model's {target_vocab}")
+            raise EngineError(
+                f"the draft model's vocabulary has {vocab} ids, but the model's has {target_vocab}"
+            )
         shapes = target.shapes + expected.shapes
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
         logits_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)

@@ -69,7 +69,7 @@ def find_gxx() -> str:
     path = shutil.which("g++")
     if path is None:
         raise EmulatorUnavailable(
-            "device=emulated: no g++ on PATH; install a C++17 compiler (g++ 12 or later) "
+            "device=emulated: there is no g++ on PATH; install a C++17 compiler (g++ 12 or later) "
             "or set device=cpu"
         )
     return path

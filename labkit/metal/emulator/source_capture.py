@@ -54,7 +54,7 @@ def capture_kernel(call: KernelCall) -> CapturedKernel:
     primitives = [event for event in events if event.get("type") == "primitive"]
     kernels = [event for event in primitives if event.get("name") == "CustomKernel"]
     if len(kernels) != 1:
-        raise _unknown_form(f"{len(kernels)} kernels in the export of one")
+        raise _unknown_form(f"the export of one kernel has {len(kernels)}")
     return _parse(kernels[0].get("arguments"))
 
 

@@ -159,7 +159,10 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
     """
     name = file.string("general.architecture")
     if name not in ARCHITECTURE_TRAITS:
-        raise GGUFError(f"architecture {name!r}; supported are {', '.join(ARCHITECTURE_TRAITS)}")
+        raise GGUFError(
+            f"architecture {name!r} is not supported; must be one of: "
+            f"{', '.join(ARCHITECTURE_TRAITS)}"
+        )
     _check_required_defaults(file, name)
     heads = file.count(f"{name}.attention.head_count")
     hidden = file.count(f"{name}.embedding_length")
@@ -210,7 +213,9 @@ def _check_dimensions(file: GGUFFile, a: GGUFArchitecture, default_dim: int) -> 
                 f"{key} is {file.count(key)}; it must equal the head dimension {a.head_dim}"
             )
     if not a.traits.free_head_dim and a.head_dim != default_dim:
-        raise GGUFError(f"head dimension {a.head_dim}; mlx_lm's {a.name} requires {default_dim}")
+        raise GGUFError(
+            f"the head dimension is {a.head_dim}, but mlx_lm's {a.name} requires {default_dim}"
+        )
 
 
 def _check_tensors(file: GGUFFile, architecture: GGUFArchitecture) -> None:

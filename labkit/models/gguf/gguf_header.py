@@ -177,7 +177,10 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
     reader = _HeaderReader(data)
     version = reader.unsigned(4)
     if version not in VERSIONS:
-        raise GGUFError(f"GGUF version {version}; supported are {', '.join(map(str, VERSIONS))}")
+        raise GGUFError(
+            f"GGUF version {version} is not supported; must be one of: "
+            f"{', '.join(map(str, VERSIONS))}"
+        )
     num_tensors, num_keys = reader.unsigned(8), reader.unsigned(8)
     _check_limit(num_tensors, MAX_TENSORS, "tensors")
     _check_limit(num_keys, MAX_METADATA_KEYS, "metadata keys")
@@ -190,7 +193,7 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
     tensors = [reader.tensor() for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-        raise GGUFError(f"general.alignment is {alignment}; allowed are 1 to {1 << 20}")
+        raise GGUFError(f"general.alignment is {alignment}; it must be 1 to {1 << 20}")
     data_start = -(-reader.position // alignment) * alignment
     return GGUFFile(path, metadata, _check_placement(tensors, data_start, len(data)))
 
@@ -213,7 +216,7 @@ def _check_placement(
         next_free = tensor.offset + tensor.size
         if next_free > file_bytes:
             raise GGUFError(
-                f"truncated: tensor {tensor.name} ends at byte {next_free}, the file at "
+                f"truncated: tensor {tensor.name} ends at byte {next_free}, but the file ends at "
                 f"{file_bytes}"
             )
         placed[tensor.name] = tensor
@@ -222,7 +225,7 @@ def _check_placement(
 
 def _check_limit(number: int, limit: int, what: str) -> None:
     if number > limit:
-        raise GGUFError(f"damaged: it claims {number} {what}; allowed are {limit}")
+        raise GGUFError(f"damaged: it claims {number} {what}, but the limit is {limit}")
 
 
 class _HeaderReader:
@@ -274,7 +277,7 @@ class _HeaderReader:
 
     def _numbers(self, kind: int, number: int, key: str) -> npt.NDArray[Any]:
         if kind not in NUMBER_DTYPES:
-            raise GGUFError(f"damaged: {key} has a value of type {kind}")
+            raise GGUFError(f"damaged: {key} has a value of the unknown type {kind}")
         dtype = np.dtype(NUMBER_DTYPES[kind])
         start = self.advance(number * dtype.itemsize)
         return np.frombuffer(self._data[start : self.position], dtype)
@@ -289,7 +292,9 @@ class _HeaderReader:
         if kind not in TENSOR_TYPES:
             name_of_type = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
             supported = ", ".join(tensor_type.name for tensor_type in TENSOR_TYPES.values())
-            raise GGUFError(f"tensor {name} is of type {name_of_type}; supported are {supported}")
+            raise GGUFError(
+                f"tensor {name} is of type {name_of_type}; it must be one of: {supported}"
+            )
         if not shape or 0 in shape or shape[-1] % TENSOR_TYPES[kind].block_values:
             raise GGUFError(
                 f"tensor {name}: {TENSOR_TYPES[kind].name} cannot have the shape {shape}"

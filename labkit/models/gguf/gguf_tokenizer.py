@@ -45,7 +45,7 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     """
     kind, pre = file.string("tokenizer.ggml.model"), file.string("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
-        raise GGUFError(f"tokenizer {kind!r}; supported is gpt2 (byte-level BPE)")
+        raise GGUFError(f"tokenizer {kind!r} is not supported; must be gpt2 (byte-level BPE)")
     tokens = file.strings("tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(tokens) > MAX_TOKENS or len(vocab) != len(tokens):
@@ -128,7 +128,9 @@ def _set_pre_tokenizer(built: Tokenizer, pre: str) -> None:
         "llama-bpe": lambda: _regex_split("{1,3}"),
     }
     if pre not in splitters:
-        raise GGUFError(f"pre-tokenizer {pre!r}; supported are {', '.join(splitters)}")
+        raise GGUFError(
+            f"pre-tokenizer {pre!r} is not supported; must be one of: {', '.join(splitters)}"
+        )
     built.pre_tokenizer = pre_tokenizers.Sequence(splitters[pre]())
     if pre == "qwen2":
         built.normalizer = normalizers.NFC()
@@ -180,5 +182,5 @@ def _flag(file: GGUFFile, key: str, *, default: bool) -> bool:
 def _token_id(file: GGUFFile, key: str) -> int:
     index, number = file.count(key), len(file.strings("tokenizer.ggml.tokens"))
     if index >= number:
-        raise GGUFError(f"{key} is {index}; the vocabulary has {number} tokens")
+        raise GGUFError(f"{key} is {index}, but the vocabulary has only {number} tokens")
     return index

@@ -54,7 +54,9 @@ def export_gguf(model_dir: Path) -> Path:
         f"GGUF, and this is {'a quantised ' if 'quantization' in config else ''}{kind}; name a "
         "GGUF file in the command instead",
     )
-    require(find_spec("gguf") is not None, f"{option}: gguf is not installed (pip install gguf)")
+    require(
+        find_spec("gguf") is not None, f"{option}: gguf is not installed; run: pip install gguf"
+    )
     digest = inspect(model_dir, name=model_dir.name, option=option).digest
     path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
     if not path.is_file():

@@ -34,10 +34,10 @@ def read(path: str, kind: type[T]) -> tuple[T, ...]:
         status = file.stat()
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
-    require(file.is_file(), f"workload.prompts.path={path}: not a file")
+    require(file.is_file(), f"workload.prompts.path={path} is not a file")
     require(
         status.st_size <= MAX_FILE_BYTES,
-        f"{path}: {status.st_size:,} bytes; allowed are {MAX_FILE_BYTES:,}",
+        f"{path} has {status.st_size:,} bytes; it must have at most {MAX_FILE_BYTES:,}",
     )
     return _read(path, kind, status.st_mtime_ns, status.st_size)  # type: ignore[arg-type]
 
@@ -49,9 +49,9 @@ def _read(path: str, kind: type[T], modified: int, size: int) -> tuple[T, ...]:
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
     items = tuple(_items(path, text, kind))
-    require(bool(items), f"{path}: no request in it")
+    require(bool(items), f"{path} has no requests")
     return items
 
 
@@ -63,10 +63,15 @@ def _items(path: str, text: str, kind: type[T]) -> Iterator[T]:
             continue
         count += 1
         where = f"{path}, line {number}"
-        require(count <= MAX_REQUESTS, f"{where}: allowed are {MAX_REQUESTS:,} requests")
+        require(
+            count <= MAX_REQUESTS, f"{where}: the file must have at most {MAX_REQUESTS:,} requests"
+        )
         data = _object(where, line)
         unknown = next((key for key in data if key not in allowed), None)
-        require(unknown is None, f"{where}: {_short(unknown)!r}: allowed are {', '.join(allowed)}")
+        require(
+            unknown is None,
+            f"{where}: no key {_short(unknown)!r}; the keys are: {', '.join(allowed)}",
+        )
         try:
             yield from_plain(kind, data)
         except ConfigError as error:
@@ -77,8 +82,8 @@ def _object(where: str, line: str) -> dict[str, Any]:
     try:
         data = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON: {one_line(error)}") from None
-    require(isinstance(data, dict), f"{where}: not an object of keys and values")
+        raise ConfigError(f"{where} is not valid JSON: {one_line(error)}") from None
+    require(isinstance(data, dict), f"{where} is not a JSON object")
     return dict(data)
 
 
@@ -89,4 +94,4 @@ def _short(quote: object) -> str:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")
+    raise ValueError(f"JSON has no {constant}")

@@ -42,12 +42,12 @@ class TraceLine(Group):
         blocks = -(-(self.input_length or 0) // HASH_BLOCK_TOKENS)
         require(
             len(self.hash_ids) in (0, blocks),
-            f"hash_ids: {len(self.hash_ids)} for input_length={self.input_length}; allowed are "
-            f"{blocks} (one per {HASH_BLOCK_TOKENS} tokens) or none",
+            f"hash_ids has {len(self.hash_ids)} ids for input_length={self.input_length}; it must "
+            f"have {blocks} (one per {HASH_BLOCK_TOKENS} tokens) or none",
         )
         require(
             all(0 <= hash_id < 1 << 63 for hash_id in self.hash_ids),
-            "hash_ids: allowed are 0 to 2**63 - 1",
+            "hash_ids: every id must be 0 to 2**63 - 1",
         )
 
 
@@ -93,8 +93,8 @@ class TraceSource:
         longest = max(map(sum, lengths))
         require(
             longest <= MAX_LENGTH_TOKENS,
-            f"workload.prompts.length_scale={scale}: a request would have {longest:,} tokens; "
-            f"allowed are {MAX_LENGTH_TOKENS:,}",
+            f"workload.prompts.length_scale={scale}: a request would have {longest:,} tokens, "
+            f"but may have at most {MAX_LENGTH_TOKENS:,}",
         )
         return lengths
 

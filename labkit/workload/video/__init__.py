@@ -34,7 +34,7 @@ class VideoKind:
             require(
                 importlib.util.find_spec(module) is not None,
                 f"workload={workload.name}: the module {module} is not installed; "
-                "pip install 'labkit[video]'",
+                "run: pip install 'labkit[video]'",
             )
         if workload.clips is not None:
             video_qa.check(workload, [path.name for path in clip_library.files_of(workload.clips)])
@@ -51,7 +51,7 @@ class VideoKind:
         first, *others = (e.workload for e in experiments)
         for name in SHARED:
             if any(getattr(w, name) != getattr(first, name) for w in others):
-                return f"the arms differ in workload.{name}: their rounds would not be aligned"
+                return f"the arms differ in workload.{name}, so their rounds would not be aligned"
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
@@ -82,7 +82,7 @@ class VideoKind:
             check = length * pixels / PIXELS_PER_SECOND
             seconds += once * (workload.repeats + requests) + check
             largest = max(largest, 3 * pixels * num_frames)
-        warnings = () if workload.clips is None else ("your own clips are not read beforehand",)
+        warnings = () if workload.clips is None else ("the plan does not read your own clips",)
         return Estimate(seconds, PROCESS_BYTES + largest, warnings)
 
 

@@ -77,11 +77,13 @@ def files_of(folder: str) -> Sequence[Path]:
     """
     path = Path(folder).expanduser()
     where = f"workload.clips={folder}"
-    require(path.is_dir(), f"{where}: not a folder")
+    require(path.is_dir(), f"{where} is not a folder")
     try:
         files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
     except OSError as error:
         require(False, f"{where}: {error.strerror or error}")
-    require(bool(files), f"{where}: there is no file in it")
-    require(len(files) <= MAX_CLIPS, f"{where}: {len(files)} files; at most {MAX_CLIPS} clips")
+    require(bool(files), f"{where} has no files")
+    require(
+        len(files) <= MAX_CLIPS, f"{where} has {len(files)} files; it must have at most {MAX_CLIPS}"
+    )
     return [file.absolute() for file in files]

@@ -105,7 +105,9 @@ class OpenClip:
         frames = self._counted([*context.decode(packet), *context.decode(None)])
         context.flush_buffers()
         if len(frames) != 1:
-            raise Undecodable(f"the keyframe at {packet.pts} gave {len(frames)} frames")
+            raise Undecodable(
+                f"the decoder returned {len(frames)} frames for the keyframe at {packet.pts}, not 1"
+            )
         return frames[0]
 
     def _counted(self, frames: list[VideoFrame]) -> list[VideoFrame]:
@@ -123,18 +125,20 @@ class OpenClip:
                 continue
             time = packet.dts if packet.pts is None else packet.pts
             if time is None:
-                raise Undecodable(f"packet {len(entries)} has no time")
+                raise Undecodable(f"packet {len(entries)} has no timestamp")
             when = time if packet.dts is None else packet.dts
             entries.append((time, packet.is_keyframe, when))
         if not entries:
             raise Undecodable("it has no frames")
         promised, count = self.stream.frames, self.counts.packets_read
         if count < promised:
-            raise Undecodable(f"it ends after {count} of the {promised} frames that it promises")
+            raise Undecodable(
+                f"it ends after {count} of the {promised} frames that its header promises"
+            )
         entries.sort()
         times = tuple(time for time, _, _ in entries)
         if len(set(times)) != len(times):
-            raise Undecodable("two of its frames are shown at one time")
+            raise Undecodable("two of its frames have the same timestamp")
         keys = {index: when for index, (_, is_key, when) in enumerate(entries) if is_key}
         return FrameIndex(times, tuple(keys), keys, float(self.stream.time_base or 0))
 
@@ -212,12 +216,15 @@ def refuse_damaged(frame: VideoFrame) -> None:
         The frame is flagged as damaged.
     """
     if frame.is_corrupt:
-        raise Undecodable(f"the frame at time {frame.pts} is damaged")
+        raise Undecodable(f"the frame with timestamp {frame.pts} is damaged")
 
 
 def pixels(frame: VideoFrame) -> Pixels:
     """Return a frame's RGB pixels; raise :class:`Undecodable` if it exceeds ``MAX_PIXELS``."""
     if frame.width * frame.height > MAX_PIXELS:
-        raise Undecodable(f"a picture of {frame.width} x {frame.height} pixels")
+        raise Undecodable(
+            f"a frame has {frame.width} x {frame.height} pixels; at most {MAX_PIXELS:,} are "
+            "supported"
+        )
     image: Any = frame.to_ndarray(format="rgb24")
     return np.ascontiguousarray(image, np.uint8)

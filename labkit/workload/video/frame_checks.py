@@ -125,7 +125,8 @@ class Reference:
         unknown = [place for place in arm_frames.picks if place not in self.pixels]
         if unknown:
             raise Undecodable(
-                f"frame {unknown[0]} cannot be checked: decoding from the beginning did not give it"
+                f"frame {unknown[0]} cannot be checked, because decoding from the beginning "
+                "did not return it"
             )
         digests = arm_frames.digests
         return {

@@ -85,7 +85,7 @@ def _stream(clip: OpenClip, num_frames: int) -> DecodedFrames:
                 break
     if left:
         raise Undecodable(
-            f"frame {min(left)} was picked of {count}, and the decoder gave "
+            f"frame {min(left)} of {count} was picked, but the decoder returned only "
             f"{clip.counts.frames_decoded} frames"
         )
     return DecodedFrames(tuple(picks), frames, clip.counts)
@@ -110,7 +110,7 @@ def _at(frames: Iterator[VideoFrame], time: int, place: int) -> VideoFrame:
             if when == time:
                 return frame
             break
-    raise Undecodable(f"the decoder did not give frame {place}")
+    raise Undecodable(f"the decoder did not return frame {place}")
 
 
 def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
@@ -119,7 +119,7 @@ def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) ->
     for place in dict.fromkeys(picks):
         frame = clip.alone(next(clip.from_keyframe(frame_index, place)))
         if not frame.key_frame:
-            raise Undecodable(f"the packet of frame {place} is marked as a keyframe and is none")
+            raise Undecodable(f"the packet of frame {place} is marked as a keyframe but is not one")
         found[place] = pixels(frame)
     return found
 
@@ -149,7 +149,7 @@ def _opencv(path: Path, num_frames: int, threads: int) -> DecodedFrames:
                 left.discard(place)
         if left:
             raise Undecodable(
-                f"frame {min(left)} was picked of {count}, and OpenCV gave "
+                f"frame {min(left)} of {count} was picked, but OpenCV returned only "
                 f"{counts.frames_decoded} frames"
             )
         return DecodedFrames(tuple(picks), frames, counts)
@@ -185,7 +185,7 @@ def check_counts(
         matches = matches and counts.delta_frames == 0
     if not matches:
         raise Undecodable(
-            f"the decoder gave {counts.frames_decoded} frames ({counts.delta_frames} of them no "
-            f"keyframes) after {counts.seeks} seeks, which is not workload.picks="
-            f"{workload.picks.value}"
+            f"the decoder returned {counts.frames_decoded} frames ({counts.delta_frames} not "
+            f"keyframes) after {counts.seeks} seeks, which does not match "
+            f"workload.picks={workload.picks.value}"
         )

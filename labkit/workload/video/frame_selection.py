@@ -71,7 +71,7 @@ def pick_frames(
     if picks_exact_positions(how):
         return positions(frames, num_frames)
     if not keyframes:
-        raise Undecodable("it has no keyframes: no packet is marked as one")
+        raise Undecodable("it has no packet that is marked as a keyframe")
     if how is FramePicks.nearest:
         return [_nearest(keyframes, position) for position in positions(frames, num_frames)]
     if how is FramePicks.keyframes_unique:

@@ -145,7 +145,10 @@ class InterleavedVideo:
             if self._quiz is not None and self._quiz.about(source.name):
                 samples.pixels = [taken.frames[place] for place in taken.picks]
         elif (mine.picks, mine.digests) != (samples.first.picks, samples.first.digests):
-            raise InvalidOutput(f"{source.name}: request {len(samples.seconds)} gave other frames")
+            raise InvalidOutput(
+                f"{source.name}: request {len(samples.seconds)} returned other frames than the "
+                "first"
+            )
 
     def _check(self) -> None:
         """Check each arm's frames against the reference, and its counts against its pick method."""
@@ -200,7 +203,7 @@ class InterleavedVideo:
             try:
                 self._take(source.path, workload, source.num_frames)
             except Undecodable as error:
-                raise InvalidOutput(f"{source.name} was served before, and now: {error}") from error
+                raise InvalidOutput(f"{source.name} was served before, but now: {error}") from error
 
         with self._context.turn(arm), ThreadPoolExecutor(workload.concurrency or len(job)) as pool:
             start = time.perf_counter()
@@ -213,7 +216,8 @@ class InterleavedVideo:
         if not any(samples.served for samples in clips):
             name, line = sources[0].name, clips[0].failures[0]
             raise InvalidOutput(
-                f"workload.picks={self._arms[arm].picks.value}: no clip was served; {name}: {line}"
+                f"workload.picks={self._arms[arm].picks.value}: no clip could be decoded; {name}: "
+                f"{line}"
             )
         cases = [self._case(arm, clip) for clip in range(len(sources))]
         job = self._jobs[arm]

@@ -60,7 +60,7 @@ def read(path: str, clips: Collection[str]) -> list[Question]:
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
-    require(bool(questions), f"{where}: there is no question in it")
+    require(bool(questions), f"{where} has no questions")
     return questions
 
 
@@ -68,8 +68,8 @@ def _question(line: str, where: str, clips: Collection[str]) -> Question:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from None
-    require(isinstance(data, dict), f"{where}: not an object with {', '.join(KEYS)}")
+        raise ConfigError(f"{where} is not valid JSON: {error}") from None
+    require(isinstance(data, dict), f"{where} is not a JSON object with {', '.join(KEYS)}")
     missing = [key for key in KEYS if key not in data]
     require(not missing, f"{where}: {', '.join(missing)} is missing")
     clip, text, choices, answer = (data[key] for key in KEYS)
@@ -83,7 +83,7 @@ def _question(line: str, where: str, clips: Collection[str]) -> Question:
     )
     require(
         type(answer) is int and 0 <= answer < len(choices),
-        f"{where}: answer={answer!r}: allowed are 0 to {len(choices) - 1}, a choice's number",
+        f"{where}: answer={answer!r}: must be 0 to {len(choices) - 1}, the number of a choice",
     )
     return Question(clip, text, tuple(choices), answer)
 
@@ -99,7 +99,7 @@ def check(workload: Workload, clips: Collection[str]) -> None:
     require(
         importlib.util.find_spec("mlx_vlm") is not None,
         f"workload.questions={workload.questions}: answering needs mlx-vlm, which is not "
-        "installed: pip install mlx-vlm",
+        "installed; run: pip install mlx-vlm",
     )
 
 

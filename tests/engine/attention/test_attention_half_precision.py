@@ -202,7 +202,7 @@ def test_resolvers_threads_and_switches_do_not_change_a_bit(make_batch, lengths,
 
 
 def test_the_oracle_refuses_pools_of_another_type(make_batch):
-    with pytest.raises(ValueError, match="one dtype"):
+    with pytest.raises(ValueError, match="but the layer needs"):
         make_batch([(1, 9)]).stored("float16").attend("reference")
 
 

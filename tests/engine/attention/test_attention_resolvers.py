@@ -147,7 +147,7 @@ def test_identity_takes_pure_decode_only(make_batch):
     assert np.array_equal(out, batch.attend()[0])
     assert report.counters()["resolver.identity"] == 1
     for lengths in ([(1, 30), (2, 5)], [(1, 30), (0, 5)]):
-        with pytest.raises(ValueError, match="resolver=identity: takes pure decode only"):
+        with pytest.raises(ValueError, match="resolver=identity handles decode only"):
             make_batch(lengths).attend(resolver="identity")
 
 
@@ -216,8 +216,8 @@ INVALID_MAPS = [
     (lambda t, b: (list(t), b), "token_map must be a NumPy array of int32, not list"),
     (lambda t, b: (t[1:], b), r"token_map must have shape \(41,\), not \(40,\)"),
     (lambda t, b: (t, b[:, None]), r"qblock_map must have shape \(3,\), not \(3, 1\)"),
-    (lambda t, b: (t - 1, b), r"token_map\[0\] is -1: allowed are 0 to 1"),
-    (lambda t, b: (t, b + 1), r"qblock_map\[1\] is 2: allowed are -1 to 1"),
+    (lambda t, b: (t - 1, b), r"token_map\[0\] is -1; it must be 0 to 1"),
+    (lambda t, b: (t, b + 1), r"qblock_map\[1\] is 2; it must be -1 to 1"),
     (lambda t, b: t, r"must return \(token_map, qblock_map\)"),
     (lambda t, b: 1 / 0, "ZeroDivisionError"),
 ]
@@ -238,12 +238,12 @@ def test_invalid_maps_are_refused(make_batch, resolver, change, message):
     [
         (
             "nope",
-            "allowed are binary_search, seq_map, identity, padded_grid, work_plan or package",
+            "must be binary_search, seq_map, identity, padded_grid, work_plan or package",
         ),
         ("no.such.module:Class", "ModuleNotFoundError"),
         ("labkit.engine.attention.launch_report:Nope", "AttributeError"),
         ("labkit.engine.attention.launch_report:LaunchReport", "TypeError"),
-        ("collections:OrderedDict", "the class has no attribute `name`"),
+        ("collections:OrderedDict", "the class needs an attribute `name`"),
     ],
 )
 def test_unloadable_resolvers_are_refused(name, message):

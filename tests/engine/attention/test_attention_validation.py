@@ -46,16 +46,16 @@ BATCHES = [
     ({"cu_seqlens_q": [0, 3, 4]}, "cu_seqlens_q must be an array of int32, not list"),
     ({"block_tables": lambda a: a[0]}, "block_tables must have 2 dimensions, not 1"),
     ({"block_tables": lambda a: a[:1]}, "block_tables has 1 rows for 2 sequences"),
-    ({"block_tables": with_item((1, 2), -1)}, r"block_tables\[1, 2\] is -1: negative block id"),
-    ({"block_tables": lambda a: a[:, :2]}, r"seq_lens\[1\] is 40: needs 3 blocks of 16"),
-    ({"cu_seqlens_q": with_item(0, 1)}, r"cu_seqlens_q\[0\] is 1: must be 0"),
+    ({"block_tables": with_item((1, 2), -1)}, r"block_tables\[1, 2\] is -1; a block id must be"),
+    ({"block_tables": lambda a: a[:, :2]}, r"seq_lens\[1\] is 40 and needs 3 blocks of 16"),
+    ({"cu_seqlens_q": with_item(0, 1)}, r"cu_seqlens_q\[0\] is 1; it must be 0"),
     ({"cu_seqlens_q": with_item(1, 5)}, "cu_seqlens_q falls from 5 to 4 at index 2"),
     ({"cu_seqlens_q": with_item(2, 5)}, "cu_seqlens_q ends at 5, not at total_q=4"),
     ({"cu_seqlens_q": lambda a: a[:2]}, "cu_seqlens_q has 2 entries; 2 sequences need 3"),
-    ({"seq_lens": with_item(0, 2)}, r"seq_lens\[0\] is 2: less than the 3 query tokens"),
+    ({"seq_lens": with_item(0, 2)}, r"seq_lens\[0\] is 2, less than the 3 query tokens"),
     (
         {"block_tables": with_item((1, 2), 6)},
-        "block id 6: the pools have 6 blocks",
+        "block id 6, but the pools have only 6 blocks",
     ),
 ]
 
@@ -79,17 +79,23 @@ def test_unused_blocks_may_hold_anything(make_batch, backend):
 
 OPERANDS = [
     ({"q": lambda a: a[:3]}, r"q must have shape \[total_q=4"),
-    ({"k_pool": lambda a: a[:, :8]}, "k_pool and v_pool must have one shape"),
-    ({"k_pool": lambda a: a.astype(np.float16)}, "must have one dtype, not float16, float32"),
-    ({"q": lambda a: a.astype(np.float64)}, "must have one dtype, not float64, float32, float32"),
-    ({"k_pool": lambda a: a[:4], "v_pool": lambda a: a[:4]}, "block id 5: the pools have 4"),
-    ({"q": lambda a: a[:, :, :32]}, "q has head size 32, the pools have 64"),
-    ({"heads": 7}, "7 query heads are not a multiple of 2 KV heads"),
-    ({"heads": 0}, "0 query heads are not a multiple of 2 KV heads"),
-    ({"q": lambda a: a[:, :6]}, "q has 6 heads, the layer was bound to 8"),
+    ({"k_pool": lambda a: a[:, :8]}, "k_pool and v_pool must have the same shape"),
+    (
+        {"k_pool": lambda a: a.astype(np.float16)},
+        "must have the same dtype, not float16 and float32",
+    ),
+    ({"q": lambda a: a.astype(np.float64)}, "q has dtype float64, but the layer needs float32"),
+    (
+        {"k_pool": lambda a: a[:4], "v_pool": lambda a: a[:4]},
+        "block id 5, but the pools have only 4",
+    ),
+    ({"q": lambda a: a[:, :, :32]}, "q has head size 32, but the pools have 64"),
+    ({"heads": 7}, "query heads, 7, is not a multiple of the 2 KV heads"),
+    ({"heads": 0}, "query heads, 0, is not a multiple of the 2 KV heads"),
+    ({"q": lambda a: a[:, :6]}, "q has 6 heads, but the layer was bound to 8"),
     ({"out": np.zeros((4, 8, 64))}, "out must be float32"),
     ({"scale": np.nan}, "scale=nan: must be a finite number"),
-    ({"window": 0}, "window=0: allowed are 1 or more"),
+    ({"window": 0}, "window=0: must be 1 or more"),
     ({"softcap": 0.0}, "softcap=0.0: must be above 0"),
     ({"sinks": np.zeros(3, np.float32)}, r"sinks must have shape \[8\], not \[3\]"),
 ]
@@ -128,14 +134,14 @@ def test_bad_operands_are_refused(make_batch, backend, changes, message, monkeyp
 
 @pytest.mark.parametrize("head_dim", [0, 8, 40, 272])
 def test_bad_head_sizes_are_refused(make_batch, backend, head_dim):
-    with pytest.raises(ValueError, match=f"head size {head_dim}: allowed are multiples of 16"):
+    with pytest.raises(ValueError, match=f"head size {head_dim}: must be a multiple of 16"):
         make_batch([(1, 4)], head_dim=head_dim).attend(**backend, scale=1.0)
 
 
 def test_queries_of_half_precision_are_refused_on_the_cpu(make_batch):
     batch = make_batch([(1, 4)])
     batch.q = batch.q.astype(np.float16)
-    with pytest.raises(ValueError, match="must have one dtype, not float16, float32"):
+    with pytest.raises(ValueError, match="q has dtype float16, but the layer needs float32"):
         batch.attend()
 
 
@@ -147,7 +153,7 @@ def test_bad_writes_are_refused(make_batch, backend):
     for k, v, message in (
         (right[:3], right, r"k and v must have shape \[4, 2, 64\]"),
         (right, right[:, :1], r"k and v must have shape \[4, 2, 64\]"),
-        (right, right.astype(np.float16), "must have one dtype"),
+        (right, right.astype(np.float16), "k and v have dtypes float32 and float16, but"),
     ):
         with pytest.raises(ValueError, match=message):
             batch.forward(owner, plan, k, v)
@@ -168,18 +174,18 @@ def test_mlx_pools_have_the_requested_dtype(dtype):
     gather.allocate([KVShape(2, 64, 64)], 4, 16, dtype)
     assert str(gather.keys[0].dtype) == f"mlx.core.{dtype}"
     assert gather.values[0].shape == (4, 16, 2, 64)
-    with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, not float64"):
+    with pytest.raises(ValueError, match="supports float32, float16 or bfloat16, not float64"):
         gather.allocate([KVShape(2, 64, 64)], 4, 16, "float64")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "flash"}, "backend=flash: allowed are fused, "),
-        ({"device": "tpu"}, "device=tpu: allowed are cpu, emulated, metal"),
-        ({"split_kv": "some"}, "split_kv=some: allowed are off, auto or 1 to 1024"),
-        ({"split_kv": 0}, "split_kv=0: allowed are off, auto or 1 to 1024"),
-        ({"tile_threshold": 1}, "tile_threshold=1: allowed are 2 or more"),
+        ({"backend": "flash"}, "backend=flash: must be fused, "),
+        ({"device": "tpu"}, "device=tpu: must be one of: cpu, emulated, metal"),
+        ({"split_kv": "some"}, "split_kv=some: must be off, auto or 1 to 1024"),
+        ({"split_kv": 0}, "split_kv=0: must be off, auto or 1 to 1024"),
+        ({"tile_threshold": 1}, "tile_threshold=1: must be 2 or more"),
         (
             {"backend": "reference", "split_kv": 2},
             "split_kv=2: backend=reference does not split",

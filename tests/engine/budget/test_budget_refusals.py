@@ -128,7 +128,7 @@ def test_advice_leaves_a_margin_for_changes_in_free_memory():
 )
 def test_a_refusal_names_the_missing_bytes_if_no_setting_fits(policy, machine):
     line = str(ask(machine, policy=policy))
-    assert re.search(r"no setting fits, [\d.]+ [KMG]iB are missing: .*smaller model$", line)
+    assert re.search(r"no setting fits, because [\d.]+ [KMG]iB are missing; .*smaller model$", line)
 
 
 def test_a_refusal_lists_the_parts_of_the_demand():
@@ -173,12 +173,12 @@ def test_check_ignores_kernel_workloads():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fraction": 0.5}, "policy=fixed does not read it; it is for fraction, vllm, mistralrs"),
-        ({"policy": "fraction", "blocks": 9}, "it is for fixed, llamacpp"),
-        ({"policy": "vllm", "bytes": 1 << 20}, "it is for fixed"),
-        ({"policy": "fraction", "fraction": 0.0}, "allowed are above 0, at most 1"),
-        ({"policy": "fraction", "fraction": 1.5}, "allowed are above 0, at most 1"),
-        ({"policy": "fixed", "machine": "sim_toaster"}, "allowed are sim_m1_8gb, "),
+        ({"fraction": 0.5}, r"fixed does not read it \(read by fraction, vllm, mistralrs\)"),
+        ({"policy": "fraction", "blocks": 9}, "read by fixed, llamacpp"),
+        ({"policy": "vllm", "bytes": 1 << 20}, "read by fixed"),
+        ({"policy": "fraction", "fraction": 0.0}, "must be above 0 and at most 1"),
+        ({"policy": "fraction", "fraction": 1.5}, "must be above 0 and at most 1"),
+        ({"policy": "fixed", "machine": "sim_toaster"}, "must be sim_m1_8gb, "),
     ],
 )
 def test_options_of_other_policies_are_refused(options, message):

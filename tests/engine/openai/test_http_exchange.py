@@ -82,7 +82,7 @@ def test_a_connection_that_ends_before_the_response_is_an_error(exchange, came):
     if came:
         exchange.data_received(came)
     exchange.connection_lost(None)
-    assert exchange.ended == ["the connection ended before the response did"]
+    assert exchange.ended == ["the connection closed before the response was complete"]
 
 
 def test_a_broken_connection_is_an_error(exchange):

@@ -36,8 +36,8 @@ def experiment(server=None, source="chat", **engine):
         ),
         (
             lambda: config.OpenAIServer(command="serve {port} {host}"),
-            "engine.server.command: {host} is not a placeholder; allowed are {port}, {model}, "
-            "{gguf}, {python}, {threads}, {labkit}",
+            "engine.server.command: {host} is not a placeholder; the placeholders are {port}, "
+            "{model}, {gguf}, {python}, {threads}, {labkit}",
         ),
         (
             lambda: config.OpenAIServer(command="serve {port"),
@@ -46,12 +46,12 @@ def experiment(server=None, source="chat", **engine):
         ),
         (
             lambda: config.Engine(server=config.OpenAIServer(preset="vllm")),
-            "engine.server.preset=vllm: engine.name=paged does not read it; it is for openai; "
+            "engine.server.preset=vllm: engine.name=paged does not read it (read by openai); "
             "leave it mlx_lm",
         ),
         (
             lambda: config.Engine(name="openai", server=config.OpenAIServer(preset="ollama")),
-            "engine.server.preset=ollama: it has no start command; start the server and "
+            "engine.server.preset=ollama has no start command; start the server and "
             "set engine.server.url=http://..., or set engine.server.command",
         ),
         (
@@ -87,13 +87,13 @@ def test_the_plan_warns_about_untested_servers():
     assert "preset=vllm follows that server's documentation and was not run" in warnings(
         preset="vllm"
     )
-    assert "http://x is not restarted: its earlier requests" in warnings(url="http://x")
+    assert "http://x is not restarted, so its earlier requests" in warnings(url="http://x")
 
 
 def test_chat_needs_conversations():
     chat = config.OpenAIServer(api=config.Api.chat)
     request_workload.KIND.check(experiment(chat))
-    with pytest.raises(config.ConfigError, match="has token ids and no conversations"):
+    with pytest.raises(config.ConfigError, match="has token ids, not conversations"):
         request_workload.KIND.check(experiment(chat, source="synthetic"))
 
 

@@ -56,7 +56,7 @@ def test_a_healthy_server_with_a_dead_engine_is_not_ready(tiny_dir, monkeypatch)
     with pytest.raises(EngineError) as caught:
         openai.create(options("dead", start_timeout_s=2.0), tiny_dir)
     text = str(caught.value)
-    assert "no token within 2 s (engine.server.start_timeout_s)" in text
+    assert "the server returned no token within 2 s (engine.server.start_timeout_s)" in text
     assert "no answer within 0.2 s" in text
 
 
@@ -80,8 +80,8 @@ def test_a_missing_server_at_a_url_is_one_line_at_once(tiny_dir):
     with pytest.raises(EngineError) as caught:
         openai.create(engine_options, tiny_dir)
     assert str(caught.value) == (
-        f"engine.server.url={url}: nobody listens there (Connection refused); start the server, "
-        "or name its address"
+        f"engine.server.url={url}: no server listens there (Connection refused); start the server, "
+        "or set its address"
     )
 
 

@@ -72,8 +72,8 @@ def test_disagreeing_token_counts_are_noted(opponent, run_load, ask):
     ("mode", "why"),
     [
         ("refuses", "429: too many"),
-        ("breaks", "its stream broke off"),
-        ("early", "it ended early: 3 of 6 tokens, finish reason stop"),
+        ("breaks", "the stream broke off"),
+        ("early", "the stream ended early: 3 of 6 tokens, finish reason stop"),
         ("nonsense", "invalid chunk: {not json"),
         ("refusal", "the server refused: I will not"),
     ],

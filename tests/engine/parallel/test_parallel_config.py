@@ -68,7 +68,7 @@ def test_other_engines_refuse_parallel_size():
         ConfigError, match=r"parallel\.size=2: engine=mlx_lm does not have this option"
     ):
         Engine(name="mlx_lm", parallel=TensorParallel(2))
-    with pytest.raises(ConfigError, match=r"parallel\.size=0: allowed are 1 to 64 \(ranks\)"):
+    with pytest.raises(ConfigError, match=r"parallel\.size=0: must be 1 to 64 \(ranks\)"):
         TensorParallel(0)
 
 

@@ -194,8 +194,8 @@ def moved(picks_arm, pick, reported):
 def test_a_pick_moved_by_one_frame_is_found(folder, how):
     arms = [files.asks(picks, clips=str(folder), frames=5) for picks in (FramePicks.stream, how)]
     for reported, words in (
-        (False, "pick 2 says frame {} and has other pixels than the decoder gives there"),
-        (True, "pick 2 is frame {} where frame {} was asked for"),
+        (False, "the pixels of pick 2 are not those that the decoder returns for frame {}"),
+        (True, "pick 2 is frame {}, but frame {} was requested"),
     ):
         cases = measured(arms, moved(how, 2, reported))
         case = next(case for case in cases[1].cases if case.case == "61-7.mp4")
@@ -214,7 +214,7 @@ def test_frames_that_change_from_request_to_request_void_the_run(folder):
         place = taken.picks[0]
         return replace(taken, frames={**taken.frames, place: taken.frames[place] ^ next(draws)})
 
-    with pytest.raises(InvalidOutput, match="request 2 gave other frames"):
+    with pytest.raises(InvalidOutput, match="request 2 returned other frames"):
         measured([files.asks("stream", clips=str(folder), repeats=2)], decode_frames)
 
 
@@ -227,7 +227,7 @@ def test_an_arm_that_goes_another_way_serves_nothing(folder):
         taken = frame_decoding.decode_frames(path, workload, wanted)
         return replace(taken, counts=streamed.counts)
 
-    with pytest.raises(InvalidOutput, match=r"which is not workload\.picks=keyframes"):
+    with pytest.raises(InvalidOutput, match=r"which does not match workload\.picks=keyframes"):
         measured([files.asks("keyframes", clips=str(folder))], decode_frames)
 
 
@@ -253,7 +253,7 @@ def test_a_broken_file_fails_its_requests_and_the_run_goes_on(folder, tmp_path):
 
 def test_a_run_in_which_nothing_was_served_is_void(tmp_path):
     (tmp_path / "a.txt").write_text("no video")
-    with pytest.raises(InvalidOutput, match=r"picks=stream: no clip was served; a\.txt: "):
+    with pytest.raises(InvalidOutput, match=r"picks=stream: no clip could be decoded; a\.txt: "):
         measured([files.asks("stream", clips=str(tmp_path))])
 
 
@@ -406,14 +406,14 @@ def fake_experiment(workload: Workload):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1: not JSON"),
-        ("[]", "not an object"),
+        ("{", "line 1 is not valid JSON"),
+        ("[]", "not a JSON object"),
         ('{"clip": "61-7.mp4"}', "question, choices, answer is missing"),
         ('{"clip": "x", "question": "q", "choices": ["a", "b"], "answer": 0}', "clip='x'"),
         ('{"clip": "61-7.mp4", "question": "", "choices": ["a", "b"], "answer": 0}', "question"),
         ('{"clip": "61-7.mp4", "question": "q", "choices": ["a"], "answer": 0}', "2 to 10"),
         ('{"clip": "61-7.mp4", "question": "q", "choices": ["a", "b"], "answer": 2}', "0 to 1"),
-        ("", "no question"),
+        ("", "has no questions"),
     ],
 )
 def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, message):

@@ -42,8 +42,8 @@ def test_every_arm_of_the_ablation_composes(composed, override):
             ["model=small"],
             "model.name=small: workload=video decodes clips and uses no engine or model",
         ),
-        (["workload.clips=nowhere"], "workload.clips=nowhere: not a folder"),
-        (["workload.frames=0"], "workload.frames=0: allowed are 1 to 4096"),
+        (["workload.clips=nowhere"], "workload.clips=nowhere is not a folder"),
+        (["workload.frames=0"], "workload.frames=0: must be 1 to 4096"),
         (["workload.decoder=opencv", "workload.picks=seek"], "it can only stream"),
         (["ablation.claims.identity=tokens"], "set frames, bitwise or none"),
         (["workload.state=cold"], "workload.state=cold: workload.kind=video does not read it"),
@@ -64,7 +64,7 @@ def test_frames_are_no_claim_about_an_engine(composed):
 def test_an_empty_folder_is_refused(composed, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / ".hidden").write_text("")
-    with pytest.raises(ConfigError, match="there is no file in it"):
+    with pytest.raises(ConfigError, match="has no files"):
         composed("workload=video", f"workload.clips={tmp_path}")
 
 

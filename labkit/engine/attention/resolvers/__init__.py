@@ -45,4 +45,4 @@ def create(name: str) -> Resolver:
     if ":" in name:
         return UserResolver(name)
     allowed = ", ".join(RESOLVERS)
-    raise ValueError(f"resolver={name}: allowed are {allowed} or package.module:Class")
+    raise ValueError(f"resolver={name}: must be {allowed} or package.module:Class")

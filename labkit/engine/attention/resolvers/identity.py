@@ -29,7 +29,7 @@ class IdentityResolver(Resolver):
         not_one = np.flatnonzero(lengths != 1)
         if len(not_one):
             raise ValueError(
-                f"resolver=identity: takes pure decode only (one query token per sequence), "
+                f"resolver=identity handles decode only (one query token per sequence), "
                 f"but sequence {not_one[0]} has {lengths[not_one[0]]}"
             )
         return IdentityLookup(len(lengths)), 0.0

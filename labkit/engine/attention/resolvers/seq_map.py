@@ -116,7 +116,7 @@ class UserResolver(SeqMapResolver):
             maps = self._user_resolver.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
             raise ValueError(
-                f"resolver={self._path}: maps() {one_line_with_type(error)}"
+                f"resolver={self._path}: maps() raised {one_line_with_type(error)}"
             ) from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:
@@ -139,5 +139,5 @@ class UserResolver(SeqMapResolver):
         out_of_range = np.flatnonzero((array < low) | (array >= end))
         if len(out_of_range):
             i = out_of_range[0]
-            raise ValueError(f"{where}[{i}] is {array[i]}: allowed are {low} to {end - 1}")
+            raise ValueError(f"{where}[{i}] is {array[i]}; it must be {low} to {end - 1}")
         return np.array(array)
