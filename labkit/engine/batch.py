@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
     @property
     def num_segments(self) -> int:
-        """Segments without padding: one per chunk, and one per draft with its own segment."""
+        """Segments without padding: one per chunk, plus one per draft that has its own."""
         return len(self.seq_lens) - self.padding
 
 

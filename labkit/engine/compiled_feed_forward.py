@@ -66,7 +66,7 @@ class _CompileState:
 
 
 class _SwitchableBlock:
-    """A replacement for a block that runs it compiled or not, as ``state.enabled`` says."""
+    """A replacement for a block. It runs the block compiled if ``state.enabled``."""
 
     def __init__(self, block: Block, state: _CompileState) -> None:
         self._block = block

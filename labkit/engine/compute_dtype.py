@@ -20,7 +20,7 @@ from labkit.machine.macos import has_metal
 
 # Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# The attention backends by MLX. With them the model runs on MLX's default device.
+# The backends that call MLX's attention. With them the model runs on MLX's default device.
 MLX_BACKENDS = ("gather", "sdpa")
 # Storage narrower than float32, as counters name it.
 NARROW_DTYPES = ("quantised", "float16", "bfloat16")
@@ -125,7 +125,7 @@ def cast_parameters(
 
 
 def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
-    """Return the bytes of an MLX model's weights by dtype, or under ``quantised``."""
+    """Return the bytes of an MLX model's weights by dtype, or as ``quantised``."""
     from mlx.utils import tree_flatten
 
     total: dict[str, int] = {}

@@ -27,8 +27,8 @@ def bucketed(needed: int, capacity: int) -> int:
 def fixed(needed: int, capacity: int) -> int:
     """Return ``capacity``.
 
-    LocalAI's patched llama.cpp tested and rejected it for serving: padding rows cost as much as
-    rows of requests (DECODE_SERVING_SCOPE.md, "Padded-shape lever").
+    The authors of LocalAI's patched llama.cpp tested this and rejected it for serving: padding rows
+    cost as much as rows of requests (DECODE_SERVING_SCOPE.md, "Padded-shape lever").
     """
     return max(needed, capacity)
 

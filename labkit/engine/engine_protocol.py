@@ -32,8 +32,8 @@ class InvalidLogitsError(RuntimeError):
 class Logprobs:
     """Natural log probabilities at one position.
 
-    ``token`` is that of the sampled token. ``top`` has a pair (token id, log probability) for
-    each of the likeliest tokens, the likeliest first.
+    ``token`` is the log probability of the sampled token. ``top`` has a pair (token id, log
+    probability) for each of the likeliest tokens, the likeliest first.
     """
 
     token: float
@@ -89,7 +89,7 @@ class Counters:
         self._values[name] += amount
 
     def record_peak(self, name: str, value: float) -> None:
-        """Raise the counter ``name`` to ``value`` if it is smaller."""
+        """Raise the counter ``name`` to ``value`` if the counter is smaller."""
         self._values[name] = max(self._values[name], value)
 
     def add_all(self, amounts: Mapping[str, float]) -> None:
@@ -178,7 +178,7 @@ class Remote(Protocol):
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
         """Prepare to send these requests, at most ``streams`` at a time.
 
-        The cost of the requests in the client alone is measured, without the engine.
+        This measures what the requests cost in the client, without the engine.
         """
 
     def process_memory(self) -> dict[str, float]:

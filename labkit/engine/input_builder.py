@@ -17,7 +17,7 @@ SegmentLayout = Callable[[ScheduledChunk, int], list[tuple[int, int]]]
 
 
 def window(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
-    """Return one segment of the chunk and its drafts, with causal attention within."""
+    """Return the chunk and its drafts as one segment, within which attention is causal."""
     return [(chunk.start, chunk.num_tokens + drafts)]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What all layers of one forward share.
+    """The data that all layers of one forward share.
 
     Attributes
     ----------

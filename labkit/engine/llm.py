@@ -122,7 +122,7 @@ class LLM:
         Raises
         ------
         EngineError
-            As ``generate``, before the first output.
+            The same errors as in ``generate``, before the first output.
         """
         prompts = as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -246,7 +246,7 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
 
 
 def engine_config(options: dict[str, Any]) -> config.Engine:
-    """Return the engine's config from the options of ``LLM``, which ``option_key`` names.
+    """Return the engine's config from the options of ``LLM``, named as in ``option_key``.
 
     Raises
     ------
@@ -267,14 +267,14 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
 def option_key(name: str, keys: Sequence[str]) -> str:
     """Return the key, relative to ``engine``, of the option that ``LLM`` calls ``name``.
 
-    Every option has its key with ``_`` for each dot: ``kv_dtype`` is ``engine.kv.dtype``, and
+    An option's name is its key with ``_`` for each dot: ``kv_dtype`` is ``engine.kv.dtype``, and
     ``dtype`` is ``engine.dtype``. The group may be omitted (``block_size``) if no other option of
     ``keys`` has the same last name.
 
     Raises
     ------
     ConfigError
-        No option of ``keys`` has this name, or several have.
+        No option of ``keys`` has this name, or several options have it.
     """
     named = [key for key in keys if key.replace(".", "_") == name]
     named = named or [key for key in keys if key.rpartition(".")[2] == name]
@@ -296,8 +296,8 @@ def option_name(key: str, keys: Sequence[str]) -> str:
     return leaf if alone else key.replace(".", "_")
 
 
-# Groups and options that ``LLM`` lacks: the preset's name with the servers that only engine=openai
-# starts, and what must be set before MLX and numba are imported.
+# Groups and options that ``LLM`` lacks: the preset's name, the servers that only engine=openai
+# starts, and the options that must be set before MLX and numba are imported.
 EXCLUDED_OPTIONS = ("name", "server", "blas", "threads", "memory_limit", "mlx")
 # The keys, relative to ``engine``, of the options that ``LLM`` has.
 LLM_KEYS = tuple(

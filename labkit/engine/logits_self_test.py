@@ -114,8 +114,8 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
 class ExpectedLogitsCache:
     """The expected logits of the models that this process loaded last.
 
-    They depend on a model's files and on how it is loaded, not on the engine. Each is written once
-    and never changed, so any number of engines may share a cache.
+    They depend on a model's files and on how it is loaded, not on the engine. An entry is never
+    changed after it is written, so any number of engines may share a cache.
     """
 
     def __init__(self, max_models: int) -> None:
@@ -126,9 +126,9 @@ class ExpectedLogitsCache:
     def get(
         self, model_dir: Path, loading: tuple[Any, ...], compute: Callable[[], ExpectedLogits]
     ) -> ExpectedLogits:
-        """Return the logits of a directory that is loaded with ``loading``, computed if new.
+        """Return the logits of a model, loaded with ``loading``. Compute them if it is new.
 
-        A file that was replaced or written since makes the directory new.
+        A model is also new if one of its files was written or replaced since it was cached.
         """
         key = (_file_states(model_dir), *loading)
         with self._lock:
@@ -153,10 +153,10 @@ EXPECTED_LOGITS = ExpectedLogitsCache(max_models=4)
 
 
 def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
-    """Return, for each step, the number of tokens of both sequences.
+    """Return, for each step, the number of tokens of each of the two sequences.
 
-    The steps include chunks, mixed batches and sequences longer than a block. The last two are pure
-    decodes, so that the second one can replay a graph that the first one captured.
+    The steps include chunks, mixed batches and sequences longer than a block. The last two steps
+    are pure decodes, so that the last one can replay the graph that the one before it captured.
     """
     return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1), (1, 1))
 
@@ -238,7 +238,7 @@ def verify(
 
 
 def _reason(error: Exception) -> str:
-    """Return why the forward failed: mlx_lm's line if it raised the error, else the message.
+    """Return the reason of a failed forward: mlx_lm's source line if it raised, else the message.
 
     MLX's own messages only list the argument types of the function that was called.
     """

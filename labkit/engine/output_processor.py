@@ -34,7 +34,8 @@ class OutputProcessor:
     """Turns the events of one request into ``RequestOutput``.
 
     The output that completes a stop text is the request's last, even if the engine's event has no
-    ``finish_reason``. Its own is "stop", and the caller must abort the request in the engine.
+    ``finish_reason``. The output's own ``finish_reason`` is then "stop", and the caller must abort
+    the request in the engine.
 
     ``prompt`` is the prompt's text, or None if the prompt was given as token ids.
     """

@@ -148,7 +148,7 @@ class PackedForward:
     def replay_refusal(self) -> str | None:
         """The reason why no step is replayed from a captured graph, or None.
 
-        It is known after the first step.
+        The reason is known after the first step.
         """
         return None if self._graph_runner is None else self._graph_runner.reason
 
@@ -244,7 +244,7 @@ def choose_forward(
 
     If the attention does not run on device ``cpu``, the model runs on MLX. With ``compiled``, a
     model on MLX runs its feed-forward blocks compiled in steps of pure decodes. Parts of the model
-    are replaced in place, so the self-test's expected logits must be computed before.
+    are replaced in place, so the self-test's expected logits must be computed first.
     """
     conversion = _convert_to_numpy(loaded, device)
     if conversion.ok:

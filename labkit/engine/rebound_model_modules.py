@@ -69,7 +69,7 @@ class ModuleLoader:
     modules
         By module name, the object that an ``import`` inside the loaded modules returns instead.
     members
-        By module name, objects by name that replace those that the module itself defines.
+        For each module name, the objects by name that replace the module's own definitions.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ModuleLoader:
         names: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """Import for a loaded module: its ``__import__``, with names rebound."""
+        """Replace ``__import__`` in the loaded modules, so that they import copies."""
         full = importlib.util.resolve_name("." * level + name, PACKAGE) if level else name
         if full in self._modules:
             # ``import mlx.core as mx`` imports the package and reads ``core`` from it.

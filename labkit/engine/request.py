@@ -34,7 +34,7 @@ class Constraint(Protocol):
         ------
         SamplingError
             ``output`` violates the rule, as rejected draft tokens may, or the mask cannot be
-            computed. The request ends with this error, unless it is that of a rejected token.
+            computed. The request ends with this error, unless it concerns a rejected draft.
         """
 
 
@@ -53,8 +53,8 @@ class SamplingParams:
         Of the tokens that ``top_k`` and ``top_p`` keep, keep those whose probability is at least
         this fraction of the likeliest token's.
     repetition_penalty
-        Logits of tokens in the prompt or the output are divided by this factor if positive, and
-        multiplied by it if negative (CTRL; Keskar et al. 2019). 1: off.
+        Positive logits of tokens in the prompt or the output are divided by this factor, negative
+        logits are multiplied by it (CTRL; Keskar et al. 2019). 1: off.
     presence_penalty, frequency_penalty
         Subtracted from the logits of tokens in the output: once per token, and once per
         occurrence.
@@ -209,13 +209,13 @@ class RequestState:
     num_output_placeholders
         The number of output tokens that a launched step will sample (0 or 1).
     num_reserved_tokens
-        The number of tokens for which KV memory was reserved. Its blocks may have room for more.
+        The number of tokens for which KV memory was reserved. The blocks may have room for more.
     num_cached_tokens
         The number of prompt tokens that the prefix cache held at the first admission.
     num_preemptions
         How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
-        The number of tokens that were computed or in flight at a preemption (the largest one).
+        The largest number of tokens that were computed or in flight at any preemption.
     """
 
     __slots__ = (
@@ -297,5 +297,5 @@ class RequestState:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens in the KV cache at ``max_tokens``. The last output token is never computed."""
+        """Tokens in the KV cache after ``max_tokens`` output tokens. The last is never computed."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1

@@ -372,7 +372,7 @@ class Scheduler:
         Raises
         ------
         AssertionError
-            They disagree.
+            The lists and the KV cache disagree.
         """
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}

@@ -33,7 +33,7 @@ class ScheduledChunk:
     preemption_count: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for an empty chunk, or a chunk beyond the request's tokens."""
+        """Raise ``ValueError`` for an empty chunk, or one that exceeds the request's tokens."""
         state, stop = self.state, self.start + self.num_tokens
         num_tokens = len(state.token_ids) + state.num_output_placeholders
         if self.num_tokens < 1 or stop > num_tokens:

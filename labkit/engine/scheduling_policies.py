@@ -87,7 +87,7 @@ def static_chunk(chunk: int | None, num_decodes: int) -> int | None:
 def shrinking_chunk(chunk: int | None, num_decodes: int) -> int:
     """Return ``chunk`` minus one token per decode, but at least 1.
 
-    A chunk and the decodes of its step are ``chunk`` tokens together, so that the step time does
+    A chunk and the decodes of its step have ``chunk`` tokens together, so that the step time does
     not depend on the number of decodes. This is the leftover-after-decode budget of LocalAI's
     patched llama.cpp (DECODE_SERVING_SCOPE.md, patch 0016), applied to each request.
     """
@@ -107,7 +107,7 @@ CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
 def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
     """Return ``left``, the rest of the step's tokens, raised to ``floor`` and limited to ``cap``.
 
-    None: no such bound. ``cap`` alone is the static budget of LocalAI's patched llama.cpp
+    None: no such bound. With only ``cap``, this is the static budget of LocalAI's patched llama.cpp
     (DECODE_SERVING_SCOPE.md, patch 0013), which ignores the decodes. ``floor`` alone is its patch
     0016: the decodes shrink the budget, but not below the floor (``max(n_ubatch, T - D)``).
     """

@@ -37,7 +37,7 @@ class PreparedModel:
 class SharedModels:
     """The models of engines that never step at the same time.
 
-    With a ``ring``, each model is this rank's share of it (None: the whole model).
+    With a ``ring``, they are this rank's shards of the models (None: the whole models).
     """
 
     def __init__(self, ring: Ring | None = None) -> None:

@@ -50,7 +50,7 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
 def guard_method(
     instance: Any, where: str, method: str, mistake: Callable[..., str | None] | None = None
 ) -> None:
-    """Replace a method of a user's instance by one whose errors say in one line whose they are.
+    """Replace a method of a user's instance by one whose errors are one line that begins ``where``.
 
     ``MemoryError`` and the exceptions that labkit defines pass unchanged.
 
@@ -63,8 +63,8 @@ def guard_method(
     method
         The method's name. The guarded method raises ``UserClassError``.
     mistake
-        A function of the result and the arguments that returns what the method must return, if
-        the result is something else, and otherwise None.
+        A function of the result and the arguments. It returns None if the result is right, else a
+        phrase on what the method must return.
     """
     own = getattr(instance, method)
 

@@ -28,7 +28,10 @@ class RequestSchedule:
     stagger_s: float = 0.0
 
     def active_clients(self, elapsed: float) -> float:
-        """Return the number of clients that have started after ``elapsed`` seconds (1 or more)."""
+        """Return the number of clients that have started after ``elapsed`` seconds, at least 1.
+
+        Return infinity if ``concurrency`` is None, because nothing limits the clients.
+        """
         if self.concurrency is None:
             return math.inf
         if elapsed >= self.stagger_s * (self.concurrency - 1):

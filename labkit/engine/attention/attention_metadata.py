@@ -87,7 +87,7 @@ class AttentionMetadata:
         return drained
 
     def decodes_within(self, num_blocks: int) -> bool:
-        """Tell whether each sequence has one query token and all block ids are in the pools.
+        """Return whether each sequence has one query token and all block ids are in the pools.
 
         If so, only the lengths of later decode steps of the same sequences must be checked.
         ``num_blocks`` is the number of blocks of the pools.

@@ -51,7 +51,7 @@ class Attention(Protocol):
         q
             [total_q, num_q_heads, head_dim], the packed queries of the step.
         k, v
-            [total_q, num_kv_heads, head_dim], or None if they were written before.
+            [total_q, num_kv_heads, head_dim], or None if the pools already have them.
         metadata
             The step's ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``.
         out

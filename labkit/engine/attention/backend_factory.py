@@ -71,7 +71,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
 
 def _create_own(path: str, resolver: str) -> PagedBackend:
-    """Create a backend of a user's class, whose mistakes end in one line that names the class."""
+    """Create a backend of a user's class. An error in the class is reported as one line."""
     from labkit.engine.attention.paged_backend import PagedBackend
 
     key = "engine.attention.backend"
@@ -86,7 +86,7 @@ def _create_own(path: str, resolver: str) -> PagedBackend:
 
 
 def _attend_mistake(result: Any, _layer: Any, q: Any, *_others: Any) -> str | None:
-    """Return what ``attend`` must return for the queries ``q``, or None if it returns that."""
+    """Return None if ``result`` is right for the queries ``q``, else what it must be instead."""
     from labkit.engine.attention.input_validation import dtype_name
 
     if not isinstance(result, tuple | list) or len(result) != 2:

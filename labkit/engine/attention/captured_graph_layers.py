@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class CapturedLayers:
     """The constants of a graph's attention launches: layers, kinds and array addresses.
 
-    Creating them binds the layers to the backend. Only the addresses of its pools are kept.
+    Creating an instance binds the layers to the backend. Only the addresses of its pools are kept.
 
     Attributes
     ----------

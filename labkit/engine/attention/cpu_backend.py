@@ -41,7 +41,7 @@ class CpuBackend(PagedBackend):
     The pools may be in half precision, which is converted in registers. ``pool_addresses`` has the
     addresses of each layer's key and value pools. ``scratch`` is uint8 [workers, bytes].
 
-    The result of a query token has the same bits in every batch, by both kernels, with every
+    The result of a query token is bit-identical in every batch, with either kernel and with every
     resolver, block size, thread count and switch except ``split_kv``, which changes the order of
     summation. Two threads must not use a backend at the same time, because they would share its
     scratch memory.
@@ -129,7 +129,7 @@ class CpuBackend(PagedBackend):
         return CpuPrepared()
 
     def _can_share(self, last: AttentionMetadata) -> bool:
-        """Tell whether the last step's launch parameters hold for longer contexts.
+        """Return whether the last step's launch parameters are valid for longer contexts.
 
         They do, unless the keys are split (the split depends on the contexts), or the number of
         threads has changed since they were prepared.
@@ -140,7 +140,7 @@ class CpuBackend(PagedBackend):
         return self._switches.split_kv == "off" and same_threads
 
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> PreparedLaunch:
-        """Choose the kernel for a kind of layers, and prepare the parameters of its launch."""
+        """Choose the kernel for a kind of layer, and prepare the parameters of its launch."""
         workers, group = numba.get_num_threads(), layer.num_q_heads // layer.num_kv_heads
         dispatch = kernel_dispatch.choose_kernel(
             metadata, layer, self._switches, kernel_dispatch.cpu_limits(workers)

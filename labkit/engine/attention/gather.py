@@ -71,7 +71,7 @@ class GatherBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request of a step: its packed queries, its blocks, and the tokens in them that it sees."""
+    """A request of a step: its queries, its blocks, and the tokens in the blocks that it sees."""
 
     queries: slice
     blocks: mx.array
@@ -81,7 +81,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _GatherPrepared(MlxPrepared):
-    """The requests of a step, by kind of layers."""
+    """The requests of a step, by kind of layer."""
 
     requests: dict[int, tuple[_Request, ...]] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ MAX_HEAD_DIM = 256
 
 
 def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
-    """Raise ``ValueError`` if the key and value pools, one of each per layer, do not fit."""
+    """Raise ``ValueError`` if the shapes or dtypes of the layers' pools do not match each other."""
     first = tuple(keys[0].shape[:2])
     for k_pool, v_pool in zip(keys, values, strict=True):
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)

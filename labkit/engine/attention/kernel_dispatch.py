@@ -20,11 +20,11 @@ class DeviceLimits:
 
     saturating_units: int  # number of units that keeps every core busy
     max_sharing_heads: int  # query heads that may share one load of a key or value in decode
-    tiled_by_kv_head: bool  # a unit of the tiled kernel has a KV head (else: a query head)
-    # A decode unit may serve several adjacent KV heads, as long as their keys of one token have at
-    # most this many bytes, if the batch has saturating_units query tokens. 0: always one head.
+    tiled_by_kv_head: bool  # a unit of the tiled kernel is for one KV head (else: query head)
+    # In a batch of saturating_units or more query tokens, a decode unit serves several adjacent KV
+    # heads, whose keys of one token have at most this many bytes together. 0: always one head.
     decode_unit_bytes: int
-    # The largest number of bytes per head of a token in the pools that the tiled kernel supports,
+    # The tiled kernel supports keys of at most this many bytes per token and head in the pools,
     # because its matrices must fit the registers.
     max_tile_row_bytes: int
 

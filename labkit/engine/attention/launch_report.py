@@ -57,7 +57,7 @@ class LaunchReport:
     partitions: int = 1  # of each query's keys; above 1 the reduce kernel followed
     sharing_heads: int = 1  # query heads that shared one load of a key or value in decode
     block_size: int | None = None  # tokens in a KV block; None: not reported
-    dependent_loads: int = 0  # loads in sequence by which units find their sequence
+    dependent_loads: int = 0  # loads, one after another, by which units find a sequence
     # KV blocks outside a sliding window, over all units: skipped, and read but masked.
     skipped_blocks: int = 0
     masked_blocks: int = 0

@@ -32,8 +32,8 @@ class Launch:
     """One launch of a fused kernel, as ``forward`` logs it.
 
     ``rows`` is the NumPy or MLX array of integers that the kernel wrote, [units, 4 or more], with a
-    row per threadgroup or worker and the columns of ``kernel_abi``. ``reduce_rows`` is that of the
-    reduce kernel, or None if the keys were not split.
+    row per threadgroup or worker and the columns of ``kernel_abi``. ``reduce_rows`` is the array of
+    the reduce kernel, or None if the keys were not split.
     """
 
     layer: AttentionLayer
@@ -45,7 +45,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTotals:
-    """The summed counters of all launches of one kind of layers."""
+    """The summed counters of all launches of one kind of layer."""
 
     layer: AttentionLayer  # of the first launch with a wrong stamp, else of the first
     dispatch: Dispatch
@@ -87,7 +87,7 @@ def stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np
 
 
 def sum_launches(launches: Sequence[Launch], resolver: str) -> LaunchTotals:
-    """Check and sum launches of one kind of layers, which ran the variant ``resolver``."""
+    """Check and sum launches of one kind of layer, which ran the variant ``resolver``."""
     dispatch = launches[0].dispatch
     nonces = np.array([launch.nonce for launch in launches], np.uint64)
     rows = np.stack([np.asarray(launch.rows) for launch in launches])
@@ -125,7 +125,7 @@ def _stamps(nonces: NDArray[np.uint64], kernel: str, resolver: str) -> NDArray[n
 def report_launches(
     log: Iterable[Launch | LaunchTotals], metadata: AttentionMetadata, device: str
 ) -> Reports:
-    """Return the reports of a step's launches, one for each kind of layers."""
+    """Return the reports of a step's launches, one for each kind of layer."""
     totals: list[LaunchTotals] = []
     by_kind: dict[int, list[Launch]] = {}
     for entry in log:

@@ -113,7 +113,7 @@ class MetalBackend(MlxBackend):
         )
 
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _LaunchParams:
-        """Return the parameters that the launches of one kind of layers share in this step."""
+        """Return the parameters that the launches of one kind of layer share in this step."""
         if not metadata.total_q:
             raise ValueError(
                 f"device {self.name}: the batch has no query tokens, so there is nothing to launch"
@@ -154,7 +154,7 @@ class MetalBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _LaunchParams:
-    """The launch parameters of one kind of layers in a step; see ``_INPUTS``."""
+    """The launch parameters of one kind of layer in a step; see ``_INPUTS``."""
 
     dispatch: Dispatch
     q_shape: tuple[int, ...]
@@ -169,7 +169,7 @@ class _LaunchParams:
 
 @dataclass(slots=True)
 class _MetalPrepared(MlxPrepared):
-    """A step on the device: its batch, and the launch parameters by kind of layers."""
+    """A step on the device: its batch, and the launch parameters by kind of layer."""
 
     batch: tuple[mx.array, ...] = ()  # block_tables, seq_lens, cu_seqlens_q
     params: dict[int, _LaunchParams] = field(default_factory=dict)

@@ -191,7 +191,7 @@ class PagedBackend:
         return None
 
     def _can_share(self, last: AttentionMetadata) -> bool:
-        """Tell whether ``last.prepared`` is valid for the same sequences with longer contexts."""
+        """Return whether ``last.prepared`` is valid for the same sequences with longer contexts."""
         return False
 
     def _build(

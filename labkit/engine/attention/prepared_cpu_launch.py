@@ -1,4 +1,4 @@
-"""The launch parameters that the CPU backend prepares for a batch, per kind of layers."""
+"""The launch parameters that the CPU backend prepares for a batch, per kind of layer."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class PreparedLaunch:
 class CpuPrepared:
     """Data that a batch's launches share, filled in while its layers run."""
 
-    launches: dict[int, PreparedLaunch] = field(default_factory=dict)  # by kind of layers
+    launches: dict[int, PreparedLaunch] = field(default_factory=dict)  # by kind of layer
     replay: ReplayState | None = None

@@ -18,13 +18,13 @@ from labkit.engine.attention.prepared_cpu_launch import CpuPrepared, PreparedLau
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_abi import STAMP_MASK
 
-if TYPE_CHECKING:  # the graph brings the kernels of a whole model
+if TYPE_CHECKING:  # importing the graph also imports the kernels of a model
     from labkit.cpu.graph_replay import ExecutableGraph
     from labkit.engine.attention.cpu_backend import CpuBackend
 
 
 class ReplayState:
-    """The attention launches when one graph is replayed for steps of the same sequences.
+    """The attention launches of a graph that is replayed for steps of the same sequences.
 
     Only the context lengths change from step to step. The launches' counters are summed until the
     engine's counters are read. If a layer has a sliding window (``windowed``), each step is
@@ -85,7 +85,7 @@ class ReplayState:
             metadata.launches.extend(self._drain_totals())
 
     def _drain_totals(self) -> list[LaunchTotals]:
-        """Return the totals of each kind of layers since they were last drained."""
+        """Return and reset the totals of each kind of layer, counted since the last drain."""
         steps, self._steps = self._steps, 0
         summaries = self._summaries.tolist()
         for counter in ("iterations", "blocks", "surplus"):
@@ -121,7 +121,7 @@ def replay_state(
     """Return the state for a replay of ``graph`` over a batch, or None if it cannot be replayed.
 
     A graph can be replayed only if the attention of every layer is a single launch of the decode
-    kernel. Steps of the same sequences share the state. The graph's shape must be set before.
+    kernel. Steps of the same sequences share the state. The caller sets the graph's shape first.
     """
     batch: CpuPrepared = metadata.prepared
     if batch.replay is None or batch.replay.layers is not layers:

@@ -120,7 +120,7 @@ class KVCacheManager:
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Extend a running request's memory to its first ``num_tokens`` tokens.
 
-        Return False and change nothing if too little memory is free. Return True also if the
+        Return False and change nothing if too little memory is free. Also return True if the
         request has enough memory already.
         """
         raise NotImplementedError

@@ -41,7 +41,7 @@ class PaddedRow:
 
     @property
     def end(self) -> int:
-        """The column after the row's last token, or after its prompt while that is computed."""
+        """The column after the row's last token, or after its prompt until that is computed."""
         return self.pad + max(self.length, self.prompt)
 
 
@@ -176,7 +176,7 @@ class PaddedStep:
         return array[mx.array(self._places)][:, :, self._begin : self._end]
 
     def _mask(self, window: int | None) -> mx.array:
-        """Return the mask for a window, bool [rows, 1, width, columns]: true if q sees k.
+        """Return the mask for a window, bool [rows, 1, width, columns]: true if a query sees a key.
 
         A padding query sees the first column, because a softmax over no key is NaN. Its result
         is dropped.

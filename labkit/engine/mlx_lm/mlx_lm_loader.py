@@ -79,7 +79,7 @@ def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
 
 
 def key_dtype(caches: Sequence[Any]) -> str:
-    """Return the dtype of the first layer's cached keys, or of the cache's state if keyless."""
+    """Return the dtype of the first layer's cached keys, or of its state if it has no keys."""
     cache = caches[0]
     while hasattr(cache, "caches"):
         cache = cache.caches[0]

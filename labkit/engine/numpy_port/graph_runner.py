@@ -85,9 +85,9 @@ class GraphRunner:
 
 
 def can_replay(attention: Any) -> bool:
-    """Tell whether a replay can run a backend's attention.
+    """Return whether a replay can run a backend's attention.
 
-    It cannot for a subclass of ``CpuBackend``, which may compute something else.
+    It cannot run that of a subclass of ``CpuBackend``, which may compute something else.
     """
     return type(attention) is CpuBackend
 

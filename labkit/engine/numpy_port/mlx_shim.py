@@ -85,7 +85,7 @@ def _fast_attention(
 
 
 def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
-    """Return the function unchanged. Also usable as a decorator with options."""
+    """Return the function unchanged. Called with options only, return a decorator."""
     return _compile if function is None else function
 
 

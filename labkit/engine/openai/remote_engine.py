@@ -191,8 +191,8 @@ class RemoteEngine:
     def notes(self) -> dict[str, Any]:
         """Notes for the record: the server, the way tokens were counted, and the client's overhead.
 
-        ``most_late_ms``: the configured limit of the client's delays. ``floor``: the overhead that
-        ``client_overhead.measure`` returned.
+        Under ``client``, ``most_late_ms`` is the configured limit on the client's delays, and
+        ``floor`` is the overhead that ``client_overhead.measure`` returned.
         """
         return {"server": self._server_notes(), "client": self._client_notes()}
 

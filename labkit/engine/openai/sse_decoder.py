@@ -15,7 +15,7 @@ MAX_ERROR_CHARACTERS = 300  # a server's longer error message is cut
 
 
 class StreamError(Exception):
-    """The stream has an error message or an invalid chunk. The message is one line."""
+    """The stream contains an error message or an invalid chunk. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StreamChunk:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the chunk has no content, finish reason or usage, only a role for example."""
+        """Whether the chunk has no content, finish reason or usage (for example, only a role)."""
         content = self.text or self.token_ids or self.refusal or self.tool_call
         return not content and self.finish is None and self.usage is None
 

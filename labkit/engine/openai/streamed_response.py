@@ -148,7 +148,7 @@ class StreamedResponse:
     def _length_error(self) -> str | None:
         """Return a message if more or fewer tokens came than the request allows, else None.
 
-        None also if neither token ids nor usage tell the number of tokens.
+        Also returns None if neither token ids nor usage give the number of tokens.
         """
         params = self.request.params
         if self.has_token_ids:

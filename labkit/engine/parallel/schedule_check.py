@@ -33,7 +33,7 @@ class ScheduleCheck(NoScheduleCheck):
     ranks
         The number of ranks.
     wait_at
-        Sends a digest and returns once all ranks have sent the same.
+        Sends a digest and returns once all ranks have sent the same digest.
     """
 
     def __init__(self, ranks: int, wait_at: Callable[[str], None]) -> None:

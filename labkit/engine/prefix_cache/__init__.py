@@ -25,7 +25,7 @@ NO_REMAP: Remap = {}
 
 
 class PrefixCache:
-    """Decides which blocks of a ``BlockPool`` stay cached. This base class caches none."""
+    """Decides which blocks of a ``BlockPool`` stay cached. This base class caches no blocks."""
 
     name = "none"
     num_evicted = 0  # since the last reset, by ``evict``

@@ -33,7 +33,8 @@ from labkit.engine.speculation.draft_verification import DraftRequest
 class _DraftState:
     """The tokens of a request that the draft model has computed: ``known``, then ``drafts``.
 
-    ``known`` is a number of the request's tokens. ``blocks`` is its block table at that time.
+    ``known`` counts the request's own tokens among them. ``blocks`` are the ids of the blocks that
+    the request had when the draft model computed them.
     """
 
     state: RequestState
@@ -78,7 +79,7 @@ class DraftModelProposer:
         self._draft_states: dict[str, _DraftState] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Compute the tokens that the draft model lacks, then draft token by token."""
+        """Compute the keys and values that the draft model lacks, then draft token by token."""
         running = RequestStatus.running
         self._draft_states = {
             request_id: draft_state

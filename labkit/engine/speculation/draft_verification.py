@@ -3,8 +3,9 @@
 The target samples a token in the row before each draft token, with the request's own parameters
 and its own random number for the position. A draft token is accepted iff it equals that sample.
 Since a draft token is one guess, not a distribution, this is rejection sampling (Leviathan et al.
-2023, Chen et al. 2023): the guess d is accepted with the target's p(d), else a token is drawn from
-p without d. Moreover, the output tokens are the same as without speculation, greedy or not.
+2023, Chen et al. 2023): the guess d is accepted with probability p(d), where p is the target's
+distribution; otherwise a token is drawn from p without d. Moreover, the output tokens are the same
+as without speculation, greedy or not.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class DraftVerifier(Speculator):
     def accept(
         self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Accept each request's draft tokens before the first that differs from its sample."""
+        """Accept each request's draft tokens up to the first that the target did not sample."""
         results: dict[str, Sequence[Sampled]] = {}
         row = 0
         for chunk in output.chunks:

@@ -15,7 +15,7 @@ from labkit.kernel_abi import BQ
 
 
 class PaddedGridLookup(NamedTuple):
-    """The lookup: the units per sequence, of one token and of one Q-block."""
+    """The lookup: the number of units per sequence, if a unit is a token or a Q-block."""
 
     tokens: int
     qblocks: int
@@ -48,12 +48,12 @@ class PaddedGridResolver(Resolver):
 
     @staticmethod
     def token_units(lookup: Any, cu: Any) -> int:
-        """Return the tokens of the longest query times the sequences."""
+        """Return the tokens of the longest query times the number of sequences."""
         return lookup.tokens * (len(cu) - 1)  # type: ignore[no-any-return]
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the Q-blocks of the longest query times the sequences."""
+        """Return the Q-blocks of the longest query times the number of sequences."""
         return lookup.qblocks * (len(cu) - 1)  # type: ignore[no-any-return]
 
     def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ class UserResolver(SeqMapResolver):
         return lookup, map_us
 
     def _checked(self, name: str, array: Any, length: int, low: int, end: int) -> Any:
-        """Return a copy of ``array``; ``ValueError`` unless int32 [length] in [low, end)."""
+        """Return a copy of ``array``, which must be int32 [length] with values in [low, end)."""
         where = f"resolver={self._path}: {name}"
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
             dtype = getattr(array, "dtype", type(array).__name__)

@@ -15,7 +15,7 @@ from labkit.kernel_abi import BQ
 
 
 class WorkPlanLookup(NamedTuple):
-    """The lookup: int32 [units, 2] for units of one token, and of one Q-block."""
+    """The lookup: int32 [units, 2], once with a token per unit and once with a Q-block per unit."""
 
     tokens: Int32Array
     qblocks: Int32Array
