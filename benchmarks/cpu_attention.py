@@ -2,12 +2,12 @@
 
     python benchmarks/cpu_attention.py [--rounds 9]
 
-Decode is limited by memory: its K and V bytes per second against the best reading rate.
-Prefill is limited by arithmetic: its useful causal FLOP per second against sgemm of NumPy's
-OpenBLAS, with one single-threaded product on every core at once. Limits are measured in the same
-process, alternating with the kernels round by round. A kernel's figure is the median of rounds, a
-limit is the best round, and the paired share is the median of the shares within each round. Decode
-alternates between KV pools of float32, float16 and bfloat16. MLX's own
+Decode is limited by memory, so its K and V bytes per second are compared with the best reading
+rate. Prefill is limited by arithmetic, so its useful causal FLOP per second are compared with sgemm
+of NumPy's OpenBLAS, with one single-threaded product on every core at once. Limits are measured in
+the same process, alternating with the kernels round by round. A kernel's figure is the median of
+rounds, a limit is the best round, and the paired share is the median of the shares within each
+round. Decode alternates between KV pools of float32, float16 and bfloat16. MLX's own
 ``scaled_dot_product_attention`` gets equal work on contiguous arrays, with OpenBLAS under it, in a
 process of its own: two spinning thread pools slow each other.
 """

@@ -99,7 +99,7 @@ class Beside:
         os.write(self._pipes[False, pipe], b"." * times)
 
     def hear(self, pipe: str) -> None:
-        """Wait for a byte from the other process in a pipe of this one."""
+        """Wait for a byte that the other process writes to a pipe of this process."""
         mine = self._pipes[True, pipe]
         if not select.select([mine], [], [], PATIENCE_S)[0]:
             raise TimeoutError("the process beside this one does nothing")

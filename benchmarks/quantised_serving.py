@@ -127,7 +127,7 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case and return its tokens, and its seconds before and after all have a token."""
+        """Serve a case; return its tokens, and the time until all requests have one and after."""
         from labkit.engine import Request, SamplingParams
 
         requests = case.requests()

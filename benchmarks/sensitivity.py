@@ -161,7 +161,10 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
 
 
 def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
-    """Run a cell's missing runs with planted delays and return its analysis."""
+    """Run a cell's missing runs with planted delays and return its analysis.
+
+    ``beside``: the two processes of a block live at the same time (``SideBySide``).
+    """
     from labkit import analysis
     from labkit.experiment.cell_runner import run_cell
     from labkit.experiment.run_launcher import ProcessLauncher

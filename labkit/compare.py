@@ -1,9 +1,9 @@
 """``python -m labkit.compare OLD NEW``: test whether arms' effects changed between two studies.
 
-Meant for CI. Both studies must be of one machine and one config. For each arm, the change of its
-difference from the baseline is tested. Exit codes: 0 on success; 1 if a row has a verdict that
-``--fail-on`` names; 2, with a one-line message, if the studies cannot be compared, or if
-``--fail-on`` is given and no row can be compared.
+The program is meant for CI. Both studies must be of the same machine and the same config. For each
+arm, the change of its difference from the baseline is tested. Exit codes: 0 on success; 1 if a row
+has a verdict that ``--fail-on`` names; 2, with a one-line message, if the studies cannot be
+compared, or if ``--fail-on`` is given and no row can be compared.
 """
 
 from __future__ import annotations

@@ -61,12 +61,12 @@ class Study:
         }
 
     def refuse_changes(self) -> None:
-        """Check that the folder holds no other arms and no other design. Nothing is written.
+        """Check that the arms and designs in the folder are this study's. Nothing is written.
 
         Raises
         ------
         ConfigError
-            The folder differs. The message is one line with the first difference.
+            An arm or a design differs. The message is one line with the first difference.
         """
         for cell in self._cells():
             refuse_changes(cell)
@@ -113,7 +113,7 @@ class Study:
     def finish(self) -> int:
         """Write the report of all cells and return the study's exit code.
 
-        It is the highest status of the cells' analyses, and 1 if a cell has no manifest.
+        The code is the highest status of the cells' analyses, or 1 if a cell has no manifest.
         """
         cells = list(self._cells())
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]

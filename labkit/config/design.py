@@ -90,7 +90,7 @@ class Design(Group, place="design"):
     )
 
     def __post_init__(self) -> None:
-        """Check the looks: blocks that increase, alpha that suffices, p-values within reach."""
+        """Check that blocks increase, that each look has some alpha, and that p can reach it."""
         super().__post_init__()
         if self.looks:
             self._check_looks()

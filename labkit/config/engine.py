@@ -73,8 +73,8 @@ class PrefixCache(Enum):
 class PrefixAlign(Enum):
     """Boundary at which reuse of a cached prefix may end: any block, or only a chunk's end.
 
-    With chunk, a prompt whose chunks only engine.scheduler.chunk limits is split into the same
-    chunks with and without a cache.
+    With chunk, a prompt is split into the same chunks with and without a cache, if only
+    engine.scheduler.chunk limits them.
     """
 
     block = "block"

@@ -34,7 +34,7 @@ class ServerPreset:
     Parameters
     ----------
     command
-        Start command with ``PLACEHOLDERS`` placeholders in braces; empty: labkit cannot start it.
+        Start command with placeholders in braces (``PLACEHOLDERS``); empty: labkit cannot start it.
     model
         Model name in requests; empty: the first that ``/v1/models`` lists.
     token_prompts

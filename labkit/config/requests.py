@@ -183,7 +183,7 @@ class Prompts(Group, place="workload.prompts"):
     def __post_init__(self) -> None:
         """Check the options that depend on the source.
 
-        Those that the source requires must be set, lengths that it ignores must not be set, and
+        Options that the source requires must be set, lengths that it ignores must not be set, and
         ``requests`` must be a multiple of ``turns``.
         """
         super().__post_init__()
@@ -216,7 +216,8 @@ class ArrivalKind(Enum):
     """Arrival process.
 
     closed: a closed loop, in which a client sends its next request after an answer. at_once: all at
-    the start. constant, poisson, gamma: open loop at a rate, with such gaps. trace: as recorded.
+    the start. constant, poisson, gamma: open loop at a rate, with gaps of that distribution. trace:
+    as recorded.
     """
 
     closed = "closed"

@@ -40,7 +40,7 @@ class ChunkPolicy(Enum):
 
 
 class Reservation(Enum):
-    """KV blocks reserved at admission: for prompt and output, or (optimistic) the prompt."""
+    """KV blocks reserved at admission: for prompt and output; optimistic: only for the prompt."""
 
     full = "full"
     optimistic = "optimistic"

@@ -67,7 +67,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     """Write the activation ``kind`` of each element of x to ``out``.
 
-    SWIGLU also multiplies each result by the element of ``gated``, which the others ignore.
+    SWIGLU also multiplies each result by the element of ``gated``. Other kinds ignore ``gated``.
     """
     if kind == SWIGLU:
         for i in range(x.size):

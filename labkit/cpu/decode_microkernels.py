@@ -35,7 +35,7 @@ class _Keys:
         self._keys_ahead = code.strided(ahead, code.builder.mul(stride, I64(RUN_KEYS)), count)
 
     def load(self, index: Any) -> list[Any]:
-        """Load vector ``index`` of each key as float32, and prefetch it of the keys ahead."""
+        """Load vector ``index`` of each key as float32, and prefetch that of later keys."""
         code, size = self.code, self.element.vector_bytes
         for key in self._keys_ahead:
             code.prefetch(code.offset(key, index, size))

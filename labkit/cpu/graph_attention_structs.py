@@ -55,10 +55,10 @@ class AttentionInputs(NamedTuple):
     launches
         Address of an array with one ``LAUNCH`` per attention launch.
     summaries, num_kinds
-        Address and length of an array with one ``SUMMARY`` per kind of layers, which a replay
+        Address and length of an array with one ``SUMMARY`` per kind of layer, which a replay
         updates.
     counters
-        int64 [launches, workers + 1, ``COUNTER_COLUMNS``]: ``AttentionLaunch.counters`` of each.
+        int64 [launches, workers + 1, ``COUNTER_COLUMNS``]: ``AttentionLaunch.counters`` per launch.
     block_tables, block_size
         int32 [sequences, max_blocks]: the KV blocks of each sequence, and the tokens per block.
     """

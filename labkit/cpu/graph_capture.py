@@ -159,7 +159,7 @@ class GraphCapture:
     ) -> TracedArray:
         """Add a layer's attention launch and return its output.
 
-        If ``k`` is not None, a launch that stores the new keys and values precedes it. ``options``
+        If ``k`` is not None, another launch stores the new keys and values first. ``options``
         are the keyword arguments of ``Attention.bind``.
         """
         launch, shapes = len(self._attention), [q.shape[1:]]

@@ -24,7 +24,7 @@ from labkit.kernel_abi import (
 def audit_launches(attention: AttentionInputs) -> int:
     """Fill ``attention.summaries`` and return the number of launches with a wrong stamp.
 
-    There is one summary for each kind of layers: the first wrong stamp, and the counters' sums.
+    There is one summary for each kind of layer: the first wrong stamp, and the counters' sums.
     """
     counters, num_wrong = attention.counters, 0
     for kind in range(attention.num_kinds):

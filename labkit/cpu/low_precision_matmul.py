@@ -84,7 +84,7 @@ class WeightFormat:
 
     ``in_mantissa`` is whether integers are converted to float32 by the *mantissa conversion*: an
     integer in the highest mantissa bits of ``2**bits`` makes the float ``2**bits + integer``. The
-    bias is reduced by ``2**bits`` scales to compensate, which must be exact in float32. This saves
+    bias is reduced by ``2**bits * scale`` to compensate, which must be exact in float32. This saves
     the conversion instruction: with 4 bits, a twentieth of the time of one row's product.
     """
 

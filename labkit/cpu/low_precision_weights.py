@@ -1,8 +1,9 @@
 """Weight matrices in low precision: half-precision numbers, or packed integers in groups.
 
-Both can write themselves into spans, the layout that ``low_precision_matmul`` reads and its
-docstring draws. Spans contain the model's bytes in another order: the elements of a vector register
-belong to adjacent columns of the product (rows of the matrix) at the same step along the depth K.
+Both kinds of matrix can write themselves into spans, the layout that ``low_precision_matmul`` reads
+and that its docstring shows. Spans contain the model's bytes in another order: the elements of a
+vector register belong to adjacent columns of the product (rows of the matrix) at the same step
+along the depth K.
 """
 
 from __future__ import annotations

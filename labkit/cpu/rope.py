@@ -23,7 +23,7 @@ MIN_PARALLEL_NUMBERS = 16384
 def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
     """Rotate one row of x to position ``at`` and write it to the same row of ``out``.
 
-    The rotated elements are multiplied by ``scheduler_scaling``. The others are copied.
+    The rotated elements are multiplied by ``scale``. The others are copied.
     """
     half = cos.shape[1]
     if traditional:

@@ -99,7 +99,7 @@ class SpeedProbe:
 
     @cached_property
     def large(self) -> NDArray[Any]:
-        """An array of twice the size of the largest cache, but 64 to 512 MiB."""
+        """An array of twice the size of the largest cache, but at least 64 and at most 512 MiB."""
         size = min(max(2 * largest_cache(), 64 << 20), 512 << 20)
         return np.ones(size // 4, dtype=np.float32)
 

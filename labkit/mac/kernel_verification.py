@@ -92,7 +92,7 @@ def _launching_once(experiment: Experiment) -> Experiment:
 def launch_cases(experiment: Experiment) -> CaseOutputs:
     """Launch the cases of a kernel workload that fit in memory and return their outputs by case.
 
-    If an exception is raised, every case maps to its text instead of an output.
+    If an exception is raised, every case maps to the exception's text instead of an output.
     """
     names = [case.name for case in experiment.workload.cases]
     try:

@@ -56,7 +56,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def recorded_entries() -> Iterator[list[Path]]:
-    """Yield a list to which the path of every entry is added that this context writes."""
+    """Yield a list that collects the paths of all entries written inside the context."""
     entries: list[Path] = []
     token = _recorded.set(entries)
     try:
@@ -95,8 +95,8 @@ def building_file(path: Path) -> Iterator[Path]:
 def building_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``, and rename it to ``path`` when the context ends.
 
-    If another process has created ``path`` meanwhile, that folder stays and ours is removed. Both
-    have the same content, because entries are named by what they are built from.
+    If another process has created ``path`` meanwhile, that folder stays and the new one is removed.
+    Both have the same content, because entries are named by what they are built from.
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +156,8 @@ def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
 
     numba recompiles a cached function when the function's file, numba or the CPU changes. It does
-    not when functions or constants change that were compiled in from another file. Without the
-    digest, labkit would then run outdated machine code.
+    not recompile when functions or constants change that it compiled in from another file. Without
+    the digest, labkit would then run outdated machine code.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class MachineObserver:
         """Return the samples as columns (``samples``), and the cost of observing.
 
         ``cpu_s``: the parent's CPU seconds since the observer was created. ``share``: the fraction
-        of one core that these seconds are.
+        of one core that these seconds amount to.
         """
         wall, cpu = time.monotonic() - self._start, time.process_time() - self._start_cpu_s
         columns = sorted({name for sample in self._samples for name in sample})

@@ -130,7 +130,7 @@ def this_machine() -> MemoryProfile:
 
 
 def trim_heap() -> None:
-    """Return freed heap memory to the system, with glibc's ``malloc_trim``; else do nothing.
+    """Return freed heap memory to the system with ``malloc_trim``. Without glibc, do nothing.
 
     glibc keeps freed memory that lies below an allocation still in use. Once an array of up to
     32 MB has been freed, glibc also allocates further arrays of that size on the heap.

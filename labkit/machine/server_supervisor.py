@@ -1,4 +1,4 @@
-"""Run a server no longer than the process that started it (a run).
+"""Run a server that cannot outlive the process that started it (a run).
 
 ``SupervisedServer`` starts ``python -m labkit.machine.server_supervisor``, a process between the
 run and the server.
@@ -184,7 +184,7 @@ def _child_wakeup_fd() -> int:
 def _forward_log(server: subprocess.Popen[bytes], child_ended: int, log: _ServerLog) -> bool:
     """Forward the log until the server ends or the owner's pipe is readable.
 
-    Returns whether the owner has requested a stop; False if the server or the owner has ended.
+    Returns True if the owner has requested a stop, False if the server or the owner has ended.
     """
     assert server.stdout is not None
     owner, output = sys.stdin.fileno(), server.stdout.fileno()

@@ -114,7 +114,7 @@ def worker_environment(
 def _python_path(inherited: str) -> str:
     """Return PYTHONPATH with labkit's checkout first, so ``-m labkit...`` works in any folder.
 
-    The folder of an installed labkit (site-packages) is not added: Python finds it without, and it
+    The folder of an installed labkit (site-packages) is not added: Python finds it anyway, and it
     must not precede the standard library.
     """
     checkout = Path(__file__).resolve().parents[2]

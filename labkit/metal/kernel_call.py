@@ -79,7 +79,7 @@ on_metal: Executor = KernelCall.__call__
 def _kernel(
     name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], header: str, body: str
 ) -> Any:
-    """Return MLX's kernel object. It is cached, because MLX generates and hashes its text anew."""
+    """Return MLX's kernel object, cached because MLX generates and hashes its text each time."""
     return mx.fast.metal_kernel(
         name=name,
         input_names=list(inputs),

@@ -40,7 +40,7 @@ OPTIONAL_FIELDS = ("name", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What a prompt ends with, and the variables that a template defines itself.
+    """The end of a prompt, and values for the variables that a template defines itself.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class RenderOptions:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the prompt has one end."""
+        """Check that the options do not request two different ends of the prompt."""
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt: not with continue_final_message")
 

@@ -22,7 +22,7 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
 
     The directory has config.json, model.safetensors (float32), tokenizer.json and
     tokenizer_config.json. The same shape, seed, packaged texts and library versions give the same
-    bytes. ``name`` begins the directory's name.
+    bytes. ``name`` is the prefix of the directory's name.
     """
     recipe = ModelRecipe(shape=shape, seed=seed, texts=corpus_texts())
     path = cache_dir.root() / "models" / f"{name}-{recipe.key}"

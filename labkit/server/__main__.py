@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def serve(options: ServeConfig) -> int:
-    """Load the model, then run the HTTP server until a signal, or the shell if it is requested.
+    """Load the model, then serve HTTP until a signal arrives, or run the chat shell if requested.
 
     Returns the exit code: 0, or 1 if the engine failed.
     """

@@ -36,7 +36,7 @@ class ApiError(Exception):
     message
         The message for the client. Line breaks become spaces.
     param, code
-        The name of the invalid request parameter and the API's error code, each or None.
+        The name of the invalid request parameter and the API's error code. Both may be None.
     retry_after
         Seconds after which the client may retry, or None.
     """

@@ -32,7 +32,7 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a request's body. Unknown fields are accepted at values that ask for nothing.
+    """Decode a request's body. Unknown fields are accepted if their values have no effect.
 
     Raises
     ------
@@ -119,9 +119,9 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
-    """Raise ``ApiError`` if an output whose grammar says where it ends must have another length.
+    """Raise ``ApiError`` if the request fixes the length of an output that a grammar ends.
 
-    ``other`` names the field of the grammar.
+    ``other`` is the request's field that contains the grammar.
     """
     for name in ("ignore_eos", "min_tokens"):
         if getattr(sampling, name):
@@ -131,7 +131,7 @@ def check_free_length(sampling: Sampling, other: str) -> None:
 def min_output(sampling: Sampling, max_tokens: int | None) -> int:
     """Return the number of output tokens that the client relies on.
 
-    With ``ignore_eos`` it relies on all of ``max_tokens``, the maximum that it requested.
+    With ``ignore_eos`` a client relies on all of ``max_tokens``, the maximum that it requested.
     """
     return max(sampling.min_tokens or 0, (max_tokens or 0) if sampling.ignore_eos else 0)
 
@@ -139,7 +139,7 @@ def min_output(sampling: Sampling, max_tokens: int | None) -> int:
 def min_tokens_constraint(
     service: Service, sampling: Sampling, max_tokens: int
 ) -> MinTokensConstraint | None:
-    """Return the constraint that enforces ``min_tokens``, or None if nothing ends the output.
+    """Return the constraint that enforces ``min_tokens``, or None if it is not needed.
 
     Raises
     ------
@@ -166,7 +166,7 @@ async def structured_grammar(
     Raises
     ------
     ApiError
-        The grammar cannot be enforced, or the request sets none or several.
+        The grammar cannot be enforced, or the request sets none or several of the fields.
     """
     param = "structured_outputs"
     check_free_length(sampling, param)

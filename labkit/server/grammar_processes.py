@@ -24,7 +24,7 @@ from labkit.server.grammar_worker import OUT_OF_MEMORY
 
 MAX_PROCESSES = 2
 MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
-WAIT_S = 10.0  # for a process, while others' grammars occupy all of them
+WAIT_S = 10.0  # for a process, while all of them try other grammars
 START_S = 60.0  # for a process to import llguidance and read the tokenizer
 RETRY_AFTER_S = 5
 

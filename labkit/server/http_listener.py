@@ -92,7 +92,7 @@ async def serve(
 
     After the first signal, the server refuses new requests and gives running and waiting requests
     ``server.grace_s`` seconds to finish. A second signal ends these requests at once. Connections
-    that are open ``CLOSE_S`` seconds later, for example after half a request, are dropped.
+    that are still open ``CLOSE_S`` seconds later, for example after half a request, are dropped.
     """
     listener = Listener(app, on_ready, service.options)
     stopping: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""Request fields that this server does not have, at values that ask for nothing.
+"""Neutral values: those with which a request field that the server lacks has no effect.
 
 Clients send such fields with every request, for example ``"echo": false``.
 """

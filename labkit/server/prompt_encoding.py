@@ -118,7 +118,7 @@ def resolve_max_tokens(
     default: int | None = None,
     min_tokens: int = 0,
 ) -> int:
-    """Return the maximum number of tokens to generate, which fit after the prompt.
+    """Return the maximum number of tokens to generate, so that they fit after the prompt.
 
     Parameters
     ----------

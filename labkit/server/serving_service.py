@@ -122,7 +122,7 @@ class Service:
     def unhealthy_reason(self) -> str | None:
         """Return the reason that the server cannot serve (one line), or None if it is healthy.
 
-        The reason never has the message of an exception, which may contain a client's content.
+        The reason never includes an exception's message, which may contain a client's content.
         """
         if self._engine_failure is not None:
             return self._engine_failure

@@ -32,7 +32,7 @@ class Grammars:
 
     A grammar is compiled in a process of its own first, within the limits of the options. Only if
     that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
-    grammar is not shared between requests: one that exceeds a limit of llguidance fails for good.
+    grammar is not shared between requests, because it is unusable after it exceeds a limit.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ class Grammars:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def load_tokenizer(self) -> None:
-        """Read the tokenizer now, and not while requests run, because that holds the GIL.
+        """Read the tokenizer now, because reading it while requests run would hold the GIL.
 
-        If llguidance does not support it, requests with a grammar are refused.
+        If llguidance does not support the tokenizer, requests with a grammar are refused.
         """
         with contextlib.suppress(GrammarError):
             _ = self._compiler.tokenizer

@@ -121,7 +121,7 @@ class GGUFFile:
     def number(self, key: str, default: float | None = None) -> float:
         """Return the number at ``key`` of the metadata, or ``default`` if the key is missing.
 
-        Raises ``GGUFError`` if the key is missing and there is no default, or on another type.
+        Raises ``GGUFError`` if the key is missing without a default, or has another type.
         """
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
