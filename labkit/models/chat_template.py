@@ -59,7 +59,7 @@ class RenderOptions:
     def __post_init__(self) -> None:
         """Check that the options do not request two different ends of the prompt."""
         if self.add_generation_prompt and self.continue_final_message:
-            raise ValueError("add_generation_prompt: not with continue_final_message")
+            raise ValueError("add_generation_prompt cannot be combined with continue_final_message")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -135,7 +135,7 @@ class ChatTemplate:
             raise ConfigError("the model's chat template does not support tools")
         for name in options.variables:
             if name in RESERVED_VARIABLES or name in self._tokens:
-                raise ConfigError(f"chat template: the variable {name} cannot be set")
+                raise ConfigError(f"the chat template's variable {name} cannot be set")
             if name not in self._variables:
                 raise ConfigError(f"the model's chat template has no variable {name}")
         text = self._render(messages, tools, options)

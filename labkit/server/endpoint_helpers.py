@@ -150,7 +150,7 @@ def min_tokens_constraint(
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens={min_tokens}: max_tokens is {max_tokens}", "min_tokens")
     if min_tokens and sampling.stop:
-        raise invalid("min_tokens: not with stop", "min_tokens")
+        raise invalid("min_tokens cannot be combined with stop", "min_tokens")
     ending_ids = set(sampling.stop_token_ids or ())
     ending_ids.update(() if sampling.ignore_eos else service.eos_token_ids)
     if not (min_tokens and ending_ids):

@@ -98,7 +98,7 @@ def check_prompt(service: Service, prompt: Sequence[int], param: str) -> None:
     if len(prompt) > service.max_prompt_tokens:
         raise _too_long(service, f"{len(prompt)} tokens", param)
     if max(prompt) >= service.vocab_size:
-        raise invalid(f"token ids are 0 to {service.vocab_size - 1}, not {max(prompt)}", param)
+        raise invalid(f"token id {max(prompt)}: must be 0 to {service.vocab_size - 1}", param)
 
 
 def _too_long(service: Service, length: str, param: str) -> ApiError:

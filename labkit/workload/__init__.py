@@ -76,7 +76,7 @@ def not_live(experiments: Sequence[Experiment]) -> str | None:
     See ``LiveKind.not_live``.
     """
     if len({experiment.workload.kind for experiment in experiments}) > 1:
-        return "the arms have workloads of different kinds"
+        return "the arms have different kinds of workload"
     kind = kind_of(experiments[0])
     if isinstance(kind, LiveKind):
         return kind.not_live(experiments)

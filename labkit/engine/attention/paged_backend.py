@@ -76,8 +76,8 @@ class PagedBackend:
             if shape.key_dim != shape.value_dim:
                 raise ValueError(
                     f"keys of {shape.key_dim} and values of {shape.value_dim} dimensions per head "
-                    "(latent attention) do not fit its pools, which have one width; set "
-                    "engine=mlx_lm (engine=contiguous serves some of these models)"
+                    "(latent attention) do not fit the paged pools, in which both have the same "
+                    "width; set engine=mlx_lm (engine=contiguous serves some of these models)"
                 )
         pools = [
             [
