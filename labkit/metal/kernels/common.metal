@@ -1,4 +1,4 @@
-// What the attention kernels share: the mask, the logits, the report.
+// Functions that all attention kernels share: the mask, the logits, the report.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
@@ -15,9 +15,9 @@ struct Span {
   int end;
 };
 
-// Query `row` of `rows` sits at position length - rows + row and sees itself and what is
-// before it, under a window the last `window` of those. A wrong map must not lead past the
-// sequence, so the end stays within it.
+// Query `row` of `rows` is at position length - rows + row. It sees the keys up to its own
+// position; with a window, only the last `window` of them. The end is limited to `length`,
+// because a wrong map may give a row outside the sequence.
 template <bool WINDOW>
 inline Span visible_span(int row, int rows, int length, int window) {
   const int end = min(length - rows + row + 1, length);
@@ -34,13 +34,13 @@ inline float base2_logit(float product, float scale, float softcap) {
   return logit * LOG2E;
 }
 
-// Who wrote it: kernel and resolver are mixed in as compiled, the nonce is the launch's.
+// The stamp of a launch: its nonce, mixed with the ids that are compiled into the kernel.
 inline uint stamp_of(uint nonce, uint kernel_id, uint resolver_id) {
   return nonce * 0x9E3779B1u + kernel_id * 0x85EBCA6Bu + resolver_id * 0xC2B2AE35u;
 }
 
-// One row of the report per threadgroup. Row i's stamp is offset by i: no row may stand in
-// for another.
+// Write the threadgroup's row of the report. Row i has the launch's stamp plus i, so that a
+// row that was copied from another one is detected.
 inline void write_report(device uint* report, uint index, uint stamp, uint iterations,
                          uint kv_blocks, uint surplus) {
   report[4 * index] = stamp + index;

@@ -11,8 +11,8 @@
 // HEAD_DIM], block_tables [seqs, columns], seq_lens, cu_seqlens_q, lookup, sinks, and the
 // scalars scale, softcap, window, partitions, nonce.
 // Outputs: out [tokens, heads, HEAD_DIM], or when SPLIT [tokens, heads, partitions,
-// HEAD_DIM + 2]: the unnormalised sum, its maximum and its denominator. report: see
-// write_report.
+// HEAD_DIM + 2]: the unnormalised sum, the largest logit and the softmax denominator. For
+// the report, see write_report.
 
 constexpr int SIMDGROUPS = 8;
 constexpr int LANES = 32;
@@ -40,7 +40,7 @@ const int first_head = int(position.x) * HEADS;
 const int kv_head = first_head / (num_heads / num_kv_heads);
 const int partition = int(position.z) % partitions;
 
-// 1. Whose token is this?
+// 1. Find the token's sequence.
 const Work work = resolve<RESOLVER, 1>(cu_seqlens_q, lookup, int(seq_lens_shape[0]),
                                        int(position.y), int(position.z) / partitions);
 if (work.seq < 0) {
@@ -54,7 +54,7 @@ const int token = first_row + work.row;
 const Span span = visible_span<WINDOW>(work.row, cu_seqlens_q[work.seq + 1] - first_row,
                                        seq_lens[work.seq], window);
 
-// 2. The query, once for all simdgroups.
+// 2. Load the query, once for all simdgroups.
 for (int i = index; i < HEADS * HEAD_DIM; i += SIMDGROUPS * LANES) {
   query[i / 4][i % 4] = float(q[(size_t(token) * num_heads + first_head) * HEAD_DIM + i]);
 }
@@ -68,7 +68,7 @@ const int my_begin = blocks_begin + partition * per_partition;
 const int my_end = min(my_begin + per_partition, blocks_end);
 
 float maximum[HEADS];
-float sum[HEADS];  // of this lane's tokens only; lanes are added up at the end
+float sum[HEADS];  // of this lane's keys only; the lanes are added up at the end
 float acc[HEADS * DIMS_PER_LANE];  // dimensions lane, lane + 32, ... of the weighted values
 for (int h = 0; h < HEADS; ++h) {
   maximum[h] = LOWEST;
@@ -77,8 +77,8 @@ for (int h = 0; h < HEADS; ++h) {
     acc[h * DIMS_PER_LANE + i] = 0;
   }
 }
-const int slot = lane / LANES_PER_TOKEN;  // my token within the block
-const int part = lane % LANES_PER_TOKEN;  // my share of its dimensions
+const int slot = lane / LANES_PER_TOKEN;  // this lane's key within the block
+const int part = lane % LANES_PER_TOKEN;  // this lane's share of the key's dimensions
 const int first_block = my_begin + (group - my_begin % SIMDGROUPS + SIMDGROUPS) % SIMDGROUPS;
 uint blocks = 0;
 
@@ -89,7 +89,7 @@ for (int block = first_block; block < my_end; block += SIMDGROUPS) {
   const int slot_end = min(span.end - block * BLOCK_SIZE, BLOCK_SIZE);
   const bool visible = slot >= slot_begin && slot < slot_end;
 
-  // Logits: LANES_PER_TOKEN lanes share a key; what lies past the sequence is not read.
+  // Logits: LANES_PER_TOKEN lanes share a key. Slots past the sequence's end are not read.
   float logit[HEADS];
   for (int h = 0; h < HEADS; ++h) {
     logit[h] = 0;
@@ -110,8 +110,8 @@ for (int block = first_block; block < my_end; block += SIMDGROUPS) {
     }
     logit[h] = visible ? base2_logit<SOFTCAP>(logit[h], scale, softcap) : LOWEST;
 
-    // Online softmax. A block with nothing visible leaves the maximum alone: its maximum
-    // is LOWEST, so the factor is exp2(0) and every weight 0.
+    // Online softmax. A block without visible keys does not change the maximum, because its
+    // own maximum is LOWEST. The factor is then exp2(0), and every weight is 0.
     const float new_maximum = max(maximum[h], simd_max(logit[h]));
     const float factor = fast::exp2(maximum[h] - new_maximum);
     const float weight = visible ? fast::exp2(logit[h] - new_maximum) : 0.0f;
@@ -126,8 +126,8 @@ for (int block = first_block; block < my_end; block += SIMDGROUPS) {
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
 
-  // Values: a lane owns dimensions, all heads share the load. A masked value may be NaN and
-  // 0 * NaN is NaN, so masked slots are left out, not multiplied by 0.
+  // Values: each lane has some dimensions, and all heads share a load. A masked value may be
+  // NaN, and 0 * NaN is NaN, so masked slots are skipped and not multiplied by 0.
   for (int s = WINDOW_SKIP ? slot_begin : 0; s < slot_end; ++s) {
     const device T* value =
         v_pool + ((block_id * BLOCK_SIZE + s) * num_kv_heads + kv_head) * HEAD_DIM;
@@ -170,7 +170,7 @@ for (int h = 0; h < HEADS; ++h) {
       top = max(top, maxima[g * HEADS + h]);
     }
     float denominator = 0;
-    if (SINKS && !SPLIT) {  // counts once per query: when split, reduce.metal adds it
+    if (SINKS && !SPLIT) {  // a sink counts once per query: with SPLIT, reduce.metal adds it
       top = max(top, sinks[head] * LOG2E);
       denominator = fast::exp2(sinks[head] * LOG2E - top);
     }

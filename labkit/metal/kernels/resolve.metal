@@ -1,8 +1,8 @@
-// Which sequence does this threadgroup work for?
+// Find the sequence that a threadgroup works for.
 //
-// The batch is packed: sequence i owns the query tokens cu_seqlens_q[i] ..
-// cu_seqlens_q[i + 1] - 1. A threadgroup wakes up with its grid position only. The ways of
-// finding its sequence differ in indexing, never in arithmetic, so outputs are bit-equal.
+// The batch is packed: sequence i has the query tokens cu_seqlens_q[i] ..
+// cu_seqlens_q[i + 1] - 1. A threadgroup knows only its position in the grid. The resolvers
+// differ in indexing, never in arithmetic, so their outputs are bit-identical.
 // Pointers are template parameters: MLX declares inputs of fewer than 8 elements
 // `constant`, longer ones `device`.
 
@@ -10,11 +10,11 @@ enum Resolver {
   BINARY_SEARCH = 1,  // search cu_seqlens_q here
   SEQ_MAP = 2,        // load from a map that the host built
   IDENTITY = 3,       // one query token per sequence: token t belongs to sequence t
-  PADDED_GRID = 4,    // the grid's z axis names the sequence, at the price of surplus
+  PADDED_GRID = 4,    // the grid's z axis is the sequence; some threadgroups are surplus
   WORK_PLAN = 5       // the host lists (sequence, first row) for every threadgroup
 };
 
-// What a threadgroup works on. A negative sequence: nothing, it is surplus and exits.
+// The work of a threadgroup. If seq is negative, the threadgroup is surplus and exits.
 struct Work {
   int seq;
   int row;         // first query row, counted within the sequence

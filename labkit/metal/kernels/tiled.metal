@@ -1,13 +1,13 @@
 // Tiled (FlashAttention-2 style): one threadgroup per Q-block of 32 query rows and head.
 //
-// Grid, in threadgroups: x = heads; y = Q-blocks, tokens / 32 + sequences of them, the
-// surplus exits (PADDED_GRID: Q-blocks of the longest sequence; WORK_PLAN: entries);
+// Grid, in threadgroups: x = heads; y = tokens / 32 + sequences Q-blocks, of which surplus
+// ones exit (PADDED_GRID: Q-blocks of the longest sequence; WORK_PLAN: entries);
 // z = 1 (PADDED_GRID: sequences). 128 threads form 4 simdgroups of 8 rows each. Queries,
 // sums and outputs stay in registers as 8x8 matrices; a tile is 32 keys, four 8x8 products.
 // K and V tiles are loaded from the pool in place: 8 keys never cross a KV block.
 //
-// A lane holds two neighbouring elements of a matrix, in one row. Apple does not document
-// which; this is the layout that MLX's own kernels rely on.
+// A lane holds two neighbouring elements of one row of a matrix. Apple does not document
+// which ones; the layout here is the one that MLX's own kernels rely on.
 //
 // Template: T, HEAD_DIM, BLOCK_SIZE, RESOLVER, WINDOW, WINDOW_SKIP, SOFTCAP, SINKS.
 // Inputs as in decode.metal, without partitions. Outputs: out [tokens, heads, HEAD_DIM],
@@ -30,7 +30,7 @@ const int num_heads = q_shape[1];
 const int num_kv_heads = k_pool_shape[2];
 const int kv_head = head / (num_heads / num_kv_heads);
 
-// 1. Whose Q-block is this?
+// 1. Find the Q-block's sequence.
 const Work work = resolve<RESOLVER, BQ>(cu_seqlens_q, lookup, int(seq_lens_shape[0]),
                                         int(position.y), int(position.z));
 if (work.seq < 0) {
@@ -51,8 +51,8 @@ const int element_row = (lane / 4 & 4) + lane / 2 % 4;
 const int element_col = (lane / 4 & 2) * 2 + lane % 2 * 2;
 const int my_row = first_row + element_row;
 
-// 2. What is seen: by my row, by the first and last row of the simdgroup, by the threadgroup.
-// Rows past the sequence's end do as its last row does, and are not stored.
+// 2. Find the keys that are visible to this lane's row, to the first and the last row of the
+// simdgroup, and to the threadgroup. Rows past the end repeat the last and are not stored.
 const Span mine = visible_span<WINDOW>(min(my_row, rows - 1), rows, length, window);
 const Span first = visible_span<WINDOW>(first_row, rows, length, window);
 const Span last = visible_span<WINDOW>(last_row, rows, length, window);
@@ -61,7 +61,7 @@ const Span end_row = visible_span<WINDOW>(min(work.row + BQ, rows) - 1, rows, le
 const int walk_begin = WINDOW_SKIP ? top_row.begin / BLOCK_SIZE * BLOCK_SIZE : 0;
 const int my_begin = WINDOW_SKIP ? first.begin : 0;
 
-// 3. Queries into registers.
+// 3. Load the queries into registers.
 simdgroup_matrix<T, 8, 8> queries[SLABS];
 simdgroup_matrix<float, 8, 8> acc[SLABS];
 for (int d = 0; d < SLABS; ++d) {
@@ -87,7 +87,7 @@ for (int tile = walk_begin / TILE * TILE; tile < end_row.end; tile += TILE) {
     }
     scores[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     if (key + 8 <= my_begin || key >= last.end) {
-      continue;  // nobody in this simdgroup sees any of these keys
+      continue;  // no row of this simdgroup sees any of these keys
     }
     const size_t block_id =
         size_t(block_tables[size_t(work.seq) * block_tables_shape[1] + key / BLOCK_SIZE]);
@@ -109,7 +109,7 @@ for (int tile = walk_begin / TILE * TILE; tile < end_row.end; tile += TILE) {
   }
 
   // Online softmax by rows; a row is held by the four lanes that differ in bits 0 and 3.
-  // A tile with nothing visible leaves the maximum alone: the factor is exp2(0).
+  // A tile without visible keys does not change the maximum: the factor is exp2(0).
   tile_maximum = max(tile_maximum, simd_shuffle_xor(tile_maximum, ushort(1)));
   tile_maximum = max(tile_maximum, simd_shuffle_xor(tile_maximum, ushort(8)));
   const float new_maximum = max(maximum, tile_maximum);
@@ -142,8 +142,8 @@ for (int tile = walk_begin / TILE * TILE; tile < end_row.end; tile += TILE) {
         simdgroup_multiply_accumulate(acc[d], scores[j], v, acc[d]);
       }
     } else {
-      // At the mask's edge a value may be NaN for one row and unseen by another, and
-      // 0 * NaN is NaN: element by element, leaving out what is masked.
+      // At the mask's edge, some rows do not see every value. A masked value may be NaN, and
+      // 0 * NaN is NaN, so values are added one by one and masked ones are skipped.
       for (int t = 0; t < 8; ++t) {
         const int holder = (element_row & 4) * 4 + (t & 4) * 2 + (element_row & 3) * 2 + (t & 2) / 2;
         const float weight = simd_shuffle(scores[j].thread_elements()[t & 1], ushort(holder));

@@ -15,7 +15,7 @@ from labkit.kernel_abi import BQ
 
 
 class PaddedGridLookup(NamedTuple):
-    """The lookup: the number of units per sequence, if a unit is a token or a Q-block."""
+    """The lookup: the number of units per sequence, in tokens and in Q-blocks."""
 
     tokens: int
     qblocks: int

@@ -24,7 +24,7 @@ struct Fiber {
   State state = State::ready;
   const char* operation = "";
   int line = 0;
-  uint32_t barriers = 0;  // that this thread has reached
+  uint32_t barriers = 0;  // number of barriers that this thread has reached
   unsigned char* stack = nullptr;
   void* watched = nullptr;
 #if defined(__x86_64__)

@@ -14,8 +14,8 @@
 namespace emulator {
 
 struct Simdgroup {
-  int first = 0, count = 0;  // its fibers
-  int order[kLanes] = {};    // in which its lanes run
+  int first = 0, count = 0;  // index of the first fiber, and number of fibers
+  int order[kLanes] = {};    // the order in which the lanes run
   int cursor = 0;
   uint32_t phase = 0, members[2] = {};  // lanes that took part, by parity of the operation
   Slot slots[2][kLanes];
@@ -33,9 +33,9 @@ struct Machine {
   std::vector<Region> buffers;
   std::vector<void*> pointers;
   std::vector<Shared*> arrays;        // threadgroup arrays
-  std::vector<Region> array_regions;  // and their memory in this run
+  std::vector<Region> array_regions;  // memory of the threadgroup arrays in this run
   unsigned char stack_garbage[kStackGarbage];
-  // A thread may be at the next barrier before another has left this one: two keys.
+  // Two keys, because a thread may reach the next barrier before another has left this one.
   char barrier_keys[2], start_key, end_key;
   Index group_size{};
 

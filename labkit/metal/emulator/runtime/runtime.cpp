@@ -86,9 +86,9 @@ void install_handlers() {
 
 struct Job {
   Index grid{}, threads{};
-  double cpu_seconds = 0;  // that a run may take
+  double cpu_seconds = 0;  // largest CPU time of a run
   std::vector<Schedule> schedules;
-  std::vector<std::vector<unsigned char>> data;  // of inputs; empty for outputs
+  std::vector<std::vector<unsigned char>> data;  // content of inputs; empty for outputs
   std::vector<uint64_t> sizes;
 };
 

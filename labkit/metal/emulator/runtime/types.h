@@ -63,7 +63,7 @@ struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec {
   const T& operator[](int i) const { return e[i]; }
 };
 
-// Positions have their components' names.
+// A position in the grid, whose components are named x, y and z.
 template <>
 struct vec<uint, 3> {
   uint x, y, z;
@@ -124,7 +124,7 @@ inline float log2(float x) { return __builtin_log2f(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 }  // namespace precise
 
-// Fast maths assumes finite arguments: any other is a fault here.
+// Fast maths assumes finite arguments, so an infinity or a NaN is a fault here.
 namespace fast {
 inline float finite(float x, const char* function, int line) {
   if (!__builtin_isfinite(x))

@@ -1,5 +1,5 @@
 // Annotations for ThreadSanitizer: which fiber runs, and which operations order memory (only
-// barriers do). They do nothing in a kernel that is built without it.
+// barriers do). They do nothing in a kernel that is built without ThreadSanitizer.
 #pragma once
 
 extern "C" {
