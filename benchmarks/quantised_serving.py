@@ -45,7 +45,7 @@ print(2 * 2048**3 / min(times) / 1e9)
 FORMS = ("quantised", "float32", "float16", "bfloat16")  # counters weights.*
 READ_S = 0.2  # of reading memory before and after the arm, which decodes about as long
 CACHED = 4608  # output columns of a product whose weights fit into two L2 caches of 1 MB
-SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # allowed memory beyond weights and KV
+SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # allowed memory besides weights and KV
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def initialized() -> AbstractContextManager[Any]:
 
 
 def compose_cells(command: Command) -> list[ComposedCell]:
-    """Compose and check every arm of every cell. Only GGUF conversion writes (to the cache).
+    """Compose and check every arm of every cell. Only a GGUF file's model may be written (cached).
 
     Raises
     ------

@@ -68,7 +68,7 @@ class SamplingParams:
         The largest number of tokens to generate.
     stop
         One or several texts that end the request. The stop text is not part of the output text.
-        Matching needs a tokenizer, so ``LLM`` does it, and an engine alone refuses stop texts.
+        Matching needs a tokenizer, so ``LLM`` does it. An engine used without ``LLM`` refuses them.
     stop_token_ids
         Token ids that end the request, in addition to the model's end-of-text ids.
     ignore_eos

@@ -230,8 +230,8 @@ class Scheduler:
         ``limit`` is the largest number of tokens that the whole step may reach, ``chunk_cap``
         the largest number for this request (None: no cap). If KV memory is short, the running
         request that is last in the queue's order is preempted, possibly this one. The first
-        request in that order is never preempted and fits the memory alone, so it advances in
-        every step, and the number of steps is bounded.
+        request in that order is never preempted and fits into the memory by itself, so it
+        advances in every step, and the number of steps is bounded.
         """
         if state.status is not RequestStatus.running:  # preempted earlier in this step
             return

@@ -71,7 +71,7 @@ class GatherBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request of a step: its queries, its blocks, and the tokens in the blocks that it sees."""
+    """A request of a step: its queries, its blocks, and which keys in these blocks it sees."""
 
     queries: slice
     blocks: mx.array

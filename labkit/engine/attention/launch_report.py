@@ -65,7 +65,7 @@ class LaunchReport:
     # sdpa only: keys that were read, including padding, and those among them without a token.
     keys: int = 0
     padded_keys: int = 0
-    # Evaluations of MLX's graph for these launches alone: an emulated kernel evaluates eagerly, and
+    # Evaluations of MLX's graph for only these launches: an emulated kernel evaluates eagerly, and
     # so does a layer of a model on NumPy arrays.
     evaluations: int = 0
 

@@ -134,7 +134,7 @@ class DraftVerifier(Speculator):
     def accept(
         self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Accept each request's draft tokens up to the first that the target did not sample."""
+        """Accept each request's draft tokens before the first that the target did not sample."""
         results: dict[str, Sequence[Sampled]] = {}
         row = 0
         for chunk in output.chunks:

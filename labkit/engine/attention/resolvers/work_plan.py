@@ -15,7 +15,7 @@ from labkit.kernel_abi import BQ
 
 
 class WorkPlanLookup(NamedTuple):
-    """The lookup: int32 [units, 2], once with a token per unit and once with a Q-block per unit."""
+    """The lookup: two arrays int32 [units, 2], for units of one token and for Q-blocks."""
 
     tokens: Int32Array
     qblocks: Int32Array
