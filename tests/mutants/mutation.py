@@ -48,12 +48,14 @@ class Mutant:
     """One mutant of a file.
 
     ``function`` is the qualified name of the changed function, or ``<module>`` outside functions.
+    If it is ``decorated``, or defined in one that is, it may be compiled and run unseen by Python.
     ``what`` is the line and the change in it: unique in the file, and independent of changes
     elsewhere. ``new`` replaces the bytes of ``source`` from ``begin`` to ``end``.
     """
 
     path: str
     function: str
+    decorated: bool
     what: str
     source: bytes
     begin: int
@@ -85,7 +87,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
     for line in lines:
         starts.append(starts[-1] + len(line))
     whole, results, seen = b"".join(lines), [], Counter[str]()
-    for function, node, new in _changes(ast.parse(source), (), MODULE):
+    for (function, decorated), node, new in _changes(ast.parse(source), (), (MODULE, False)):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         old = " ".join(whole[begin:end].decode().split())
@@ -93,20 +95,24 @@ def mutants(path: str, source: str) -> list[Mutant]:
         what = f"{old} -> {new}" if old == line else f"{line} | {old} -> {new}"
         seen[what] += 1
         what += f" | {seen[what]}" if seen[what] > 1 else ""
-        results.append(Mutant(path, function, what, whole, begin, end, new))
+        results.append(Mutant(path, function, decorated, what, whole, begin, end, new))
     return results
 
 
 def _changes(
-    node: ast.AST, scope: tuple[str, ...], function: str
-) -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield (function, node, its new text) of a node and all below it."""
+    node: ast.AST, scope: tuple[str, ...], function: tuple[str, bool]
+) -> Iterator[tuple[tuple[str, bool], ast.AST, str]]:
+    """Yield (function, node, its new text) of a node and all below it.
+
+    ``function`` is its qualified name, and whether it is decorated.
+    """
     if isinstance(node, ast.JoinedStr) or _only_types(node):
         return
     if isinstance(node, ast.ClassDef):
         scope = (*scope, node.name)
     elif isinstance(node, _FUNCTIONS):
-        function = ".".join((*scope, node.name))
+        decorated = bool(node.decorator_list) or function[1]
+        function = ".".join((*scope, node.name)), decorated
         scope = (*scope, node.name, "<locals>")
     for changed, new in _of_node(node):
         yield function, changed, new

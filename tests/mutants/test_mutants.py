@@ -23,8 +23,23 @@ PYPROJECT = """
 markers = ["slow", "metal"]
 addopts = "-p no:schemathesis -p no:hydra_pytest -p no:anyio"
 """
+COMPILED = """
+
+def unused():
+    return 5
+
+def compiled(function):
+    return type(function)(function.__code__.replace(co_filename="<compiled>"), {})
+
+@compiled
+def unseen(x):
+    return x + 10
+"""
 TEST = """
-from labkit.toy import grow, unused
+from labkit.toy import grow, unseen, unused
+
+def test_it_is_compiled():
+    assert unseen(1) == 11
 
 def test_it_grows():
     assert grow(1) == 2
@@ -145,7 +160,7 @@ def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
     source = tmp_path / "toy"
     for name, text in {
         "labkit/__init__.py": "",
-        "labkit/toy.py": SOURCE + "\n\ndef unused():\n    return 5\n",
+        "labkit/toy.py": SOURCE + COMPILED,
         "tests/toy/test_toy.py": TEST,
         "pyproject.toml": PYPROJECT,
         "tests/mutants/calls/sitecustomize.py": (
@@ -157,20 +172,22 @@ def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
     tree = run.WorkingCopy(source, tmp_path / "work")
     tests = run.map_calls(tree, ["tests/toy/test_toy.py"])
-    assert tests.failed == [] and list(tests.seconds) == ["tests/toy/test_toy.py::test_it_grows"]
+    names = {test.split("::")[1] for test in tests.seconds}
+    assert tests.failed == [] and names == {"test_it_grows", "test_it_is_compiled"}
     wanted = {
         "return x + 1 | x + 1 -> (x - 1)": run.KILLED,
         "if x < 3 and x: | x < 3 -> (x <= 3)": run.SURVIVES,
         "return 5 -> return None": run.UNREACHED,
+        "return x + 10 | x + 10 -> (x - 10)": run.KILLED,
     }
     drawn = [m for m in run.all_mutants(tree.source, ["labkit"]) if m.what in wanted]
     results = run.run_sample(tree, drawn)
     assert {mutant.what: result for mutant, result in results} == wanted
     assert (tree.path / "labkit/toy.py").read_text() == (source / "labkit/toy.py").read_text()
     cache = run.ResultCache(tree)
-    assert len(cache._results) == 3 and run.run_sample(tree, drawn) == results
+    assert len(cache._results) == 4 and run.run_sample(tree, drawn) == results
     (one,) = run.package_results(results, [], {"labkit": 50})
-    assert (one.killed, len(one.survivors), one.exceeded) == (1, 2, False)
+    assert (one.killed, len(one.survivors), one.exceeded) == (2, 2, False)
 
 
 def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
