@@ -135,9 +135,11 @@ def _difference(
     known: dict[tuple[str, str], str | None],
     bitwise: bool,
 ) -> str | None:
-    """Return a phrase on how the outputs of ``case`` differ from those of ``reference``, or None.
+    """Describe in a phrase how the outputs of ``case`` differ from those of ``reference``.
 
-    None if they are equal. ``case`` is None if the run did not run it.
+    Return None if they are equal, or if there is nothing to compare, because the reference skipped
+    the case or neither has outputs. ``case`` is None if the arm's run lacks this case. ``known``
+    caches the results by the two digests.
     """
     outputs = None if case is None else case.outputs
     if outputs is not None and outputs["kind"] == "frames":

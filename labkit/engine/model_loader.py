@@ -172,7 +172,9 @@ def _module(model_type: str) -> ModuleType:
             raise
         raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
     except SystemExit:  # mlx_lm's olmo calls sys.exit() if hf_olmo is not installed
-        raise EngineError(f"model_type={model_type}: mlx_lm lacks a package for it") from None
+        raise EngineError(
+            f"model_type={model_type}: mlx_lm needs a Python package that is not installed"
+        ) from None
 
 
 def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any:

@@ -103,8 +103,10 @@ class Cell:
             )
         if self.design.isolation is Isolation.auto:
             raise ValueError(f"cell {self.name}: isolation=auto must be resolved first")
-        if len({arm.name for arm in self.arms}) != len(self.arms):
-            raise ValueError(f"cell {self.name}: two arms have the same name")
+        names = [arm.name for arm in self.arms]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"cell {self.name}: two arms are named {name!r}")
         object.__setattr__(self, "design", normalized_design(self.design))
 
     @property

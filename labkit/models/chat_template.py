@@ -135,7 +135,7 @@ class ChatTemplate:
             raise ConfigError("the model's chat template does not support tools")
         for name in options.variables:
             if name in RESERVED_VARIABLES or name in self._tokens:
-                raise ConfigError(f"the chat template's variable {name} cannot be set")
+                raise ConfigError(f"chat_template_kwargs: {name} is set by labkit; remove it")
             if name not in self._variables:
                 raise ConfigError(f"the model's chat template has no variable {name}")
         text = self._render(messages, tools, options)

@@ -101,8 +101,8 @@ class Generation:
     def num_cached_tokens(self, n: int = 1) -> int:
         """Return how many prompt tokens the prefix cache held, summed over the prompts.
 
-        With ``n`` choices per prompt, the first choice counts, because the others may find in the
-        cache what the first has computed. A prompt counts 0 until its first token is known.
+        With ``n`` choices per prompt, only the first choice is counted, because the others may hit
+        what the first has computed. A prompt counts as 0 until its first output token.
         """
         return sum(self._num_cached_tokens[::n])
 

@@ -442,7 +442,7 @@ REFUSED = {
     ),
     "olmo": Refused(
         {"d_model": 64, "n_layers": 2, "mlp_hidden_size": 192, "n_heads": 4},
-        "mlx_lm lacks a package for it",
+        "mlx_lm needs a Python package that is not installed",
     ),
     "olmo_hybrid": Refused(
         {

@@ -76,8 +76,8 @@ class CpuBackend(PagedBackend):
     def _check_supported(self, layer: AttentionLayer) -> None:
         if self._switches.split_kv != "off" and TILE_KEYS % layer.block_size:
             raise ValueError(
-                f"block size {layer.block_size}: split_kv={self._switches.split_kv} cuts the keys "
-                f"every {TILE_KEYS}, which must be whole blocks"
+                f"block size {layer.block_size}: must divide {TILE_KEYS}, because split_kv="
+                f"{self._switches.split_kv} splits the keys at multiples of {TILE_KEYS}"
             )
 
     def forward(

@@ -118,10 +118,10 @@ class KVCacheManager:
         raise NotImplementedError
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Extend a running request's memory to its first ``num_tokens`` tokens.
+        """Ensure that a running request has memory for its first ``num_tokens`` tokens.
 
-        Return False and change nothing if too little memory is free. Also return True if the
-        request has enough memory already.
+        Return True if it has, including if it had enough before. If too little memory is free,
+        change nothing and return False.
         """
         raise NotImplementedError
 

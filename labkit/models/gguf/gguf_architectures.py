@@ -206,7 +206,10 @@ def _check_dimensions(file: GGUFFile, a: GGUFArchitecture, default_dim: int) -> 
             f"{a.kv_heads} KV heads of {a.head_dim}, {a.vocab} tokens)"
         )
     if not (0 < a.epsilon < inf and 0 < a.theta < inf):
-        raise GGUFError(f"invalid RMS norm epsilon {a.epsilon} or RoPE base {a.theta}")
+        raise GGUFError(
+            f"RMS norm epsilon is {a.epsilon} and RoPE base is {a.theta}; both must be finite and "
+            "above 0"
+        )
     for key in (f"{a.name}.attention.value_length", f"{a.name}.rope.dimension_count"):
         if file.count(key, a.head_dim) != a.head_dim:
             raise GGUFError(

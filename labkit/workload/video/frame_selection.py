@@ -54,10 +54,11 @@ def pick_frames(
     Parameters
     ----------
     how
-        The pick method. ``keyframes`` spreads the picks evenly over the list of keyframes, not over
-        time: from a clip with two keyframes, 16 picks are each keyframe 8 times.
-        ``keyframes_unique`` does the same without repetitions. ``nearest`` picks the keyframe
-        nearest to each evenly spread position, or the earlier of two equally near ones.
+        The pick method. ``stream`` and ``seek`` pick frames spread evenly over the clip.
+        ``keyframes`` spreads the picks evenly over the list of keyframes, not over time: with two
+        keyframes and 16 picks, each keyframe is picked 8 times. ``keyframes_unique`` does the same
+        without repetitions. ``nearest`` picks the keyframe nearest to each evenly spread position,
+        or the earlier of two equally near ones.
     frames, keyframes
         The clip's number of frames, and the indices of its keyframes, ascending.
     num_frames
