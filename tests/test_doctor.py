@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.doctor import __main__ as doctor
-from labkit.doctor import detectable_effect, machine_caveats, measurement_process, terminal_screen
+from labkit.doctor import machine_caveats, measurement_process, noise_pilots, terminal_screen
 from labkit.experiment import Interrupted, doctor_noise
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine import memory_capacity
@@ -136,7 +136,7 @@ def own_folders(tmp_path, monkeypatch):
 def stub_pilots(monkeypatch, no_cache):
     """Results of pilots without running any, and a cache of the test's own."""
     results = {"kernels": ESTIMATE, "requests": "crashed: load: ImportError: no mlx"}
-    monkeypatch.setattr(detectable_effect, "run_pilots", lambda on_step: results)
+    monkeypatch.setattr(noise_pilots, "run_pilots", lambda on_step: results)
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,7 @@ def test_interleaving_removes_the_differences_between_processes():
     for number, (machine, control) in enumerate(zip(slow, apart, strict=True)):
         rounds = [100 * machine, 300 * machine, 200 * machine]
         records += block(number, rounds, [r * control for r in rounds])
-    estimate = detectable_effect.estimate_noise(records, [2.0, 2.0, 3.0, 1.0])
+    estimate = noise_pilots.estimate_noise(records, [2.0, 2.0, 3.0, 1.0])
     assert (estimate.processes, estimate.interleaved_s, estimate.separate_s) == (
         4,
         2.0,
@@ -336,29 +336,29 @@ class FakePilot:
 def pilots(monkeypatch):
     monkeypatch.setattr(FakePilot, "instances", [], raising=False)
     monkeypatch.setattr(FakePilot, "errors", {}, raising=False)
-    monkeypatch.setattr(detectable_effect, "Pilot", FakePilot)
+    monkeypatch.setattr(noise_pilots, "Pilot", FakePilot)
     return FakePilot
 
 
 def test_every_kind_runs_all_its_processes_and_reports_steps(pilots):
     steps = []
-    assert detectable_effect.run_pilots(steps.append) == {"kernels": ESTIMATE, "requests": ESTIMATE}
-    assert [pilot.num_runs for pilot in pilots.instances] == [detectable_effect.MAX_PROCESSES] * 2
-    assert sum("process" in step for step in steps) == 2 * detectable_effect.MAX_PROCESSES
+    assert noise_pilots.run_pilots(steps.append) == {"kernels": ESTIMATE, "requests": ESTIMATE}
+    assert [pilot.num_runs for pilot in pilots.instances] == [noise_pilots.MAX_PROCESSES] * 2
+    assert sum("process" in step for step in steps) == 2 * noise_pilots.MAX_PROCESSES
     assert any("kernels" in step for step in steps) and any("requests" in step for step in steps)
 
 
 @pytest.mark.parametrize("where", ["prepare", "run"])
 def test_an_error_of_one_kind_is_reported_and_the_other_runs(pilots, where):
     pilots.errors[f"{where} kernels"] = ImportError("no numba\nhere")
-    results = detectable_effect.run_pilots(lambda step: None)
+    results = noise_pilots.run_pilots(lambda step: None)
     assert results == {"kernels": "no numba here", "requests": ESTIMATE}
-    assert pilots.instances[-1].num_runs == detectable_effect.MAX_PROCESSES
+    assert pilots.instances[-1].num_runs == noise_pilots.MAX_PROCESSES
 
 
 def test_no_process_starts_that_would_end_too_late(pilots, monkeypatch):
     monkeypatch.setattr(pilots, "seconds", 1e9)
-    detectable_effect.run_pilots(lambda step: None, time_limit_s=60.0)
+    noise_pilots.run_pilots(lambda step: None, time_limit_s=60.0)
     assert [pilot.num_runs for pilot in pilots.instances] == [0, 0]
 
 
@@ -376,7 +376,7 @@ def bare():
     """Pilots that were never prepared."""
 
     def make(wall_times_s, records=()):
-        pilot = object.__new__(detectable_effect.Pilot)
+        pilot = object.__new__(noise_pilots.Pilot)
         pilot.wall_times_s, pilot.records = list(wall_times_s), list(records)
         return pilot
 
@@ -399,8 +399,8 @@ def test_too_few_processes_give_no_estimate(bare):
 
 def test_a_pilot_runs_a_study_s_own_process(tmp_path):
     """A real run: two equal arms, interleaved in one worker."""
-    overrides = detectable_effect.OVERRIDES_BY_KIND["kernels"]
-    pilot = detectable_effect.Pilot(overrides, tmp_path / "kernels")
+    overrides = noise_pilots.OVERRIDES_BY_KIND["kernels"]
+    pilot = noise_pilots.Pilot(overrides, tmp_path / "kernels")
     pilot.run()
     assert pilot.failure is None and len(pilot.wall_times_s) == 1
     assert [record.role for record in pilot.records] != [] and len(pilot.records) == 2
@@ -412,8 +412,8 @@ def test_a_pilot_runs_a_study_s_own_process(tmp_path):
 
 @pytest.mark.slow
 def test_both_kinds_for_real():
-    results = detectable_effect.run_pilots(lambda step: None, time_limit_s=120.0)
+    results = noise_pilots.run_pilots(lambda step: None, time_limit_s=120.0)
     for estimate in results.values():
         assert isinstance(estimate, PilotNoise), results
-        assert estimate.processes == detectable_effect.MAX_PROCESSES
+        assert estimate.processes == noise_pilots.MAX_PROCESSES
         assert estimate.separate_s < estimate.interleaved_s

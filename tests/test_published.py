@@ -7,7 +7,7 @@ from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published_rows
 from labkit.experiment.cell_composer import with_scale_overrides
-from labkit.experiment.engaged_claim_checks import option_choices
+from labkit.experiment.engaged_claim_validation import option_choices
 from labkit.experiment.hydra_composer import hydra_quote
 from labkit.records import counter_registry
 from labkit.workload import budget_ram_estimate, serving_metrics

@@ -1,7 +1,7 @@
 """Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
 
 Where request arms are interleaved in one process, the excess of a step that took clearly
-longer than the same step of the other arms is removed (:mod:`labkit.workload.machine_stalls`).
+longer than the same step of the other arms is removed (:mod:`labkit.workload.step_stall_excess`).
 Work that an arm does now and then (compaction, copies, eviction) looks the same within one
 process, but not over many: the machine stalls any arm that happens to run, while an arm's own work
 recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are

@@ -3,5 +3,5 @@
 The parent process only reads facts from the operating system. Noise and speed are measured in a
 short process that starts the way a worker does (``labkit.doctor.measurement_worker``). The
 smallest detectable effect comes from pilot runs in real workers
-(``labkit.doctor.detectable_effect``).
+(``labkit.doctor.noise_pilots``).
 """

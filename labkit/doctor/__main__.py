@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.cli_errors import OneLineParser, error_line
-from labkit.doctor import detectable_effect, terminal_screen
+from labkit.doctor import noise_pilots, terminal_screen
 from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
@@ -164,7 +164,7 @@ def _measure_locked(
         before, start = _cpu_s(), time.monotonic()
         measured = measure(on_step)
         shares = _shares(before, _cpu_s(), time.monotonic() - start)
-        pilots = detectable_effect.run_pilots(on_step)
+        pilots = noise_pilots.run_pilots(on_step)
     return {**measured, **shares}, pilots
 
 

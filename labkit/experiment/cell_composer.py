@@ -25,7 +25,7 @@ from labkit.config import (
     to_plain,
     user_classes,
 )
-from labkit.experiment import engaged_claim_checks, published_rows
+from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name
 from labkit.experiment.hydra_composer import Composer, hydra_quote
@@ -92,9 +92,9 @@ def compose_cell(
         experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
         _check_arm(name, experiments[name], overrides)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
-    engaged_claim_checks.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
-    engaged_claim_checks.check_weights(ablation.claims.engaged, experiments)
-    engaged_claim_checks.check_launches(ablation.claims.engaged, experiments)
+    engaged_claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
+    engaged_claim_validation.check_weights(ablation.claims.engaged, experiments)
+    engaged_claim_validation.check_launches(ablation.claims.engaged, experiments)
     arms = [_arm(name, ablation, experiments[name]) for name in names]
     if experiment.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))

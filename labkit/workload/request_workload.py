@@ -99,8 +99,8 @@ class RequestKind:
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
+        from labkit.workload.output_token_texts import TokenTexts
         from labkit.workload.serving_session import ServingSession
-        from labkit.workload.token_texts import TokenTexts
 
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)

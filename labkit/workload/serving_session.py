@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
-from labkit.models.server_detokenizer import text_digest
+from labkit.models.external_server_text import text_digest
 from labkit.records import CaseRecord
 from labkit.workload import arrivals
 from labkit.workload.attainable_prefix_hits import sharing_notes
@@ -19,6 +19,7 @@ from labkit.workload.load_generator import Clock, LoadGenerator, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.memory_timeline import MemoryTimeline
 from labkit.workload.output_digest import token_digest
+from labkit.workload.output_token_texts import TokenTexts
 from labkit.workload.request_lengths import rectangle_notes
 from labkit.workload.request_outcome_notes import outcome_notes
 from labkit.workload.request_schedule import RequestSchedule
@@ -30,7 +31,6 @@ from labkit.workload.serving_metrics import (
     sending_metrics,
     serving_metrics,
 )
-from labkit.workload.token_texts import TokenTexts
 from labkit.workload.tokenized_prompts import Prompt
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from labkit.engine.budget.kv_demand import round_up_to_step
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.kv_shape import KVShape
-from labkit.engine.kv_layout.padded_batch import PaddedRow, pad_batch
+from labkit.engine.kv_layout.padded_step import PaddedRow, pad_batch
 
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
