@@ -65,7 +65,7 @@ from labkit.config.scheduler import (
     Scheduler,
 )
 from labkit.config.serialization import from_plain, to_plain
-from labkit.config.server import ServeConfig, Server
+from labkit.config.server import ServeConfig, Server, SpecialTokens
 from labkit.config.speculation import Drafts, Speculation, Verification
 from labkit.config.tensor_parallel import TensorParallel
 from labkit.config.video import Clip, Decoder, FramePicks
@@ -139,6 +139,7 @@ __all__ = [
     "ServeConfig",
     "Server",
     "ServerPreset",
+    "SpecialTokens",
     "Speculation",
     "State",
     "TensorParallel",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from labkit.config.engine import Engine
 from labkit.config.model import Model
 from labkit.config.option import Group, option, require
 
 TOKENS, SECONDS = "tokens", "seconds"
+
+
+class SpecialTokens(Enum):
+    """The model's special tokens in the text of messages: control tokens, or plain text."""
+
+    act = "act"
+    escape = "escape"
 
 
 @dataclass
@@ -29,6 +37,12 @@ class Server(Group, place="server"):
     model_name: str | None = option(
         None, "Model name in the API.", null_means="the model's own name"
     )
+    cors_origins: str | None = option(
+        None,
+        "Origins of web pages that may call the server, separated by spaces, or '*'.",
+        null_means="none",
+    )
+    special_tokens_in_content: SpecialTokens = option(SpecialTokens.act)
     max_body_bytes: int = option(
         4 << 20,
         "Maximum size of a request body; larger ones are refused (413).",
@@ -69,6 +83,12 @@ class Server(Group, place="server"):
         ge=1 << 20,
         unit="bytes",
     )
+    receive_timeout_s: float = option(
+        60.0,
+        "Time limit of receiving a request, headers and body (408).",
+        gt=0,
+        unit=SECONDS,
+    )
     timeout_s: float = option(
         600.0,
         "Timeout of a request, which is then aborted (504, or an error that ends the stream).",
@@ -90,6 +110,12 @@ class Server(Group, place="server"):
         super().__post_init__()
         key = self.api_key
         require(bool(self.host), "server.host: must be an address, such as 127.0.0.1")
+        origins = (self.cors_origins or "*").split()
+        require(
+            origins == ["*"] or all("://" in origin and "*" not in origin for origin in origins),
+            f"server.cors_origins={self.cors_origins}: must be origins such as "
+            "http://localhost:3000, separated by spaces, or '*'",
+        )
         require(
             key is None or (key.isascii() and key.isprintable() and bool(key.strip())),
             "server.api_key: must be printable ASCII with at least one character besides spaces",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 
 from labkit import config
 from labkit.config import ConfigError
+from labkit.server.http_protocol import HttpProtocol
 from labkit.server.serving_service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -62,7 +64,7 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=functools.partial(HttpProtocol, receive_timeout_s=options.receive_timeout_s),  # type: ignore[arg-type]
                 loop="uvloop",
                 ws="none",
                 lifespan="off",

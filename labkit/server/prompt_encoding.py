@@ -50,12 +50,14 @@ async def encode_conversation(
     """
 
     def encode() -> list[int]:
+        escape = service.special_token_escape
         try:
-            text = service.tokenizer.render_chat(messages, tools, options)
+            text = service.tokenizer.render_chat(escape.mark(messages), escape.mark(tools), options)
         except ConfigError as error:
             raise invalid(str(error), param) from None
-        _check_characters(service, text, param)
-        return service.tokenizer.encode(text, special=False)
+        pieces = escape.split(text)
+        _check_characters(service, "".join(pieces), param)
+        return [i for piece in pieces for i in service.tokenizer.encode(piece, special=False)]
 
     return await service.run_in_thread(encode)
 

@@ -19,6 +19,7 @@ from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Constraint, Request, SamplingParams
 from labkit.models import ModelDir
+from labkit.models.special_token_escape import SpecialTokenEscape
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation
@@ -67,6 +68,8 @@ class Service:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
+        escapes = options.special_tokens_in_content is config.SpecialTokens.escape
+        self.special_token_escape = SpecialTokenEscape(tokenizer.special_tokens if escapes else ())
         # Cached because responses with logprobs look up the same ids many times.
         self.token_text = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size

@@ -8,6 +8,7 @@ class CharTokenizer:
 
     template = None
     max_token_characters = 1
+    special_tokens = ("<s>",)
 
     def __init__(self):
         self.encoded = []

@@ -1,11 +1,11 @@
 """A server on loopback in this process, with a fake engine, for tests of HTTP."""
 
-import asyncio
 import contextlib
 import json
 import socket
 import threading
 
+import uvloop
 from fake_engine import CharTokenizer, FakeEngine
 
 from labkit import config
@@ -33,7 +33,7 @@ class FakeServer:
         self._socket = http_listener.bind(settings)
         self.port = self._socket.getsockname()[1]
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
 
     async def _serve(self):
         app = create_app(self.service)

@@ -3,6 +3,8 @@
 import pytest
 from fake_server import FakeServer
 
+from labkit import config
+
 USER = {"role": "user", "content": "a"}
 LONG = "a" * 101
 CHAT = "/v1/chat/completions"
@@ -51,3 +53,22 @@ def test_the_longest_prompt_is_served(server):
     assert status == 200 and body["usage"]["prompt_tokens"] == 100
     prompts = {"model": "fake", "prompt": ["a"] * 4, "n": 2}
     assert server.post("/v1/completions", prompts)[0] == 200
+
+
+@pytest.mark.parametrize("choice", config.SpecialTokens)
+@pytest.mark.parametrize(
+    ("path", "fields", "text"),
+    [
+        (CHAT, {"messages": [{**USER, "content": "a<s>b"}]}, "ua<s>b"),
+        ("/v1/responses", {"input": "a<s>b"}, "ua<s>b"),
+        ("/v1/messages", {"messages": [{**USER, "content": "<s>"}], "max_tokens": 1}, "u<s>"),
+        ("/v1/completions", {"prompt": "a<s>b"}, "a<s>b"),
+    ],
+)
+def test_special_tokens_in_content(tmp_path, choice, path, fields, text):
+    with FakeServer(tmp_path, special_tokens_in_content=choice) as server:
+        assert server.post(path, {"model": "fake", **fields})[0] == 200
+    pieces = server.tokenizer.encoded
+    assert "".join(pieces) == text
+    escapes = choice is config.SpecialTokens.escape and path != "/v1/completions"
+    assert any("<s>" in piece for piece in pieces) is not escapes

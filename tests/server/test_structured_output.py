@@ -223,3 +223,18 @@ def test_every_template_mark_has_a_parser():
         call_format = ToolCallFormat(parser)
         start = call_format.start
         assert start and (start in mark or mark not in start)
+
+
+@pytest.mark.parametrize("depth", [64, 200])
+def test_a_deeply_nested_schema_is_a_bad_request(client, depth):
+    schema = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    with pytest.raises(openai.BadRequestError) as error_info:
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hello"}],
+            response_format=json_schema_format(schema),
+            max_tokens=500,
+        )
+    assert "\n" not in error_info.value.body["message"]
