@@ -3,11 +3,14 @@
 import gc
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from labkit.machine import cache_dir
+
+sys.path.append(str(Path(__file__).parent))  # tiny_studies
 
 CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
 

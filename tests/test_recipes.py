@@ -10,13 +10,18 @@ import importlib.util
 import re
 import shlex
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
-from labkit import app, config, serve
+from labkit import app, config, serve, study_runner
 from labkit.config import ConfigError
+from labkit.experiment import cell_composer
+from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -59,6 +64,26 @@ LISTED = {
     "python -m docs.generators.counters > docs/counters.md": "runs: tests/records",
     "python -m docs.generators.options > docs/options.md": "runs: tests/test_options.py",
     "python -m docs.generators.structures > docs/structures.md": "runs: tests/docs",
+}
+# Studies that may exit with 1 or 2 when they run tiny: a part of the command, and what it prints.
+NOT_TINY = {
+    # What an arm claims needs more requests or longer ones: the run is vacuous.
+    "experiment=decode_staggered": "composition.split",
+    "ablation=burst_collapse": "prefix.evicted_blocks",
+    "ablation=chunked_prefill": "chunk.static",
+    "ablation=preemption": "preemptions",
+    "ablation=prefill_room": "steps.prefill_",
+    "ablation=window_skip": "window.masked_blocks",
+    "ablation=kv_layout": "kv.bytes_copied",
+    "ablation=weights": "weights.narrow",  # the stand-in's weights are float32
+    # What a process has one of, what another machine has, and what only a reader has.
+    "ablation=blas": "blas.openblas",
+    "ablation=wired_collector": "only macOS has one",
+    "ablation=memory_policies": "are free on this machine",
+    "device=metal": "there is no Metal on this machine",
+    "launcher=slurm": "there is no srun here",
+    "launcher=ray": "pip install 'labkit[ray]'",
+    "workload.clips=DIR": "no clip was served",
 }
 # What a reader replaces, and what stands for it here.
 PLACEHOLDERS = {
@@ -195,6 +220,57 @@ def test_a_study_s_command_composes(command, reader, places):
         assert any(option in command and option in str(error) for option in ABSENT), error
     else:
         assert cells and all(cell.arms for cell in cells)
+
+
+@pytest.fixture
+def tiny_run(reader, places, monkeypatch, capfd):
+    """Return a function that runs a study's command here, tiny: its exit code and what it shows.
+
+    The command line, Hydra's jobs, the analysis and the report are the application's; the overrides
+    and sizes are those of ``tiny_studies``, and runs take place in this process.
+    """
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["labkit"])
+    monkeypatch.setattr(tempfile, "tempdir", str(reader))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: None)  # takes seconds
+
+    def run(command):
+        words = words_of(command, places)
+        named = re.search(r"(?:experiment|ablation)=(\w+)", command)
+        name = named and named[1]
+        if not app.parse(words).only_prints:
+            last = words.index("-m") if "-m" in words else len(words)
+            words[last:last] = [*tiny_words(name), *([] if "out=" in command else ["out=study"])]
+        compose_cell = cell_composer.compose_cell
+        monkeypatch.setattr(
+            cell_composer, "compose_cell", lambda *given: tiny_cell(compose_cell(*given), name)
+        )
+        monkeypatch.setattr(
+            study_runner, "Study", lambda out, cells: Study(out, cells, InProcessLauncher(cells))
+        )
+        with pytest.raises(SystemExit) as left:
+            app.main(words)
+        return left.value.code, "".join(capfd.readouterr())
+
+    return run
+
+
+FAST = ["python -m labkit --cfg job", "python -m labkit ablation=seq_map plan=true"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in EXPERIMENTS + STUDIES],
+)
+def test_a_study_s_command_runs_tiny(command, reader, tiny_run):
+    code, shown = tiny_run(command)
+    cause = next((text for part, text in NOT_TINY.items() if part in command), None)
+    if code != 0:
+        assert cause is not None and cause in shown, shown
+    elif "--cfg" in command or "--help" in command or "plan=true" in command:
+        assert shown and not list(reader.rglob("cell.json"))
+    else:
+        assert list(reader.rglob("report.md")), shown
 
 
 @pytest.mark.parametrize("command", EXPERIMENTS)

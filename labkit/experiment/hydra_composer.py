@@ -107,6 +107,8 @@ def expand_sweep(
 ) -> list[list[str]]:
     """Expand comma-separated values into one list of overrides per cell, in the sweeper's order.
 
+    As in Hydra's sweeper, the last of several overrides of one key replaces the others.
+
     ``params``: ``hydra.sweeper.params`` of the composed config.
 
     >>> expand_sweep(["workload=chat,agent", "seed=1"])
@@ -115,7 +117,7 @@ def expand_sweep(
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
-    lists: list[list[str]] = []
+    values: dict[str, list[str]] = {}  # of each key
     swept = [f"{key}={value}" for key, value in (params or {}).items()]
     for override in parser.parse_overrides([*swept, *overrides]):
         key = override.get_key_element()
@@ -124,10 +126,10 @@ def expand_sweep(
                 override.is_discrete_sweep(),
                 f"{override.input_line}: not a list of values; write key=a,b,c",
             )
-            lists.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            lists.append([f"{key}={override.get_value_element_as_str()}"])
-    return [list(cell) for cell in itertools.product(*lists)]
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+    return [list(cell) for cell in itertools.product(*values.values())]
 
 
 def hydra_quote(value: Any) -> str:

@@ -10,6 +10,14 @@ from labkit.experiment import hydra_composer
 from labkit.experiment.hydra_composer import Composer, expand_sweep, hydra_quote
 
 
+def test_the_last_of_several_overrides_of_a_key_wins():
+    """As in Hydra's sweeper, whose job would otherwise be a cell that was not composed."""
+    assert expand_sweep(["design.control=false", "seed=1,2", "design.control=true"]) == [
+        ["design.control=True", "seed=1"],
+        ["design.control=True", "seed=2"],
+    ]
+
+
 def test_sweeps_expand_in_the_sweepers_order():
     cells = expand_sweep(["workload=chat,ragged", "seed=1,2"])
     assert cells == [
