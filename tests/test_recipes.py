@@ -64,6 +64,9 @@ LISTED = {
     "python -m docs.generators.counters > docs/counters.md": "runs: tests/records",
     "python -m docs.generators.options > docs/options.md": "runs: tests/test_options.py",
     "python -m docs.generators.structures > docs/structures.md": "runs: tests/docs",
+    "python docs/recompute.py 'outputs/reference/seq_map/ablation=seq_map,engine=paged'": (
+        "runs: tests/docs"
+    ),
 }
 # Studies that may exit with 1 or 2 when they run tiny: a part of the command, and what it prints.
 NOT_TINY = {
@@ -217,7 +220,10 @@ def test_a_study_s_command_composes(command, reader, places):
     try:
         cells = app.compose_cells(parsed)
     except ConfigError as error:
-        assert any(option in command and option in str(error) for option in ABSENT), error
+        # The memory that is free decides: another program may hold what a policy claims.
+        claimed = "memory_policies" in command and "are free on this machine" in str(error)
+        absent = any(option in command and option in str(error) for option in ABSENT)
+        assert absent or claimed, error
     else:
         assert cells and all(cell.arms for cell in cells)
 
