@@ -65,8 +65,8 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse data of the client."""
         self._unset_keepalive_if_required()
-        if self._receive_timer is None:
-            self._start_receive_timer()
+        if not self._is_receiving:
+            self._stop_receive_timer()
         self._num_unparsed_bytes += len(data)
         try:
             self._parse(data)
@@ -79,6 +79,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(400)
         except HeadTooLarge:
             self._refuse(431)
+        # A request that arrives at once needs no timer.
+        if self._receive_timer is None and (self._is_receiving or not self._is_answering):
+            self._start_receive_timer()
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -113,25 +116,20 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_head_bytes = 0
         self._is_receiving = True
-        if self._receive_timer is None:
-            self._start_receive_timer()
 
     def on_url(self, url: bytes) -> None:
         """Add a part of the URL."""
-        self._count_head(len(url))
+        self._num_head_bytes += len(url)
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header, or a trailer."""
-        self._count_head(len(name) + len(value) + 4)
-        if len(self.headers) >= MAX_HEADERS:
+        self._num_head_bytes += len(name) + len(value) + 4
+        if self._num_head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             raise HeadTooLarge
         super().on_header(name, value)
-
-    def _count_head(self, num_bytes: int) -> None:
-        self._num_head_bytes += num_bytes
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
         """Start the response, unless the head has to be parsed again."""
