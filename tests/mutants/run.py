@@ -135,21 +135,27 @@ class TestCalls:
             self.callers[f"labkit/{name}", function] |= set(callers) & self.seconds.keys()
 
     def calling(self, mutant: Mutant, files: Sequence[str]) -> list[str]:
-        """Return the tests in ``files`` that call a mutant's function, the fastest first.
+        """Return the tests in ``files`` that may call a mutant's function, the fastest first.
 
-        All tests of the files may call a decorated function, which may be compiled, unless some
-        are seen to call it. Their time on the original code is limited to 30 s, but the fastest
-        always runs.
+        Those are the tests that were seen to call it. If none was, and the function is decorated
+        and so may be compiled, it is every test. It is also every test of a file that was not seen
+        to call the module, since its tests may call it in a process of another environment. Their
+        time on the original code is limited to 30 s, but the fastest always runs.
         """
-        callers: set[str] = set()
+        callers, seen = set[str](), set[str]()
         for (path, function), tests in self.callers.items():
-            inside = function == mutant.function or function.startswith(mutant.function + ".<")
-            if path == mutant.path and (inside or mutant.function == MODULE):
-                callers |= {test for test in tests if test.split("::")[0] in files}
+            if path == mutant.path:
+                seen |= {test.split("::")[0] for test in tests}
+                inside = function == mutant.function or function.startswith(mutant.function + ".<")
+                callers |= tests if inside or mutant.function == MODULE else set()
+        unseen = {file for file in files if file not in seen}
         if mutant.decorated and not callers:
-            callers = {test for test in self.seconds if test.split("::")[0] in files}
+            unseen = set(files)
+        callers |= {test for test in self.seconds if test.split("::")[0] in unseen}
         chosen, spent = [], 0.0
         for test in sorted(callers, key=lambda test: (self.seconds[test], test)):
+            if test.split("::")[0] not in files:
+                continue
             spent += self.seconds[test]
             if chosen and spent > MAX_TESTS_S:
                 break

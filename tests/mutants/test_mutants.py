@@ -135,6 +135,16 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
     assert files.nearest("labkit/__init__.py") == []
 
 
+def test_tests_of_a_file_that_was_not_seen_to_call_a_module_may_call_it():
+    """They may start a process whose environment is their own."""
+    mutant = mutants("labkit/toy.py", SOURCE)[0]
+    seen = {"a::t": 3.0, "a::other": 1.0, "b::t": 2.0, "c::t": 9.0}
+    calls = run.TestCalls(seen, {("labkit/toy.py", "grow"): {"a::t", "c::t"}})
+    assert calls.calling(mutant, ["a"]) == ["a::t"]
+    assert calls.calling(mutant, ["a", "b"]) == ["b::t", "a::t"]
+    assert calls.calling(mutant, ["b"]) == ["b::t"]
+
+
 def test_a_package_over_its_budget_fails_and_listed_survivors_do_not_count():
     eight = mutants("labkit/a/x.py", SOURCE)
     outcomes = [run.KILLED, run.HANGS, run.SURVIVES, run.UNREACHED, run.SURVIVES, *[run.KILLED] * 3]
