@@ -256,6 +256,18 @@ def test_a_hanging_process_is_killed():
         measurement_process.measure(lambda step: None, noise_s=60, timeout_s=1.0)
 
 
+def test_lines_that_are_no_messages_are_skipped(monkeypatch, tmp_path):
+    """A library of the measuring process may print."""
+    lines = ["a warning", '{"step": "one"}', "another", '{"result": {"x": 1}}']
+    worker = tmp_path / "python"
+    worker.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    steps = []
+    assert measurement_process.measure(steps.append) == {"x": 1}
+    assert steps == ["one"]
+
+
 def test_a_failed_process_reports_its_last_line():
     with pytest.raises(measurement_process.MeasurementError, match="ValueError"):
         measurement_process.measure(lambda step: None, noise_s="no number")

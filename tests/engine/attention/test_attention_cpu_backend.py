@@ -159,6 +159,14 @@ def test_forward_writes_before_it_attends(make_batch):
     assert np.abs(outs[0] - outs[1]).max() < 1e-5
 
 
+def test_the_tiled_kernel_counts_the_blocks_of_each_tile(make_batch):
+    """Whole blocks of 16 up to the last query's position, from the first that any query sees."""
+    batch = make_batch([(8, 320), (3, 33)], heads=2, kv_heads=1)
+    for options, visited in (({}, 20 + 3), ({"window": 9}, 1 + 2), ({"window": 16}, 2 + 3)):
+        report = batch.attend(**options)[1]
+        assert (report.kernel, report.kv_blocks_visited) == ("tiled", visited), options
+
+
 def test_blocks_outside_the_window_are_not_visited(make_batch):
     batch = make_batch([(1, 320)], heads=2, kv_heads=1)
     assert batch.attend()[1].kv_blocks_visited == 20

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from labkit.config import Budget, Engine, Scheduler, TensorParallel
 from labkit.engine import Request, SamplingParams
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import rank_processes, tensor_parallel_engine
+from labkit.engine.parallel.rank_worker import RankWorker
 
 FAILING = (sys.executable, str(Path(__file__).with_name("failing_rank.py")))
 ROOT = Path(__file__).parents[3]
@@ -26,6 +29,19 @@ def make(path, command=rank_processes.RANK_COMMAND, straggler_timeout_s=60.0):
         params = SamplingParams(max_tokens=20, ignore_eos=True)
         parallel_engine.submit(Request(str(index), tuple(range(1, 12 + index)), params))
     return parallel_engine
+
+
+@pytest.mark.parametrize("has_setup", [False, True])
+def test_a_rank_whose_pipe_closes_ends_without_an_error(capfd, monkeypatch, has_setup):
+    ours, theirs = Pipe()
+    worker = RankWorker(theirs)
+    if has_setup:
+        monkeypatch.setattr(worker, "_build", lambda setup: SimpleNamespace(notes={}))
+        monkeypatch.setattr(worker, "_reply", lambda engine, result: None)
+        ours.send("setup")
+    ours.close()
+    assert worker.run() == 0
+    assert capfd.readouterr().err == ""
 
 
 def drain(engine):
