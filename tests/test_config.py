@@ -415,3 +415,9 @@ def test_half_precision_kernel_cases_are_accepted_on_capable_devices(device):
     for attention in (Attention(device=device), Attention(backend="gather")):
         made = experiment(workload=half, engine=Engine(attention=attention))
         assert made.workload.dtype is Precision.float16
+
+
+def test_all_query_heads_may_share_one_key_head():
+    cases = [Case("c", decode=1, context=1)]
+    assert Workload(kind="kernel", cases=cases, num_heads=8, num_kv_heads=1).num_kv_heads == 1
+    assert Workload(kind="kernel", cases=cases, num_heads=1, num_kv_heads=1).num_heads == 1

@@ -118,3 +118,13 @@ def test_a_user_s_class_brings_its_own_counters():
         check_names({"maps": ["kernel.tield"]}, arms)
     with pytest.raises(ConfigError, match=r"no counter 'resolver\.repeat'"):
         check_names({"base": ["resolver.repeat"]}, {"base": PLAIN})
+
+
+def test_the_kernel_counts_its_searches_surplus_and_blocks():
+    """Tables call all others computed: see ``LaunchReport`` and the kernels' own outputs."""
+    counted = {one.name for one in counter_registry.COUNTERS if one.counted_by_kernel}
+    assert counted == {
+        "attention.search_iterations",
+        "attention.surplus_threadgroups",
+        "attention.kv_blocks_visited",
+    }
