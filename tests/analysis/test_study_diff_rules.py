@@ -250,7 +250,9 @@ def test_a_study_without_a_probe_has_a_caveat_and_no_known_change_of_the_machine
     old, new = ordered(place, without, study(seed=2))
     assert probe_shift_pct(old, new) is None
     comparison = compare(old, new)
-    assert comparison.caveats == ("cell: no probe; a change of the machine would go undetected",)
+    assert comparison.caveats == (
+        "cell: the probe is missing, so a change of the machine would go undetected",
+    )
     assert change_of(comparison).verdict.word == "equivalent"
 
 
@@ -264,7 +266,7 @@ def test_a_machine_that_changed_by_more_than_the_margin_leaves_nothing_equivalen
     assert change_of(comparison).verdict.word == word
     reason = change_of(comparison).verdict.reason
     if word == "inconclusive":
-        takes = f"takes {'+' if sign > 0 else '−'}2.1 % (margin ±2 %)"
+        takes = f"changed by {'+' if sign > 0 else '−'}2.1 % (margin ±2 %)"
         assert takes in reason and takes in comparison.caveats[0]
 
 
@@ -359,7 +361,7 @@ def test_values_without_a_logarithm_are_not_comparable(place):
     change = change_of(comparison)
     assert change.comparison is None and not comparison.decidable
     assert change.verdict == Verdict(
-        "not_comparable", "no complete block with values above 0 in both studies"
+        "not_comparable", "the studies do not both have a complete block with values above 0"
     )
 
 
@@ -411,7 +413,7 @@ def test_only_rows_that_both_studies_measured_are_compared(place):
     old, new = ordered(place, skipped, study(both, seed=2))
     comparison = compare(old, new)
     assert {c.row.case for c in comparison.changes} == {"a"}
-    assert comparison.caveats == (f"cell: b: only in {('new', 'old')[place]}",)
+    assert comparison.caveats == (f"cell: b is only in {('new', 'old')[place]}",)
     assert compared(old, new).p_adjusted == compared(old, new).p  # a family of one row
 
 
@@ -432,7 +434,7 @@ def test_cells_of_one_name_are_compared_and_others_listed():
     old = [study(name=name) for name in ("one", "two", "gone")]
     new = [study({"a": 0.3}, seed=2, name=name) for name in ("two", "one", "more")]
     comparison = compare_studies(old, new, 2.0)
-    assert comparison.caveats == ("gone: only in old", "more: only in new")
+    assert comparison.caveats == ("gone is only in old", "more is only in new")
     assert [c.cell for c in comparison.changes if c.arm == "arm"] == ["one", "two"]
     assert all(c.verdict.word == "slower" for c in comparison.changes if c.arm == "arm")
     with pytest.raises(StudiesNotComparable, match="no cell in common"):
@@ -453,7 +455,7 @@ def test_a_run_on_another_kind_of_machine_refuses_either_study(place, moved):
         return replace(record, environment={**MACHINE, "cores": 8})
 
     old, new = ordered(place, study(change=move), study(seed=2))
-    with pytest.raises(StudiesNotComparable, match=r"cores is [28] and [28]"):
+    with pytest.raises(StudiesNotComparable, match=r"cores was [28], now [28]"):
         compare(old, new)
 
 
@@ -471,7 +473,7 @@ def test_studies_of_different_isolation_are_refused(place):
 def test_an_arm_of_either_study_alone_is_refused(place):
     whole, less = study(), study(seed=2)
     less = replace(less, data=replace(less.data, arms=less.data.arms[:2]))
-    with pytest.raises(StudiesNotComparable, match="other arms: control only in one study"):
+    with pytest.raises(StudiesNotComparable, match="different arms: only one of them has control"):
         compare(*ordered(place, whole, less))
 
 
