@@ -63,7 +63,7 @@ def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypat
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(ConfigError, match=r"^arm x: engine\.attention\.device=metal: there is no"):
         composed("+ablation.arms.x={engine.attention.device:metal}")
-    with pytest.raises(ConfigError, match=r"^arm x: engine\.mlx\.tf32: .* leave it null"):
+    with pytest.raises(ConfigError, match=r"^arm x: engine\.mlx\.tf32 .* leave it null"):
         composed("+ablation.arms.x={engine.mlx.tf32:false}")
     composed("+ablation.arms.x={engine.mlx.bfs_max_width:4}")
 

@@ -215,7 +215,7 @@ def test_the_record_of_a_worker_that_was_killed_for_its_time_is_not_published(ma
     write_record(cell.paths.pending_record(run), NumberedRuns().record(run, cell))
     ending = child_process.ProcessExit(-signal.SIGKILL, timed_out=True, oom_kills=0, wall_s=60.0)
     failure = run_launcher._collect(run, cell, ending, cell.paths.log(run))
-    assert (failure.outcome, failure.detail) == ("timeout", "killed after 60 s: nothing in its log")
+    assert (failure.outcome, failure.detail) == ("timeout", "killed after 60 s: its log is empty")
     ended = replace(ending, code=0, timed_out=False)
     assert run_launcher._collect(run, cell, ended, cell.paths.log(run)).run == run.name
 

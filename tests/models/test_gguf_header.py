@@ -147,7 +147,7 @@ def test_an_invalid_header_is_one_line(tmp_path, data, message):
         ({"llama__feed_forward_length": 95}, "tensor blk.0.ffn_gate.weight has shape"),
         ({"llama__attention__head_count": 0}, "invalid dimensions"),
         ({"llama__attention__head_count_kv": 3}, "invalid dimensions"),
-        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon nan"),
+        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "RMS norm epsilon is nan"),
         ({"llama__rope__dimension_count": 8}, "it must equal the head dimension"),
     ],
 )

@@ -51,7 +51,7 @@ def test_sessions_share_only_the_instruction():
 def test_prompts_depend_on_the_seed_and_a_smaller_count_is_a_prefix():
     assert prompts() == prompts() != prompts(seed=1)
     assert prompts(num_requests=9) == prompts()[:9]
-    with pytest.raises(ConfigError, match=r"workload\.num_requests=25: agent has 24"):
+    with pytest.raises(ConfigError, match=r"workload\.num_requests=25: agent has only 24 requests"):
         prompts(num_requests=25)
 
 

@@ -21,7 +21,7 @@ def warnings(experiment):
 def test_a_plan_warns_when_kv_memory_is_too_small_for_the_requests(compose_experiment):
     (warning,) = warnings(compose_experiment(*BASE, "engine.scheduler.reservation=full"))
     # 128 blocks of 16 beside the null block; a request computes 255 of its 256 tokens: 16 blocks.
-    assert "of KV memory holds 2,048 tokens; 16 requests need 4,096: they will queue" in warning
+    assert "of KV memory holds 2,048 tokens; 16 requests need 4,096, so they will queue" in warning
     assert warning.startswith(f"{129 * 16 * kv_bytes(compose_experiment) / 2**20:.3g} MiB of")
     (warning,) = warnings(compose_experiment(*BASE, "engine.scheduler.reservation=optimistic"))
     assert warning.endswith("some will queue or be preempted")
@@ -37,7 +37,7 @@ def kv_bytes(compose_experiment):
 def test_estimated_lengths_and_too_few_rows_are_reported(compose_experiment):
     memory, rows = warnings(compose_experiment("workload=chat", "engine.scheduler.max_num_seqs=12"))
     assert "16 requests need about " in memory
-    assert rows == "engine.scheduler.max_num_seqs=12: of 16 requests in flight 4 will queue"
+    assert rows == "engine.scheduler.max_num_seqs=12: 4 of 16 requests in flight will queue"
     kernels = compose_experiment("workload=kernel_decode")
     assert warnings(kernels) == ()
 

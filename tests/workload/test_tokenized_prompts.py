@@ -96,7 +96,7 @@ def test_num_requests_takes_the_first_requests_and_is_limited(compose_experiment
     assert make_prompts(few) == whole[:2] and source.lengths(few) == source.lengths(experiment)[:2]
     assert source.identity(few) != source.identity(experiment)
     over = f"workload.num_requests={len(whole) + 1}"
-    with pytest.raises(ConfigError, match=rf"{over}: {name} has {len(whole)}"):
+    with pytest.raises(ConfigError, match=rf"{over}: {name} has only {len(whole)} requests"):
         compose_experiment(f"workload={name}", over)
 
 
@@ -121,7 +121,7 @@ def test_chat_prompts_are_the_questions_in_the_seed_s_order():
     for prompt, (question, output) in zip(prompts, plan, strict=True):
         assert decode(prompt.token_ids) == single_turn_chat.questions()[question].prompt
         assert prompt.max_tokens == output
-    with pytest.raises(ConfigError, match=r"workload\.num_requests=65: chat has 64"):
+    with pytest.raises(ConfigError, match=r"workload\.num_requests=65: chat has only 64 questions"):
         chat_prompts(num_requests=65)
 
 
@@ -198,7 +198,9 @@ def test_prepare_refuses_a_pool_in_which_a_request_could_never_be_served():
     tokens = max(map(sum, source_of(experiment(**RAGGED)).lengths(experiment(**RAGGED)))) - 1
     needed = -(-tokens // 16) + 1
     workloads.prepare(experiment(**RAGGED, engine={"budget": {"blocks": needed}}))
-    with pytest.raises(ConfigError, match=f"budget.blocks={needed - 1}: .* needs {needed} blocks"):
+    with pytest.raises(
+        ConfigError, match=f"budget.blocks={needed - 1} .* needs {needed} KV blocks"
+    ):
         workloads.prepare(experiment(**RAGGED, engine={"budget": {"blocks": needed - 1}}))
     with pytest.raises(ConfigError, match=r"budget.bytes=1048576 \(\d+ KV blocks\)"):
         workloads.prepare(experiment(**RAGGED, engine={"budget": {"bytes": 1 << 20}}))

@@ -113,5 +113,5 @@ def test_two_requests_of_one_text_cannot_both_be_cases(compose_experiment):
     twice = "workload.prompts.listed=[{prompt:Hello},{prompt:Hello,max_tokens:3}]"
     words = ["workload.prompts.source=listed", twice]
     assert len(source_of(compose_experiment(*words)).lengths(compose_experiment(*words))) == 2
-    with pytest.raises(ConfigError, match=r"per_request=true: .* two have the same text"):
+    with pytest.raises(ConfigError, match=r"per_request=true .* two have the same text"):
         compose_experiment(*words, "workload.per_request=true")
