@@ -26,7 +26,7 @@ def test_a_plan_warns_when_kv_memory_is_too_small_for_the_requests(compose_exper
     (warning,) = warnings(compose_experiment(*BASE, "engine.scheduler.reservation=optimistic"))
     assert warning.endswith("some will queue or be preempted")
     (warning,) = warnings(compose_experiment(*BASE, "workload.concurrency=8"))
-    assert warning.endswith("8 requests need 2,048: they fit")
+    assert warning.endswith("8 requests need 2,048, so they fit")
 
 
 def kv_bytes(compose_experiment):
