@@ -1,4 +1,4 @@
-"""A child process: started in its own session, watched, and killed with its whole group."""
+"""A child process: started in its own session, watched, and killed with all its descendants."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.machine import linux, process_memory_limit
+from labkit.machine.process_tree import ProcessTree
 from labkit.machine.signal_names import signal_name
 
 TICK_S = 1.0
@@ -58,7 +59,7 @@ class Ticker:
 
 
 class ChildProcess:
-    """A child in its own session, with its output in ``log``; ``close`` ends its whole group.
+    """A child in its own session, with its output in ``log``; ``close`` ends all descendants.
 
     ``--parent PID --lifeline FD --spawned NS`` is appended to the command: the id of this process,
     a pipe that closes when this process ends, and the monotonic clock (ns) at the child's start.
@@ -105,6 +106,12 @@ class ChildProcess:
             os.close(lifeline)
             os.close(done_writer)
         self.pid = self._child.pid
+        self._tree = ProcessTree(self.pid, whole_group=True)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the child has ended."""
+        return self._child.poll() is not None
 
     def wait(
         self, deadline: float, signals: InterruptSignals, ticker: Ticker, fds: Sequence[int] = ()
@@ -138,29 +145,29 @@ class ChildProcess:
                 return True
             ticker.tick(now)
 
-    def stop(self) -> None:
-        """Stop the child's process group (SIGSTOP), and wait until the child has stopped."""
-        self._signal(signal.SIGSTOP)
+    def stop(self) -> list[int]:
+        """Stop the child and its descendants (SIGSTOP), and wait until the child has stopped.
+
+        Returns the ids of descendants that are new since the last stop.
+        """
+        found = self._tree.stop()
         with contextlib.suppress(ChildProcessError):  # it has ended, and was waited for
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return found
 
     def resume(self) -> None:
-        """Let a stopped process group continue (SIGCONT)."""
-        self._signal(signal.SIGCONT)
+        """Let the stopped child and its descendants continue (SIGCONT)."""
+        self._tree.resume()
 
     def close(self, *, timed_out: bool = False) -> ProcessExit:
-        """Kill the rest of the child's process group, wait for the child, and say how it ended."""
-        self._signal(signal.SIGKILL)
+        """Kill the child and its descendants, wait for the child, and say how it ended."""
+        self._tree.kill()
         self._child.wait()
         self._close_pipes()
         wall = time.monotonic() - self.started
         kills = _oom_kills() - self._kills_before
         kills += process_memory_limit.release_memory_limit(self.pid)
         return ProcessExit(self._child.returncode, timed_out, kills, wall)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
 
     def _close_pipes(self) -> None:
         os.close(self._done)
@@ -180,14 +187,14 @@ def run(
     Parameters
     ----------
     timeout_s
-        Seconds (monotonic clock) after which the whole process group is killed.
+        Seconds (monotonic clock) after which the child and its descendants are killed.
     on_tick
         Called about once a second with the process id.
 
     Raises
     ------
     Interrupted
-        A signal was received; the process group has been killed.
+        A signal was received; the child and its descendants have been killed.
     OSError
         The log can't be written or the command can't be started.
     """

@@ -2,16 +2,17 @@
 
 The processes are started together. They load and warm up one after the other, take turns in the
 order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
-process has no turn, its whole process group is stopped (SIGSTOP), so that neither its idle threads,
-nor a step that it computes ahead, nor a process that it has started takes time from another arm's
-turn. The unit of inference is the set, just as it is the process if all arms share a process.
+process has no turn, it is stopped with all its descendants (SIGSTOP), so that neither its idle
+threads, nor a step that it computes ahead, nor a process that it has started takes time from
+another arm's turn. A server that labkit did not start is stopped too if ``engine.server.pause`` is
+set. The unit of inference is the set, just as it is the process if all arms share a process.
 
 An arm whose process ends has no further turns; the others finish. The coordinator runs in the
 parent's process. It waits with ``select`` while a worker works.
 
-Whatever ends the coordinator also ends the workers, even stopped ones. A signal or an error kills
-their process groups. If the coordinator is killed, a watchdog kills them
-(:mod:`labkit.machine.group_watchdog`).
+Whatever ends the coordinator also ends the workers, even stopped ones, and lets the servers that
+it did not start continue. After a signal or an error the coordinator does so itself. If it is
+killed, a watchdog does it (:mod:`labkit.machine.process_watchdog`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from labkit.experiment.child_process import (
     await_signal_of_job,
 )
 from labkit.experiment.interrupt_signals import InterruptSignals
-from labkit.experiment.turn_protocol import VERSION, Channel, Message
-from labkit.machine.group_watchdog import GroupWatchdog
+from labkit.experiment.turn_protocol import VERSION, Channel, Message, ProtocolError
+from labkit.machine.process_tree import ProcessTree
+from labkit.machine.process_watchdog import ProcessWatchdog
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
 # Much longer than a step or a wake-up, and shorter than the changes of the machine's speed.
@@ -45,21 +47,25 @@ SLICE_S = 0.1
 
 @dataclass(frozen=True)
 class LiveCommand:
-    """A worker's command, to which ``--turns FD`` is appended, its environment and its log."""
+    """A worker's command, to which ``--turns FD`` is appended, its environment and its log.
+
+    ``servers``: the ids of processes that labkit did not start, and that are stopped together with
+    the worker, with their descendants. They are never killed.
+    """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
+    servers: tuple[int, ...] = ()
 
 
 class LiveWorker:
     """A worker process of the set. It is stopped except while it answers a message.
 
-    ``values``: what the arm sent for the other arms when it finished; None until then.
     ``ending``: how the process ended; None while it is alive.
     """
 
-    def __init__(self, command: LiveCommand, timeout_s: float, watchdog: GroupWatchdog) -> None:
+    def __init__(self, command: LiveCommand, timeout_s: float, watchdog: ProcessWatchdog) -> None:
         own, theirs = socket.socketpair()
         with theirs:
             turns = ("--turns", str(theirs.fileno()))
@@ -69,11 +75,13 @@ class LiveWorker:
                 log=command.log,
                 pass_fds=(theirs.fileno(),),
             )
-        watchdog.watch(self._child.pid)
-        self._watchdog = watchdog
+        watchdog.kill(self._child.pid)
+        self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]
+        for pid in command.servers:
+            watchdog.resume(pid)
+        self._watchdog, self._watched = watchdog, [self._child.pid, *command.servers]
         self._channel = Channel(own)
         self._left_s = timeout_s  # of working time
-        self.values: list[Any] | None = None
         self.ending: ProcessExit | None = None
 
     @property
@@ -89,6 +97,7 @@ class LiveWorker:
         Message
             The answer; ``("ended", None)`` if the process has ended.
         """
+        self._resume_servers()
         self._child.resume()
         with contextlib.suppress(OSError):  # the process has ended
             self._channel.send(verb, value)
@@ -103,9 +112,25 @@ class LiveWorker:
         if message is None:
             self._wait_for_the_end(timed_out, start, signals, ticker)
             return "ended", None
-        self._child.stop()
-        self._left_s -= time.monotonic() - start
+        self._stop()
+        now = time.monotonic()
+        self._left_s -= now - start
+        ticker.tick(now)
         return message
+
+    def _stop(self) -> None:
+        """Stop the process and its servers, and let the watchdog watch their new descendants."""
+        for pid in self._child.stop():
+            self._watchdog.kill(pid)
+            self._watched.append(pid)
+        for server in self._servers:
+            for pid in server.stop():
+                self._watchdog.resume(pid)
+                self._watched.append(pid)
+
+    def _resume_servers(self) -> None:
+        for server in self._servers:
+            server.resume()
 
     def _wait_for_the_end(
         self, timed_out: bool, start: float, signals: InterruptSignals, ticker: Ticker
@@ -115,12 +140,19 @@ class LiveWorker:
             timed_out = self._child.wait(start + self._left_s, signals, ticker)
         self.close(timed_out=timed_out)
 
+    def close_if_ended(self) -> None:
+        """Note the end of a process that has ended without having a turn."""
+        if self.alive and self._child.ended:
+            self.close()
+
     def close(self, *, timed_out: bool = False) -> None:
-        """Kill the process group if it is alive, and note how the process ended."""
+        """Kill the process and its descendants if it is alive, and note how it ended."""
         if self.ending is None:
             self._channel.close()
+            self._resume_servers()
             self.ending = self._child.close(timed_out=timed_out)
-            self._watchdog.release(self._child.pid)
+            for pid in self._watched:
+                self._watchdog.release(pid)
 
 
 class LiveSet:
@@ -132,6 +164,8 @@ class LiveSet:
         The workers by the name of their arm, in the order in which they load.
     order
         Random stream for the order of turns.
+    on_tick
+        Called about once a second.
     """
 
     def __init__(
@@ -139,24 +173,29 @@ class LiveSet:
         workers: Mapping[str, LiveWorker],
         order: random.Random,
         signals: InterruptSignals,
-        ticker: Ticker,
+        on_tick: Callable[[], None],
     ) -> None:
         self._names = list(workers)
         self._workers = list(workers.values())
         self._order = order
         self._signals = signals
-        self._ticker = ticker
+        self._on_tick = on_tick
+        self._ticker = Ticker(self._tick)
+        self._asked: int | None = None  # the arm that has the turn
 
     def run(self) -> None:
         """Greet, load, do all turns, and wait for the end of every process."""
         self._greet()
-        agendas = [self._ask(arm, "load") for arm in range(len(self._workers))]
-        self._take_rounds(agendas)
-        self._take_slices([arm for arm, (verb, _) in enumerate(agendas) if verb == "slices"])
+        answers = {arm: self._ask(arm, "load") for arm in range(len(self._workers))}
+        while answers := {arm: one for arm, one in answers.items() if one[0] != "ended"}:
+            answers = self._take_stage(answers)
 
     def _greet(self) -> None:
         """Wait until all processes have started, and check that they use this protocol."""
-        for name, worker in zip(self._names, self._workers, strict=True):
+        for arm, (name, worker) in enumerate(zip(self._names, self._workers, strict=True)):
+            self._asked = arm
+            if not worker.alive:
+                continue
             verb, version = worker.answer(self._signals, self._ticker)
             if verb == "hello" and version != VERSION:
                 raise StudyError(
@@ -164,46 +203,75 @@ class LiveSet:
                     f"this labkit uses version {VERSION}; set design.isolation=process"
                 )
 
+    def _tick(self) -> None:
+        """Call ``on_tick``, and close workers that something has killed while they had no turn.
+
+        A server that such a worker has started would otherwise stay stopped until the next turn.
+        """
+        self._on_tick()
+        for arm, worker in enumerate(self._workers):
+            if arm != self._asked:
+                worker.close_if_ended()
+
     def _ask(self, arm: int, verb: str, value: Any = None) -> Message:
         """Send a message to a worker and return its answer; nothing is sent to an ended one."""
-        worker = self._workers[arm]
+        worker, self._asked = self._workers[arm], arm
         if not worker.alive:
             return "ended", None
         return worker.ask(verb, value, self._signals, self._ticker)
 
-    def _take_rounds(self, agendas: Sequence[Message]) -> None:
-        """Do all rounds of all parts, then let each process finish."""
-        counts = {arm: dict(value) for arm, (verb, value) in enumerate(agendas) if verb == "parts"}
+    def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
+        """Do what the workers are ready for, and return their next answers by arm.
+
+        Raises ``ProtocolError`` if the workers are not ready for the same.
+        """
+        values = {arm: value for arm, (_, value) in answers.items()}
+        verbs = {verb for verb, _ in answers.values()}
+        if verbs == {"parts"}:
+            self._take_rounds({arm: dict(parts) for arm, parts in values.items()})
+            return {arm: self._ask(arm, "end") for arm in self._shuffled(answers)}
+        if verbs == {"slices"}:
+            return self._take_slices(list(answers))
+        if verbs == {"values"}:
+            return self._exchange(values)
+        raise ProtocolError(f"turn protocol: workers sent {' and '.join(sorted(verbs))}")
+
+    def _take_rounds(self, counts: Mapping[int, Mapping[str, int]]) -> None:
+        """Do all rounds of all parts. ``counts``: by arm, the rounds of each part by its name."""
         names = dict.fromkeys(name for parts in counts.values() for name in parts)
         parts = []
         for name in names:
-            arms = tuple(arm for arm in counts if name in counts[arm])
+            arms = tuple(sorted(arm for arm in counts if name in counts[arm]))
             parts.append(Part(name, counts[arms[0]][name], arms))
         for now in RandomTurnOrder(self._order).rounds(parts):
             for arm, position in now.turns:
                 self._ask(arm, "turn", [parts[now.part].name, position])
-        for arm in self._shuffled(counts):
-            self._ask(arm, "end")
 
-    def _take_slices(self, arms: Sequence[int]) -> None:
-        """Do slices until every arm has finished, then exchange the arms' values."""
+    def _take_slices(self, arms: Sequence[int]) -> dict[int, Message]:
+        """Do slices until every arm has finished, and return the arms' last answers."""
+        finished: dict[int, Message] = {}
 
         def unfinished() -> list[int]:
-            return [a for a in arms if self._workers[a].alive and self._workers[a].values is None]
+            return [arm for arm in arms if self._workers[arm].alive and arm not in finished]
 
         for arm in RandomTurnOrder(self._order).slices(unfinished):
-            verb, value = self._ask(arm, "turn", SLICE_S)
-            if verb == "values":
-                self._workers[arm].values = value
-        finished = {arm: v for arm in arms if (v := self._workers[arm].values) is not None}
-        gathered = [value for values in finished.values() for value in values]
-        firsts = accumulate((len(values) for values in finished.values()), initial=0)
-        first = dict(zip(finished, firsts, strict=False))
-        for arm in self._shuffled(finished):
-            self._ask(arm, "gathered", [gathered, first[arm]])
+            answer = self._ask(arm, "turn", SLICE_S)
+            if answer[0] != "done":
+                finished[arm] = answer
+        return {arm: finished[arm] for arm in arms if arm in finished}
 
-    def _shuffled(self, arms: Sequence[int] | Mapping[int, Any]) -> list[int]:
-        return self._order.sample(list(arms), len(arms))
+    def _exchange(self, values: Mapping[int, Sequence[Any]]) -> dict[int, Message]:
+        """Send the values of all arms to each arm, and return the arms' next answers."""
+        gathered = [value for arm in sorted(values) for value in values[arm]]
+        firsts = accumulate((len(values[arm]) for arm in sorted(values)), initial=0)
+        first = dict(zip(sorted(values), firsts, strict=False))
+        return {
+            arm: self._ask(arm, "gathered", [gathered, first[arm]])
+            for arm in self._shuffled(values)
+        }
+
+    def _shuffled(self, arms: Mapping[int, Any]) -> list[int]:
+        return self._order.sample(sorted(arms), len(arms))
 
 
 def run(
@@ -229,7 +297,7 @@ def run(
     Raises
     ------
     Interrupted
-        A signal was received; all process groups have been killed.
+        A signal was received; all processes have been killed.
     StudyError
         A worker uses another version of the protocol, or violates it.
     OSError
@@ -238,11 +306,11 @@ def run(
     workers: dict[str, LiveWorker] = {}
     with InterruptSignals() as signals:
         with ExitStack() as stack:
-            watchdog = stack.enter_context(GroupWatchdog())
+            watchdog = stack.enter_context(ProcessWatchdog())
             for name, command in commands.items():
                 workers[name] = LiveWorker(command, timeout_s, watchdog)
                 stack.callback(workers[name].close)
-            LiveSet(workers, order, signals, Ticker(on_tick)).run()
+            LiveSet(workers, order, signals, on_tick).run()
         endings = [worker.ending for worker in workers.values() if worker.ending is not None]
         await_signal_of_job(endings, signals)
     signals.check()

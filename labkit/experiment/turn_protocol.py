@@ -2,7 +2,7 @@
 
 A message is one line, a JSON array of a verb and a value. Worker and coordinator hold the ends of a
 socket pair. Only a worker that has received a message works; when it has answered, the coordinator
-stops its process group (:mod:`labkit.experiment.live_set`). In the order of a run::
+stops it with all its descendants (:mod:`labkit.experiment.live_set`). In the order of a run::
 
     worker                          coordinator
 
@@ -20,6 +20,10 @@ stops its process group (:mod:`labkit.experiment.live_set`). In the order of a r
     ["values", [...]]                                       instead of done: all is served
                                     ["gathered", [...]]     the values of all workers, and
     (it writes its record and ends)                         the index of its own first value
+
+After ``end`` or ``gathered`` a worker may send ``parts``, ``slices`` or ``values`` again: the clips
+of a video workload have rounds, then the workers exchange which clips they have served, then each
+does its job in one round.
 
 The end of the connection says that the other side has ended.
 """

@@ -1,7 +1,8 @@
 """A live worker without a workload (tests only): ``live_worker.py NAME DO FOLDER ...``.
 
 It logs its turns, and the ticks of a thread that never rests, to ``FOLDER/NAME.json``. DO is
-rounds, slices, kill, hang, old or garbage.
+rounds, slices, stages, fork, kill, hang, old or garbage. With fork the ticks are those of a child
+in a session of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -32,17 +35,36 @@ def main() -> None:
         parent_death.watch_parent(options.parent, options.lifeline)
     channel = Channel(socket.socket(fileno=options.turns))
     log = {"turns": [], "ticks": [], "gathered": None}
-    threading.Thread(target=tick, args=(log["ticks"],), daemon=True).start()
+    if do == "fork":
+        child = [sys.executable, __file__, "child", folder, name]
+        subprocess.Popen(child, start_new_session=True)
+    else:
+        threading.Thread(target=tick, args=(log["ticks"],), daemon=True).start()
     if do == "garbage":
         os.write(options.turns, b"not a message\n")
     channel.send("hello", VERSION + (do == "old"))
     channel.expect("load")
     if do == "slices":
         slices(channel, log, count=len(name))
+    elif do == "stages":
+        rounds(channel, log, do)
+        channel.send("values", [name])
+        _, log["gathered"] = channel.expect("gathered")
+        rounds(channel, log, do)
     else:
         rounds(channel, log, do)
+    if do == "fork":
+        log["ticks"] = [float(at) for at in Path(folder, f"{name}.ticks").read_text().split()]
     Path(folder, f"{name}.json").write_text(json.dumps(log))
     os._exit(0)
+
+
+def child(folder: str, name: str) -> None:
+    """Write the time to a file without end; a worker's child in a session of its own."""
+    with Path(folder, f"{name}.ticks").open("w", buffering=1) as ticks:
+        while True:
+            ticks.write(f"{time.monotonic()}\n")
+            time.sleep(0.0005)
 
 
 def tick(ticks: list[float]) -> None:
@@ -80,4 +102,4 @@ def slices(channel: Channel, log: dict, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    child(*sys.argv[2:]) if sys.argv[1] == "child" else main()

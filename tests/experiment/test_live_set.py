@@ -82,6 +82,28 @@ def test_only_the_process_that_has_the_turn_runs(tmp_path):
             assert not any(start < at < end for at in ticks[other])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_child_in_a_session_of_its_own_is_stopped_and_ends_with_its_worker(tmp_path):
+    _, logs = run(tmp_path, x="fork", y="rounds")
+    assert logs["x"]["ticks"]
+    for start, end, _ in logs["y"]["turns"]:
+        assert not any(start < at < end for at in logs["x"]["ticks"])
+    assert any(s < at < e for s, e, _ in logs["x"]["turns"] for at in logs["x"]["ticks"])
+    assert not left(tmp_path)
+
+
+def test_workers_may_have_rounds_again_after_an_exchange(tmp_path):
+    endings, logs = run(tmp_path, x="stages", y="stages")
+    assert [ending.code for ending in endings] == [0, 0]
+    assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 18, "y": 18}
+    assert logs["x"]["gathered"] == [["x", "y"], 0] and logs["y"]["gathered"] == [["x", "y"], 1]
+
+
+def test_workers_that_are_not_ready_for_the_same_are_refused(tmp_path):
+    with pytest.raises(ProtocolError, match="workers sent parts and slices"):
+        run(tmp_path, x="rounds", y="slices")
+
+
 def test_slices_end_for_each_arm_alone_and_all_get_the_values_of_all(tmp_path):
     endings, logs = run(tmp_path, x="slices", yyyy="slices")
     assert [ending.code for ending in endings] == [0, 0]
@@ -132,16 +154,20 @@ except Interrupted:
 """
 
 
-def left(folder: Path) -> list[str]:
-    """Return the workers of a folder that are alive, with the states of their processes."""
+def left(folder: Path, *words: str) -> list[str]:
+    """Return the processes of a folder that are alive, each with its state.
+
+    ``words``: words of their command line.
+    """
+    wanted = [str(WORKER), str(folder), *words]
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            line = (entry / "cmdline").read_text().split("\0")
             state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
-        if str(WORKER).encode() in words and str(folder).encode() in words and state != "Z":
+        if set(wanted) <= set(line) and state != "Z":
             found.append(f"{entry.name} {state}")
     return found
 
@@ -162,6 +188,28 @@ def test_nothing_is_left_alive_or_stopped_when_the_parent_is_ended(tmp_path, num
     end = time.monotonic() + 2
     while left(tmp_path) and time.monotonic() < end:
         time.sleep(0.02)
+    assert not left(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_stopped_worker_started_ends_with_it_although_another_has_the_turn(tmp_path):
+    script = textwrap.dedent(STUDY).format(here=str(WORKER.parent), folder=str(tmp_path))
+    script = script.replace('x="rounds"', 'x="fork"').replace('z="hang"', 'z="rounds"')
+    study = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})
+    try:
+        end = time.monotonic() + 30
+        while len([line for line in left(tmp_path) if line.endswith("T")]) < 3:  # y hangs
+            assert time.monotonic() < end and study.poll() is None
+            time.sleep(0.02)
+        (worker,) = [int(line.split()[0]) for line in left(tmp_path, "x", "fork")]
+        os.kill(worker, signal.SIGKILL)
+        end = time.monotonic() + 2
+        while left(tmp_path, "child") and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not left(tmp_path, "child") and len(left(tmp_path)) == 2
+    finally:
+        study.terminate()
+        study.wait(timeout=20)
     assert not left(tmp_path)
 
 
@@ -194,8 +242,8 @@ def coordinate(channel: Channel, answers) -> threading.Thread:
 def test_a_worker_has_the_rounds_that_are_granted_and_its_timer_pauses_meanwhile(ends):
     timer = StageTimer(time.monotonic_ns())
     granted = [("turn", ["b", 2]), ("turn", ["a", 0]), ("end", None)]
-    thread = coordinate(ends[1], granted)
     start = time.monotonic()
+    thread = coordinate(ends[1], granted)
     with timer.time("measure"):
         order = GrantedTurns(ends[0], timer)
         rounds = list(order.rounds([Part("a", 1, (0,)), Part("b", 1, (0,))]))

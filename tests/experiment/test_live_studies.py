@@ -109,21 +109,39 @@ def test_a_study_of_separate_processes_continues_as_it_began(composed, tmp_path)
 # ------------------------------------------------------------------ the real worker
 
 
-@pytest.mark.parametrize("workload", ["kernels", "requests"])
+@pytest.mark.parametrize("workload", ["kernels", "requests", "video"])
 def test_arms_that_cannot_share_a_process_are_compared_round_by_round(
     user_cache, composed, make_cell, replace, tmp_path, monkeypatch, workload
 ):
-    """``pipeline=overlap`` on requests, a BLAS of its own on kernels; the outputs agree."""
+    """``pipeline=overlap`` on requests, a BLAS of its own on kernels; the outputs agree.
+
+    Video decoders could share a process.
+    """
     words = {
-        "requests": ["workload=uniform", "workload.num_requests=4", "ablation=overlap"],
+        "requests": [
+            "workload=uniform",
+            "workload.num_requests=4",
+            "ablation=overlap",
+            "model=tiny",
+        ],
         "kernels": [
             "ablation=seq_map",
             "+ablation.arms.other={engine.blas:stock}",
             "workload.repeats=3",
             "workload.max_pool_bytes=4000000",
+            "model=tiny",
+        ],
+        "video": [
+            "ablation=none",
+            "workload=video",
+            "+ablation.arms.seek={workload.picks:seek}",
+            "workload.made=[{name:short,seconds:1.6,gop:10,width:64,height:64,events:0,requests:2}]",
+            "workload.repeats=3",
+            "workload.frames=4",
+            "design.isolation=live",
         ],
     }[workload]
-    whole = composed(*words, "model=tiny", "design=quick", "design.control=false")
+    whole = composed(*words, "design=quick", "design.control=false")
     assert whole.isolation is Isolation.live
     cell, *_ = to_cells(whole, tmp_path / "cell")
     monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
@@ -134,3 +152,6 @@ def test_arms_that_cannot_share_a_process_are_compared_round_by_round(
     result = analysis.analyse_cell(cell.dir)
     assert result["gates"]["healthy"]["status"] == "pass"
     assert result["gates"]["identical"]["status"] in ("pass", "unclaimed")
+    if workload == "video":
+        clip, job = records[0].cases
+        assert len(clip.notes["turns"]) == 3 and job.notes["job"]["requests"] == 2

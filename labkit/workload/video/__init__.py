@@ -54,6 +54,10 @@ class VideoKind:
                 return f"the arms differ in workload.{name}, so their rounds would not be aligned"
         return None
 
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        return self.apart(experiments)
+
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Return the interleaved arms.
 

@@ -1,16 +1,17 @@
 """Interleaved requests for video frames: each request's time and its decoded frames.
 
-In a round all arms do one request for the same clip, in random order. The frames are checked
-outside the measured time: after each request against those of the arm's first request for the clip,
-and after all rounds against a reference decode. At the end every arm does a job: requests for many
-clips, several of them concurrently.
+In a round all arms do one request for the same clip, in random order, whether they share this
+process or take turns with arms in processes of their own. The frames are checked outside the
+measured time: after each request against those of the arm's first request for the clip, and after
+all rounds against a reference decode. At the end every arm does a job: requests for many clips,
+several of them concurrently.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import FramePicks, Workload
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.turn_order import spread_rounds
+from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import Pixels
@@ -39,13 +40,14 @@ class ClipSamples:
     """The results of one arm's requests for one clip.
 
     ``first``: digests of the first request's frames. ``pixels``: that request's frames, if a model
-    is asked about them. ``seconds``: the time of each successful request. ``outputs``: the checked
-    outputs for the record.
+    is asked about them. ``seconds``: the time of each successful request. ``positions``: the arm's
+    position in the round of each request. ``outputs``: the checked outputs for the record.
     """
 
     first: FrameDigests | None = None
     pixels: Sequence[Pixels] = ()
     seconds: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     outputs: dict[str, Any] | None = None
 
@@ -112,25 +114,35 @@ class InterleavedVideo:
 
         See ``InterleavedArms.measure``.
         """
+        order, arms = self._context.turn_order, tuple(range(len(self._arms)))
         repeats = self._arms[0].repeats
-        rounds = spread_rounds([repeats] * len(self._sources[0]), self._context.order)
-        for number, clip in enumerate(rounds):
-            for arm in self._in_random_order():
-                self._request(arm, clip)
-            heartbeat(f"round {number + 1} of {len(rounds)}")
+        parts = [Part(source.name, repeats, arms) for source in self._sources[0]]
+        for number, now in enumerate(order.rounds(parts), 1):
+            for arm, position in now.turns:
+                self._request(arm, now.part, position)
+            heartbeat(f"round {number} of {repeats * len(parts)}")
         self._check()
-        for arm in self._in_random_order():
-            self._jobs[arm] = self._job(arm)
-        return [self._measurement(arm) for arm in range(len(self._arms))]
+        served, _ = order.gather([self._served(arm) for arm in arms])
+        clips = set.intersection(*map(set, served))
+        for now in order.rounds([Part("job", 1, arms)]):
+            for arm, _ in now.turns:
+                self._jobs[arm] = self._job(arm, clips)
+        return [self._measurement(arm) for arm in arms]
+
+    def _served(self, arm: int) -> list[str]:
+        """Return the names of the clips that an arm has served."""
+        clips = zip(self._sources[arm], self._samples[arm], strict=True)
+        return [source.name for source, samples in clips if samples.served]
 
     def _in_random_order(self) -> list[int]:
         arms = list(range(len(self._arms)))
         self._context.order.shuffle(arms)
         return arms
 
-    def _request(self, arm: int, clip: int) -> None:
+    def _request(self, arm: int, clip: int, position: int) -> None:
         """Time one request, and check its frames against the arm's first request for the clip."""
         source, samples = self._sources[arm][clip], self._samples[arm][clip]
+        samples.positions.append(position)
         with self._context.turn(arm):
             start = time.perf_counter()
             try:
@@ -182,18 +194,15 @@ class InterleavedVideo:
         ):
             counters["video.keyframes_alone"] += requests * samples.first.counts.frames_decoded
 
-    def _job(self, arm: int) -> tuple[int, float] | None:
+    def _job(self, arm: int, clips: Collection[str]) -> tuple[int, float] | None:
         """Run an arm's job and return its number of requests and its seconds.
 
-        The job requests every clip that all arms have served. The clips alternate, so that long and
-        short clips are in flight together. Returns None if there is no such clip.
+        The job requests every clip of ``clips``, the names of those that all arms have served. The
+        clips alternate, so that long and short clips are in flight together. Returns None if there
+        is no such clip.
         """
         workload = self._arms[arm]
-        served = [
-            source
-            for clip, source in enumerate(self._sources[arm])
-            if all(clips[clip].served for clips in self._samples)
-        ]
+        served = [source for source in self._sources[arm] if source.name in clips]
         most = max((source.requests for source in served), default=0)
         job = [source for turn in range(most) for source in served if turn < source.requests]
         if not job:
@@ -248,7 +257,7 @@ class InterleavedVideo:
             return CaseRecord(source.name, skipped=why, notes={"traffic": traffic})
         assert samples.first is not None, "it was served"
         facts = self._references[clip].facts(source.num_frames, samples.first)
-        notes: dict[str, Any] = {"traffic": traffic, "video": facts}
+        notes: dict[str, Any] = {"traffic": traffic, "video": facts, "turns": samples.positions}
         if source.events is not None:
             notes["evidence"] = shares(source.events, samples.first.picks)
         times = tuple(1e3 * seconds for seconds in samples.seconds)

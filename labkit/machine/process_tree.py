@@ -1,0 +1,121 @@
+"""A process with all its descendants: stop them, let them continue, or kill them.
+
+A process group does not hold a descendant that has started a session or a group of its own, as many
+servers do. Descendants are therefore also found by their parents. One that has been found once
+remains in the tree, even if its parent ends and another process adopts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+MAX_ROUNDS = 50  # descendants may start further processes before a signal reaches them
+
+
+class ProcessTree:
+    """A process and its descendants. All methods ignore processes that have ended.
+
+    Parameters
+    ----------
+    pid
+        The root of the tree.
+    whole_group
+        Whether the process group that the root leads belongs to the tree. Its processes are
+        stopped at the same moment.
+    """
+
+    def __init__(self, pid: int, *, whole_group: bool) -> None:
+        self.pid = pid
+        self._whole_group = whole_group
+        self._root: list[psutil.Process] = []  # empty if the process has ended
+        with contextlib.suppress(psutil.Error):
+            self._root.append(psutil.Process(pid))
+        self._descendants: dict[int, psutil.Process] = {}
+
+    def stop(self) -> list[int]:
+        """Stop all processes (SIGSTOP) and return the ids of descendants found for the first time.
+
+        A process that starts another one before it stops may be followed by one that still runs;
+        therefore the search is repeated until it finds no further process.
+        """
+        self._signal(signal.SIGSTOP)
+        found: list[int] = []
+        for _ in range(MAX_ROUNDS):
+            new = self._search()
+            if not new:
+                break
+            found += new
+            for pid in new:
+                _send(self._descendants[pid], signal.SIGSTOP)
+        return found
+
+    def resume(self) -> None:
+        """Let all processes continue (SIGCONT)."""
+        self._search()
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill all processes (SIGKILL)."""
+        self.stop()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the root, to its group, and to all descendants found so far."""
+        if self._whole_group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+        for process in [*self._root, *self._descendants.values()]:
+            _send(process, number)
+
+    def _search(self) -> list[int]:
+        """Find the descendants that exist now, and return the ids of the new ones."""
+        alive = {pid: one for pid, one in self._descendants.items() if one.is_running()}
+        roots = [one.pid for one in self._root if one.is_running()]
+        new: list[int] = []
+        for root in [*roots, *alive]:
+            for pid in _descendants(root):
+                if pid not in alive:
+                    with contextlib.suppress(psutil.Error):
+                        alive[pid] = psutil.Process(pid)
+                        new.append(pid)
+        self._descendants = alive
+        return new
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended and its id has been given to another."""
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the ids of a process's descendants."""
+    if sys.platform != "linux":
+        with contextlib.suppress(psutil.Error):
+            yield from (child.pid for child in psutil.Process(pid).children(recursive=True))
+        return
+    for child in _linux_children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def _linux_children(pid: int) -> list[int]:
+    """Return the ids of a process's children.
+
+    ``psutil`` reads the parent of every process on the machine, which takes about a hundred times
+    as long and would be done after every turn.
+    """
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                children += map(int, text.split())
+    return children

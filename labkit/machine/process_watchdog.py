@@ -1,0 +1,75 @@
+"""A watchdog that ends or continues process trees when this process ends, however it ends.
+
+A stopped process (SIGSTOP) cannot watch its parent itself. The watchdog is a process in a session
+of its own that waits on the read end of a pipe, whose write end only this process holds. It kills
+the trees that this process has started, and lets the others continue.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import TracebackType
+
+from labkit.machine.process_tree import ProcessTree
+
+
+class ProcessWatchdog:
+    """Context manager: while it is open, the end of this process reaches the watched trees."""
+
+    def __init__(self) -> None:
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def kill(self, pid: int) -> None:
+        """Kill a process, its group and its descendants when this process ends."""
+        self._tell(f"kill {pid}")
+
+    def resume(self, pid: int) -> None:
+        """Let a process and its descendants continue when this process ends."""
+        self._tell(f"resume {pid}")
+
+    def release(self, pid: int) -> None:
+        """Stop watching a process, which has ended or continued."""
+        self._tell(f"release {pid}")
+
+    def _tell(self, line: str) -> None:
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.write(f"{line}\n".encode())
+        self._watchdog.stdin.flush()
+
+    def __enter__(self) -> ProcessWatchdog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the watchdog. Trees that are still watched are killed or continued."""
+        self._watchdog.communicate()
+
+
+def main() -> None:
+    """Read ``kill PID``, ``resume PID`` and ``release PID``; act at the end of standard input."""
+    to_kill: dict[int, ProcessTree] = {}
+    to_resume: dict[int, ProcessTree] = {}
+    for line in sys.stdin:
+        verb, pid = line.split()[0], int(line.split()[1])
+        if verb == "kill":
+            to_kill[pid] = ProcessTree(pid, whole_group=True)
+        elif verb == "resume":
+            to_resume[pid] = ProcessTree(pid, whole_group=False)
+        else:
+            to_kill.pop(pid, None)
+            to_resume.pop(pid, None)
+    for tree in to_resume.values():
+        tree.resume()
+    for tree in to_kill.values():
+        tree.kill()
+
+
+if __name__ == "__main__":
+    main()
