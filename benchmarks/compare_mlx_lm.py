@@ -88,7 +88,7 @@ def child() -> None:
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.cpu import thread_pool
-    from labkit.experiment import run_stages
+    from labkit.experiment import worker_stages
     from labkit.machine import openblas_for_mlx, worker_environment
 
     thread_pool.install()
@@ -97,7 +97,7 @@ def child() -> None:
     openblas_for_mlx.activate(
         engine.blas.value, worker_environment.blas_threads(engine.name, engine.threads)
     )
-    run_stages.apply_thread_budget(run_stages.thread_budget(experiment))
+    worker_stages.apply_thread_budget(worker_stages.thread_budget(experiment))
     measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}

@@ -193,7 +193,7 @@ def benchmark(monkeypatch):
 
 def test_the_table_of_quantised_models_is_that_of_the_committed_figures(benchmark):
     figures = json.loads((ROOT / "outputs/reference/quantised/figures.json").read_text("utf-8"))
-    table = benchmark("quantised_serving").table(figures)
+    table = benchmark("compare_quantised_engines").table(figures)
     assert table.count("\n") >= 16
     assert table in (ROOT / "docs" / "quantised.md").read_text(encoding="utf-8")
 
@@ -208,4 +208,4 @@ def test_the_table_of_sensitivity_is_that_of_the_committed_records(benchmark):
         table = sensitivity.agreed(records, kinds)
         assert table.count("\n") == 4
         assert table in page
-    assert benchmark("process_variance").table(records / "spread") in page
+    assert benchmark("engine_and_machine_variance").table(records / "spread") in page

@@ -63,10 +63,13 @@ LISTED = {
     "python -m docs.generators.binary_search_steps 1 1 40 64": "runs: tests/docs",
     "python -m docs.generators.counters > docs/counters.md": "runs: tests/records",
     "python -m docs.generators.options > docs/options.md": "runs: tests/test_options.py",
-    "python -m docs.generators.structures > docs/structures.md": "runs: tests/docs",
-    "python docs/recompute.py 'outputs/reference/seq_map/ablation=seq_map,engine=paged'": (
+    "python -m docs.generators.block_tables_and_radix_tree > docs/structures.md": (
         "runs: tests/docs"
     ),
+    (
+        "python docs/recompute_statistics.py "
+        "'outputs/reference/seq_map/ablation=seq_map,engine=paged'"
+    ): "runs: tests/docs",
 }
 # Studies that may exit with 1 or 2 when they run tiny: a part of the command, and what it prints.
 NOT_TINY = {

@@ -26,7 +26,7 @@ from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
-from labkit.analysis.rendering.tables import Column, text_or_empty
+from labkit.analysis.rendering.table_model import Column, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config.option_index import did_you_mean
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis import server_arm_checks
+from labkit.analysis import server_arm_caveats
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import (
     clock_mhz,
@@ -47,7 +47,7 @@ def caveats(analysis: CellAnalysis) -> list[str]:
     lines += _design(analysis)
     lines += _noise(analysis)
     lines += _traffic(analysis)
-    lines += server_arm_checks.caveats(analysis.data.records)
+    lines += server_arm_caveats.caveats(analysis.data.records)
     lines += _impossible_counts(analysis)
     lines += _emulated(analysis)
     hosts = group_by_host(analysis.data.records)

@@ -13,9 +13,14 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from labkit.analysis import gates, output_identity, stall_attribution
+from labkit.analysis import gates, output_identity
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
 from labkit.analysis.first_divergence import StoredValues
+from labkit.analysis.machine_or_arm_stalls import (
+    StallAttribution,
+    as_measured,
+    attribute_stalls,
+)
 from labkit.analysis.number_format import round_significant
 from labkit.analysis.observations import MetricRow, build_rows, probe_values, summary
 from labkit.analysis.statistics.interim_analysis import (
@@ -215,7 +220,7 @@ class CellAnalysis:
     rows: tuple[MetricRow, ...]
     gates: Mapping[str, gates.Gate]
     identity: output_identity.IdentityReport
-    stalls: stall_attribution.StallAttribution | None = None
+    stalls: StallAttribution | None = None
     alternative_rows: tuple[MetricRow, ...] = ()
     companion: Callable[[], CellAnalysis | None] = lambda: None
 
@@ -349,15 +354,15 @@ def analyse(
 
 def _rows(
     data: CellData,
-) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], stall_attribution.StallAttribution | None]:
+) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], StallAttribution | None]:
     """Return the rows that get verdicts, the alternative rows, and the attribution of stalls."""
     interleaved = Isolation(data.design.get("isolation", "process")).takes_turns
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline))
-    stalls = stall_attribution.attribute_stalls(data.records, data.arms) if interleaved else None
+    stalls = attribute_stalls(data.records, data.arms) if interleaved else None
     if stalls is None:
         return rows, (), None
-    with_stalls = tuple(build_rows(stall_attribution.as_measured(data.records), paired_baseline))
+    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline))
     return (
         (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
     )

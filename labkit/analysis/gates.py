@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analysis import server_arm_checks
+from labkit.analysis import server_arm_caveats
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.records import Arm, Record
 
@@ -73,7 +73,7 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
                 None,
                 f"swap grew in {record.run}",
             )
-        for late in server_arm_checks.lateness_errors(record):
+        for late in server_arm_caveats.lateness_errors(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:

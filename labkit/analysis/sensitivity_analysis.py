@@ -8,7 +8,7 @@ The rules for choosing them were fixed here before any data were seen:
 - undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``. Some
   rules use readings taken while the arm ran, which a note beside the numbers says;
 - stalls: included if the verdict's numbers exclude them, and excluded if those include them
-  (``labkit.analysis.stall_attribution``).
+  (``labkit.analysis.machine_or_arm_stalls``).
 
 The results are shown beside the verdict's own numbers and never replace them. Their intervals and
 p-values are for one row alone, not adjusted for several rows or arms.

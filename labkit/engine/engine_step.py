@@ -36,13 +36,13 @@ from labkit.engine.batch import Batch
 from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import InputBuilder
+from labkit.engine.lazy_logits import WaitLogits
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculator
 from labkit.engine.step_launcher import StepLauncher
-from labkit.engine.step_logits import WaitLogits
 
 SampledTokens = dict[str, Sequence[Sampled]]  # by request id
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.step_logits import Logits, WaitLogits
+from labkit.engine.lazy_logits import Logits, WaitLogits
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache_manager import KVMemory

@@ -15,8 +15,8 @@ from labkit.engine.batch import Batch
 from labkit.engine.compiled_feed_forward import CompiledBlocks
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.layer_cache import ForwardContext, LayerCache
+from labkit.engine.lazy_logits import DeviceLogits, Logits, WaitLogits
 from labkit.engine.model_loader import LoadedModel
-from labkit.engine.step_logits import DeviceLogits, Logits, WaitLogits
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays, Attention

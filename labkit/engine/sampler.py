@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError, Logprobs
+from labkit.engine.lazy_logits import Logits, Rows
 from labkit.engine.request import RequestState, SamplingError, SamplingParams
-from labkit.engine.step_logits import Logits, Rows
 from labkit.machine.exception_text import one_line, one_line_with_type
 
 Ids = NDArray[np.intp]
@@ -49,7 +49,7 @@ class Sampler:
         """Return a token for each state from its row of ``logits``.
 
         ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``step_logits``). Rows after the last state are padding.
+        greedy tokens already (``lazy_logits``). Rows after the last state are padding.
 
         Raises
         ------

@@ -10,8 +10,8 @@ from functools import partial
 from labkit import config
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
+from labkit.engine.lazy_logits import Logits, WaitLogits
 from labkit.engine.model_runner import ModelRunner, RunModel
-from labkit.engine.step_logits import Logits, WaitLogits
 
 
 class StepLauncher:

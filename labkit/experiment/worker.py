@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import differing_outputs, run_stages
-from labkit.experiment.granted_turns import GrantedTurns
+from labkit.experiment import differing_outputs, worker_stages
+from labkit.experiment.live_worker_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import Channel
 from labkit.experiment.worker_run import WorkerProcess
@@ -100,7 +100,7 @@ def prepare(arm_paths: Sequence[Path]) -> None:
     arms = list(map(read_arm, arm_paths))
     now = fingerprint.utc_now()
     records = [
-        Record(arm.name, arm.role, 0, place, run_stages.experiment_of(arm).seed, "ok", now)
+        Record(arm.name, arm.role, 0, place, worker_stages.experiment_of(arm).seed, "ok", now)
         for place, arm in enumerate(arms)
     ]
     WorkerProcess(records, arms, StageTimer(time.monotonic_ns())).prepare()

@@ -19,10 +19,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
-from labkit.experiment import mlx_known_answer_test, run_stages
-from labkit.experiment.granted_turns import GrantedTurns
+from labkit.experiment import mlx_known_answer_test, worker_stages
+from labkit.experiment.live_worker_turns import GrantedTurns
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
+from labkit.experiment.worker_stages import experiment_of
 from labkit.machine import fingerprint
 from labkit.records import Arm, Record
 from labkit.workload.workload_protocols import MachineKernels, TurnContext
@@ -45,7 +46,7 @@ class ArmRun:
     @cached_property
     def threads(self) -> int:
         """The arm's thread budget, cached because counting cores takes longer than a turn."""
-        return run_stages.thread_budget(self.experiment)
+        return worker_stages.thread_budget(self.experiment)
 
 
 class WorkerProcess:
@@ -67,7 +68,9 @@ class WorkerProcess:
         self.shared = RunDraft(records[0], timer)
         self.runs = [
             ArmRun(
-                RunDraft(record, StageTimer(timer.spawned_ns)), arm, run_stages.experiment_of(arm)
+                RunDraft(record, StageTimer(timer.spawned_ns)),
+                arm,
+                experiment_of(arm),
             )
             for record, arm in zip(records, arms, strict=True)
         ]
@@ -82,7 +85,7 @@ class WorkerProcess:
         return [self._record(run) for run in self.runs]
 
     def _run_stages(self) -> None:
-        """Run the stages in the order of :mod:`labkit.experiment.run_stages`."""
+        """Run the stages in the order of :mod:`labkit.experiment.worker_stages`."""
         shared = self.shared
         with shared.stage("fingerprint"):
             shared.set(environment=fingerprint.take())
@@ -103,7 +106,7 @@ class WorkerProcess:
         """Load the arms, warm up, measure and close them. MLX is tested before and after."""
         shared = self.shared
         with shared.stage("load"):
-            arms = run_stages.load(self._experiments, self._setting(probe), shared.note)
+            arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
         try:
             self._test_known_answers()
             with shared.stage("warm_up"):
@@ -123,7 +126,7 @@ class WorkerProcess:
         probe.time()
         for experiment in self._experiments:
             workload.prepare(experiment)
-        arms = run_stages.load(self._experiments, self._setting(probe), self.shared.note)
+        arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
         try:
             arms.prepare()
         finally:
@@ -144,7 +147,7 @@ class WorkerProcess:
         }
 
     def _start_probe(self) -> Any:
-        probe, pool = run_stages.start_probe(self.shared.count_compilation)
+        probe, pool = worker_stages.start_probe(self.shared.count_compilation)
         self.shared.note(pool=pool)
         return probe
 
@@ -154,9 +157,9 @@ class WorkerProcess:
 
     def _measure_peak_rates(self) -> None:
         experiment = self.runs[0].experiment
-        if run_stages.needs_peak_rates(experiment, self.shared.record.block):
+        if worker_stages.needs_peak_rates(experiment, self.shared.record.block):
             with self.shared.stage("limits"):
-                self.shared.note(limits=run_stages.measure_peak_rates(experiment))
+                self.shared.note(limits=worker_stages.measure_peak_rates(experiment))
 
     def _setting(self, machine: MachineKernels) -> TurnContext:
         first = self.shared.record
@@ -170,7 +173,7 @@ class WorkerProcess:
         If the body raises, ``running`` stays this arm, so that the failure is recorded as its own.
         """
         run = self.running = self.runs[arm]
-        run_stages.apply_thread_budget(run.threads)
+        worker_stages.apply_thread_budget(run.threads)
         with run.draft.stage("turns"):
             yield
         self.running = None

@@ -103,7 +103,7 @@ class Record:
     detail
         One line on the failure. None if the outcome is ``ok``.
     seconds
-        Wall seconds per stage (:mod:`labkit.experiment.run_stages`).
+        Wall seconds per stage (:mod:`labkit.experiment.worker_stages`).
     probe
         Times (us) of the machine probe, which runs ``before`` and ``after`` the measurement and is
         the same for every arm.

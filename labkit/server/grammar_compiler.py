@@ -1,7 +1,7 @@
 """Compilation of grammars with llguidance.
 
 This module imports neither the engine nor HTTP, so that the process that tries grammars
-(:mod:`labkit.server.grammar_worker`) starts fast and stays small.
+(:mod:`labkit.server.grammar_trial_worker`) starts fast and stays small.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from labkit.server.grammar_compiler import (
     GrammarSource,
     error_text,
 )
-from labkit.server.grammar_processes import GrammarProcesses, TrialOptions
+from labkit.server.grammar_trial_processes import GrammarProcesses, TrialOptions
 
 
 class Grammars:

@@ -25,7 +25,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernel_workload",
     "requests": "request_workload",
-    "headroom": "budget_ram_estimate",
+    "headroom": "memory_headroom",
     "video": "video",
 }
 

@@ -3,7 +3,7 @@
 Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
 arrivals and latencies are in the arm's own time. Changes of the machine that last longer than a
 round of slices affect all arms alike. Time that a stall adds to a step is subtracted
-(:mod:`labkit.workload.step_stall_excess`), whether or not arms of other processes take turns with
+(:mod:`labkit.workload.step_time_spikes`), whether or not arms of other processes take turns with
 those of this process. The record also holds the times before this subtraction.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload import step_stall_excess
+from labkit.workload import step_time_spikes
 from labkit.workload.arm_clock import ArmClock
 from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
@@ -155,8 +155,8 @@ def stalled_seconds(arms: Sequence[StepTimes]) -> list[NDArray[np.float64]]:
     """Return the seconds that each step of each arm lost to stalls."""
     times = [np.array(arm.seconds) for arm in arms]
     if len(arms) > 1 and len({arm.schedule for arm in arms}) == 1:
-        return list(step_stall_excess.by_same_step(np.stack(times)))
+        return list(step_time_spikes.by_same_step(np.stack(times)))
     return [
-        step_stall_excess.by_similar_steps(own, np.array(arm.tokens))
+        step_time_spikes.by_similar_steps(own, np.array(arm.tokens))
         for arm, own in zip(arms, times, strict=True)
     ]

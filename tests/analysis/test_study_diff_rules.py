@@ -12,9 +12,9 @@ import pytest
 
 from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.gates import Gate
+from labkit.analysis.machine_or_arm_stalls import StallAttribution
 from labkit.analysis.observations import build_rows, complete_blocks, log_values
 from labkit.analysis.output_identity import IdentityReport
-from labkit.analysis.stall_attribution import StallAttribution
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
 from labkit.analysis.statistics.effect_size import breakpoints, to_percent
 from labkit.analysis.study_diff import StudiesNotComparable, compare_studies, probe_shift_pct

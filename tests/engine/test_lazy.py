@@ -313,8 +313,8 @@ def test_rows_with_a_nan_are_refused(model_dir):
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_device_chooses_as_the_host_does(dtype):
+    from labkit.engine.lazy_logits import DeviceLogits
     from labkit.engine.sampler import greedy
-    from labkit.engine.step_logits import DeviceLogits
 
     rng = np.random.default_rng(0)
     drawn = mx.array(rng.standard_normal((5, 300)).astype(np.float32))

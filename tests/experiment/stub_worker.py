@@ -19,7 +19,7 @@ import types
 import numpy as np
 
 from labkit import records as record
-from labkit.experiment import run_stages, worker
+from labkit.experiment import worker, worker_stages
 from labkit.machine import fingerprint
 from labkit.records import CaseRecord, Metric
 
@@ -169,7 +169,7 @@ if __name__ == "__main__":
     import labkit
 
     labkit.workload = stub
-    run_stages.start_probe = start_probe
-    run_stages.needs_peak_rates = lambda experiment, block: False  # would compile with numba
+    worker_stages.start_probe = start_probe
+    worker_stages.needs_peak_rates = lambda experiment, block: False  # would compile with numba
     worker.write_record = write_record
     sys.exit(worker.main())

@@ -11,7 +11,7 @@ import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import run_stages, worker_run
+from labkit.experiment import worker_run, worker_stages
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.run_launcher import ProcessLauncher
@@ -109,11 +109,11 @@ def world(monkeypatch):
     def load(experiments, setting, note):
         return InterleavedArms(world, experiments, setting)
 
-    monkeypatch.setattr(run_stages, "load", load)
-    monkeypatch.setattr(run_stages, "start_probe", lambda on_compile: (probe, {}))
-    monkeypatch.setattr(run_stages, "needs_peak_rates", lambda experiment, block: False)
-    monkeypatch.setattr(run_stages, "thread_budget", thread_budget)
-    monkeypatch.setattr(run_stages, "apply_thread_budget", apply_thread_budget)
+    monkeypatch.setattr(worker_stages, "load", load)
+    monkeypatch.setattr(worker_stages, "start_probe", lambda on_compile: (probe, {}))
+    monkeypatch.setattr(worker_stages, "needs_peak_rates", lambda experiment, block: False)
+    monkeypatch.setattr(worker_stages, "thread_budget", thread_budget)
+    monkeypatch.setattr(worker_stages, "apply_thread_budget", apply_thread_budget)
     return world
 
 
@@ -149,7 +149,7 @@ def test_an_arm_s_thread_budget_is_computed_once(make, world, monkeypatch):
     def load(experiments, setting, note):
         return Twice(world, experiments, setting)
 
-    monkeypatch.setattr(run_stages, "load", load)
+    monkeypatch.setattr(worker_stages, "load", load)
     block_of(make())
     turns = [event for event in world.events if event[0] == "turn"]
     assert len(turns) == 6 and world.known_answer_tests == 3
@@ -162,7 +162,7 @@ def test_the_workload_gets_the_probe_for_work_between_turns(make, world, monkeyp
         given.append(setting.machine)
         return InterleavedArms(world, experiments, setting)
 
-    monkeypatch.setattr(run_stages, "load", load)
+    monkeypatch.setattr(worker_stages, "load", load)
     block_of(make())
     assert len(given) == 1 and given[0] is world.probe
 
@@ -225,7 +225,7 @@ def test_a_thread_budget_is_limited_by_numba_s_pool(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "numba", numba)
     for threads in (1, 3, 9):
-        run_stages.apply_thread_budget(threads)
+        worker_stages.apply_thread_budget(threads)
     assert budgets == [1, 3, 4]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.config import Experiment, Model, from_plain
 from labkit.models import resolve, tokenizer
-from labkit.workload.sources import agent, single_turn_chat, source_of
+from labkit.workload.sources import agent, packaged_questions, source_of
 
 TEMPLATE = (
     "{% for message in messages %}<|bos|>{{ message.role }}\n{{ message.content }}<|eos|>\n"
@@ -45,7 +45,7 @@ def make_prompts(kind, path):
 
 def test_a_question_is_one_user_message(plain_dir, chat_dir):
     reader = tokenizer.load(chat_dir)
-    texts = [q.prompt for q in single_turn_chat.questions()]
+    texts = [q.prompt for q in packaged_questions.questions()]
     for plain, templated in zip(
         make_prompts("chat", plain_dir),
         make_prompts("chat", chat_dir),

@@ -12,7 +12,7 @@ import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
-from labkit.workload import step_stall_excess
+from labkit.workload import step_time_spikes
 from labkit.workload.arm_clock import ArmClock
 from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
 from labkit.workload.measurement import InvalidOutput
@@ -364,7 +364,7 @@ def test_times_with_the_stall_stand_beside():
 
 @pytest.mark.parametrize("every", [5, 10, 20])
 def test_what_an_arm_does_now_and_then_is_taken_for_stalls_and_kept_beside(every):
-    """One process can't tell them apart; ``analysis.stall_attribution`` can, over many."""
+    """One process can't tell them apart; ``analysis.machine_or_arm_stalls`` can, over many."""
 
     def collects(step, live):
         return 0.005 + (0.02 if step % every == 0 else 0.0)
@@ -421,10 +421,10 @@ def test_steps_of_a_rare_kind_are_no_stalls():
     """Four long prefills beside many decodes, where nothing of the same schedule is beside them."""
     times = np.array([0.03] * 60 + [5.0] * 4)
     tokens = np.array([96.0] * 60 + [4000.0] * 4)
-    assert not step_stall_excess.by_similar_steps(times, tokens).any()
+    assert not step_time_spikes.by_similar_steps(times, tokens).any()
     times[7] += 0.5
-    assert step_stall_excess.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
-    assert not step_stall_excess.by_similar_steps(times, np.zeros(64)).any()
+    assert step_time_spikes.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
+    assert not step_time_spikes.by_similar_steps(times, np.zeros(64)).any()
 
 
 def test_what_an_engine_computes_ahead_ends_in_its_own_turn_and_on_its_own_clock():

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from labkit.workload.sources import single_turn_chat
+from labkit.workload.sources import packaged_questions
 
-TEXTS = sorted((single_turn_chat.PACKAGE_DIR / "texts").glob("*.md"))
+TEXTS = sorted((packaged_questions.PACKAGE_DIR / "texts").glob("*.md"))
 
 
 def paragraphs(text):
@@ -25,7 +25,7 @@ def test_no_paragraph_occurs_twice_anywhere():
 
 
 def test_no_prompt_repeats_a_paragraph_or_a_long_phrase():
-    for question in single_turn_chat.questions():
+    for question in packaged_questions.questions():
         parts = Counter(paragraphs(question.prompt))
         assert max(parts.values()) == 1, question.question
         words = question.prompt.split()
@@ -34,11 +34,11 @@ def test_no_prompt_repeats_a_paragraph_or_a_long_phrase():
 
 
 def test_the_64_questions_are_distinct_and_of_all_three_kinds():
-    questions = single_turn_chat.questions()
+    questions = packaged_questions.questions()
     assert len(questions) == 64
     assert len({q.question for q in questions}) == 64
     assert len({q.prompt for q in questions}) == 64
-    entries = json.loads((single_turn_chat.PACKAGE_DIR / "questions.json").read_text("utf-8"))
+    entries = json.loads((packaged_questions.PACKAGE_DIR / "questions.json").read_text("utf-8"))
     general = sum("text" not in e for e in entries)
     part = sum("paragraphs" in e for e in entries)
     assert min(general, part, 64 - general - part) >= 10
@@ -46,28 +46,30 @@ def test_the_64_questions_are_distinct_and_of_all_three_kinds():
 
 
 def test_an_excerpt_is_whole_paragraphs_of_its_text():
-    entries = json.loads((single_turn_chat.PACKAGE_DIR / "questions.json").read_text("utf-8"))
-    for entry, question in zip(entries, single_turn_chat.questions(), strict=True):
+    entries = json.loads((packaged_questions.PACKAGE_DIR / "questions.json").read_text("utf-8"))
+    for entry, question in zip(entries, packaged_questions.questions(), strict=True):
         if "paragraphs" not in entry:
             continue
-        whole = (single_turn_chat.PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text("utf-8")
+        whole = (packaged_questions.PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text(
+            "utf-8"
+        )
         first, last = entry["paragraphs"]
         assert 0 <= first <= last < len(whole.strip().split("\n\n"))
         assert question.text in whole and len(question.text) > 100
 
 
 def test_the_order_depends_on_the_seed_and_a_smaller_count_is_a_prefix():
-    assert single_turn_chat.plan(0, 64) == single_turn_chat.plan(0, 64)
-    assert single_turn_chat.plan(0, 64) != single_turn_chat.plan(1, 64)
-    assert single_turn_chat.plan(0, 64)[:10] == single_turn_chat.plan(0, 10)
-    order = [question for question, _ in single_turn_chat.plan(0, 64)]
+    assert packaged_questions.plan(0, 64) == packaged_questions.plan(0, 64)
+    assert packaged_questions.plan(0, 64) != packaged_questions.plan(1, 64)
+    assert packaged_questions.plan(0, 64)[:10] == packaged_questions.plan(0, 10)
+    order = [question for question, _ in packaged_questions.plan(0, 64)]
     assert sorted(order) == list(range(64))
     assert any(b < a for a, b in pairwise(order))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_output_lengths_are_ragged_around_forty(seed):
-    lengths = sorted(output for _, output in single_turn_chat.plan(seed, 64))
+    lengths = sorted(output for _, output in packaged_questions.plan(seed, 64))
     assert lengths[0] >= 8 and lengths[-1] <= 128
     assert 30 <= lengths[32] <= 55
     assert lengths[-1] > 2 * lengths[16]

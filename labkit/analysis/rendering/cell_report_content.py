@@ -19,7 +19,7 @@ from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.report_parts import ArmLegend
 from labkit.analysis.rendering.results_table import ResultLine, results_table
 from labkit.analysis.rendering.study_overview import gates_text
-from labkit.analysis.rendering.tables import Table
+from labkit.analysis.rendering.table_model import Table
 from labkit.analysis.sensitivity_analysis import (
     MIN_CORRELATION,
     SensitivityResult,

@@ -22,7 +22,7 @@ from labkit.analysis.rendering.roofline import (
     roofline_points,
     roofline_stem,
 )
-from labkit.analysis.rendering.tables import Column, Table, text_or_empty
+from labkit.analysis.rendering.table_model import Column, Table, text_or_empty
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.hit_and_acceptance_rates import AttainedRates, hit_and_acceptance_rates
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
-from labkit.analysis.rendering.tables import Column, Table
-from labkit.analysis.server_arm_checks import ServerArm, server_arms
+from labkit.analysis.rendering.table_model import Column, Table
+from labkit.analysis.server_arm_caveats import ServerArm, server_arms
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 

@@ -17,7 +17,7 @@ from labkit.analysis.rendering.report_parts import (
 )
 from labkit.analysis.rendering.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.rendering.study_overview import MachineOverview, machine_overviews
-from labkit.analysis.rendering.tables import Table
+from labkit.analysis.rendering.table_model import Table
 
 
 def markdown_table(table: Table[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 
 if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport

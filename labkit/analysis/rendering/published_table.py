@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.output_identity import OutputAgreement
-from labkit.analysis.rendering.host_times_table import host_times
+from labkit.analysis.rendering.map_build_times_table import host_times
 from labkit.analysis.rendering.report_parts import Part, Prose, TablePart, section, table_parts
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 

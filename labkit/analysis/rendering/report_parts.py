@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from labkit.analysis.rendering.tables import Table
+from labkit.analysis.rendering.table_model import Table
 
 if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport

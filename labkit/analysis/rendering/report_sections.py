@@ -18,9 +18,9 @@ from labkit.analysis.rendering.counter_tables import (
     roofline_section,
 )
 from labkit.analysis.rendering.hit_and_acceptance_table import hit_and_acceptance_section
-from labkit.analysis.rendering.host_times_table import host_times_section
 from labkit.analysis.rendering.http_stream_tables import http_section
 from labkit.analysis.rendering.kv_utilization import kv_utilization_section
+from labkit.analysis.rendering.map_build_times_table import host_times_section
 from labkit.analysis.rendering.matplotlib_figures import case_names, case_stem, run_positions
 from labkit.analysis.rendering.medians_table import medians_section
 from labkit.analysis.rendering.memory_timeline_chart import memory_timeline_section
@@ -38,7 +38,7 @@ from labkit.analysis.rendering.report_parts import (
     table_parts,
 )
 from labkit.analysis.rendering.request_outcome_tables import request_outcomes_section
-from labkit.analysis.rendering.sensitivity_and_failures_tables import (
+from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables import (
     failures_section,
     sensitivity_table,
 )

@@ -11,7 +11,7 @@ from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 

@@ -22,7 +22,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.rendering.medians_table import MEDIANS_TITLE
 from labkit.analysis.rendering.published_table import published_source
-from labkit.analysis.rendering.tables import Column, Table, broken_name
+from labkit.analysis.rendering.table_model import Column, Table, broken_name
 from labkit.analysis.verdict_sentences import control_name, level_text, relabellings_text
 from labkit.records import Record, parse_run_name
 

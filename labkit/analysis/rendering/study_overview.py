@@ -14,7 +14,7 @@ from labkit.analysis.rendering.request_outcome_tables import (
     latency_throughput_chart,
     latency_throughput_table,
 )
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 
 Json = Mapping[str, Any]
 

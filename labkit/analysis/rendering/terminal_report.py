@@ -15,7 +15,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
-from labkit.analysis.rendering.tables import Column, Table, broken_name
+from labkit.analysis.rendering.table_model import Column, Table, broken_name
 from labkit.analysis.study_analysis import AnalysisCache
 
 if TYPE_CHECKING:

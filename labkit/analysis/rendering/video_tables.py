@@ -18,7 +18,7 @@ from labkit.analysis.rendering.report_parts import (
     table_parts,
 )
 from labkit.analysis.rendering.svg_elements import SvgChart
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 

@@ -12,7 +12,7 @@ from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_launch import COUNTER_COLUMNS
 from labkit.cpu.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
 from labkit.engine.attention.attention_metadata import AttentionMetadata
-from labkit.engine.attention.captured_graph_layers import CapturedLayers
+from labkit.engine.attention.captured_attention_layers import CapturedLayers
 from labkit.engine.attention.launch_totals import LaunchTotals, launch_stamp, report_launches
 from labkit.engine.attention.prepared_cpu_launch import CpuPrepared, PreparedLaunch
 from labkit.engine.engine_protocol import Counters

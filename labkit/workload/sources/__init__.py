@@ -10,7 +10,7 @@ from labkit.config import Experiment
 from labkit.models import ModelDir
 from labkit.workload.tokenized_prompts import Prompt
 
-_MODULES = {"chat": "single_turn_chat"}  # the others are named after the option's value
+_MODULES = {"chat": "packaged_questions"}  # the others are named after the option's value
 
 
 class PromptSource(Protocol):

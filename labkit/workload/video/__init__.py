@@ -27,7 +27,7 @@ class VideoKind:
 
     def check(self, experiment: Experiment) -> None:
         """Check that the decoders are installed, the clips exist and the questions are valid."""
-        from labkit.workload.video import clip_library, video_qa
+        from labkit.workload.video import clip_library, clip_questions
 
         workload = experiment.workload
         for module in ("av", *(["cv2"] if workload.decoder is Decoder.opencv else [])):
@@ -37,7 +37,9 @@ class VideoKind:
                 "run: pip install 'labkit[video]'",
             )
         if workload.clips is not None:
-            video_qa.check(workload, [path.name for path in clip_library.files_of(workload.clips)])
+            clip_questions.check(
+                workload, [path.name for path in clip_library.files_of(workload.clips)]
+            )
 
     def prepare(self, experiment: Experiment) -> None:
         """Check the workload again, and synthesise the clips of ``workload.made``."""
@@ -63,15 +65,15 @@ class VideoKind:
 
         Synthesises missing clips, and loads the model if questions are configured.
         """
-        from labkit.workload.video import clip_library, video_qa
+        from labkit.workload.video import clip_library, clip_questions
         from labkit.workload.video.interleaved_video import InterleavedVideo
 
         workloads = [e.workload for e in experiments]
         sources, first = [clip_library.sources(w) for w in workloads], workloads[0]
         quiz = None
         if first.questions is not None and first.vlm is not None:
-            questions = video_qa.read(first.questions, [source.name for source in sources[0]])
-            quiz = video_qa.VideoQuiz(questions, video_qa.MlxVlm(first.vlm))
+            questions = clip_questions.read(first.questions, [source.name for source in sources[0]])
+            quiz = clip_questions.VideoQuiz(questions, clip_questions.MlxVlm(first.vlm))
         return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -23,14 +23,14 @@ from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import Pixels
-from labkit.workload.video.frame_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.planted_events import shares
+from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.workload_protocols import TurnContext
 
 if TYPE_CHECKING:
+    from labkit.workload.video.clip_questions import VideoQuiz
     from labkit.workload.video.frame_decoding import DecodedFrames
-    from labkit.workload.video.video_qa import VideoQuiz
 
 DecodeFunction = Callable[..., "DecodedFrames"]
 

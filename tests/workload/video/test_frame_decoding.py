@@ -14,9 +14,9 @@ import clip_files as files
 from labkit.config import ConfigError, FramePicks, Workload, from_plain, to_plain
 from labkit.workload.video import clip_synthesis, planted_events
 from labkit.workload.video.clip_reader import open_clip
-from labkit.workload.video.frame_checks import Reference, frame_digests
 from labkit.workload.video.frame_decoding import check_counts, decode_frames
 from labkit.workload.video.frame_selection import Undecodable, decode_runs, pick_frames
+from labkit.workload.video.reference_decode_checks import Reference, frame_digests
 
 SHAPES = [(61, 7), (61, None), (40, 1), (40, 2), (1, 1), (120, 12), (30, 29)]
 

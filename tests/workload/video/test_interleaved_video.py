@@ -23,9 +23,9 @@ from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding
-from labkit.workload.video.frame_checks import strided_ranges
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_video import InterleavedVideo
+from labkit.workload.video.reference_decode_checks import strided_ranges
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext, single_arm_context
 
 
@@ -418,12 +418,12 @@ def fake_experiment(workload: Workload):
 )
 def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, message):
     from labkit.config import ConfigError
-    from labkit.workload.video import video_qa
+    from labkit.workload.video import clip_questions
 
     path = tmp_path / "q.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=message):
-        video_qa.read(str(path), ["61-7.mp4"])
+        clip_questions.read(str(path), ["61-7.mp4"])
 
 
 def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):

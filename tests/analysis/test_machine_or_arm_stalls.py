@@ -6,11 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.analysis import stall_attribution
 from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.machine_or_arm_stalls import (
+    OWN_WORK_ALPHA,
+    UNCLEAR_ALPHA,
+    own_work_bound_pct,
+    signed_rank_p,
+)
 from labkit.analysis.sensitivity_analysis import sensitivity_results
-from labkit.analysis.stall_attribution import own_work_bound_pct, signed_rank_p
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_diff import compare_studies
 
@@ -194,10 +198,8 @@ def decide(speeds, slower, steps):
     share = 1 - np.exp(-slower)
     stalled = np.stack([share, steps], axis=2)
     p = signed_rank_p(stalled[:, 0], stalled[:, 1])
-    values = speeds - slower if p <= stall_attribution.OWN_WORK_ALPHA else speeds
-    passed = (
-        p > stall_attribution.UNCLEAR_ALPHA and own_work_bound_pct(share[:, 0], share[:, 1]) <= 2.0
-    )
+    values = speeds - slower if p <= OWN_WORK_ALPHA else speeds
+    passed = p > UNCLEAR_ALPHA and own_work_bound_pct(share[:, 0], share[:, 1]) <= 2.0
     return permutation_test(values[:, [0]], values[:, [1]]), passed
 
 

@@ -1,6 +1,6 @@
 """Variance of an engine's throughput between processes, beside that of the machine itself.
 
-    python benchmarks/process_variance.py 20 outputs/reference/sensitivity/spread
+    python benchmarks/engine_and_machine_variance.py 20 outputs/reference/sensitivity/spread
 
 ``ragged`` on model=small runs in fresh processes, one after the other. Before each of them, a
 program without labkit runs in its own fresh process. It multiplies matrices with NumPy's BLAS and

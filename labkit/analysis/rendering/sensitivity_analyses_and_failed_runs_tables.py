@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import interval_text, p_text, percent_text
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
-from labkit.analysis.rendering.tables import Column, Table
+from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.sensitivity_analysis import SensitivityResult
 from labkit.analysis.verdict_sentences import row_name
 

@@ -4,7 +4,7 @@ The arms are labkit with quantised weights, labkit with float32 weights, mlx_lm 
 (on OpenBLAS; its own quantised product takes minutes on a CPU) and, if xllamacpp is installed,
 llama.cpp. Every arm is one process that loads its model once. The arms take turns in each round.
 The table shows medians over rounds and the median of the rounds' ratios. Run as
-``python benchmarks/quantised_serving.py``; options: ``--rounds N``, ``--arms A,B``,
+``python benchmarks/compare_quantised_engines.py``; options: ``--rounds N``, ``--arms A,B``,
 ``--cases A;B``, ``--json FILE``; ``--show FILE`` prints a file's table (docs/quantised.md).
 
 It also measures how often each arm's next token after a piece of English equals that of labkit in
@@ -479,7 +479,7 @@ def main() -> None:
         print(f"{LLAMA}: left out, for its bindings are not installed (xllamacpp)")
         arm_names.remove(LLAMA)
     files = model_files()
-    with timing_lock("benchmarks/quantised_serving.py", on_wait=print):
+    with timing_lock("benchmarks/compare_quantised_engines.py", on_wait=print):
         arms = {name: Arm(name, *files, core_count()) for name in arm_names}
         cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
         rows = summary(cases, measure(arms, cases, options.rounds))

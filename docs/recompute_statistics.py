@@ -1,10 +1,11 @@
 """Recompute a study's statistics from its records, by the formulas of ``docs/statistics.md``.
 
-    python docs/recompute.py 'outputs/reference/seq_map/ablation=seq_map,engine=paged'
+    python docs/recompute_statistics.py 'outputs/reference/seq_map/ablation=seq_map,engine=paged'
 
 prints, for every row and arm, the numbers that ``cell.json`` has. The script needs NumPy and SciPy
 and shares no code with labkit, so it checks the page and the package against each other
-(``tests/docs/test_recompute.py``). It does not check gates, and it assumes a complete study.
+(``tests/docs/test_recompute_statistics.py``). It does not check gates, and it assumes a complete
+study.
 """
 
 import json

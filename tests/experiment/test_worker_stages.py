@@ -12,7 +12,7 @@ import pytest
 from labkit import workload
 from labkit.config import Device, Experiment, from_plain
 from labkit.cpu import roofline_peaks, thread_pool
-from labkit.experiment import run_stages
+from labkit.experiment import worker_stages
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
@@ -41,8 +41,8 @@ def a_draft(block=0):
 
 def test_numba_s_objects_are_exempt_from_garbage_collection():
     code = (
-        "import gc; from labkit.experiment import run_stages\n"
-        "run_stages.start_probe(lambda: None)\n"
+        "import gc; from labkit.experiment import worker_stages\n"
+        "worker_stages.start_probe(lambda: None)\n"
         "print(gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count())"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -66,11 +66,11 @@ def test_the_thread_budget_goes_to_the_pool_that_does_the_work(engine, blas_thre
     assert (
         worker_environment.blas_threads(engine_config.name, engine_config.threads) == blas_threads
     )
-    assert run_stages.thread_budget(experiment(**engine)) == engine.get("threads", 5)
+    assert worker_stages.thread_budget(experiment(**engine)) == engine.get("threads", 5)
 
 
 def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
-    _, pool = run_stages.start_probe(lambda: None)
+    _, pool = worker_stages.start_probe(lambda: None)
     assert (pool["name"], pool["threads"]) == ("labkit", numba.config.NUMBA_NUM_THREADS)
     assert pool == thread_pool.install().settings
 
@@ -90,23 +90,23 @@ def test_a_record_names_the_blas_only_if_mlx_multiplies(engine, backend, noted, 
         openblas_for_mlx, "activate", lambda kind, threads: {"name": kind, "threads": threads}
     )
     monkeypatch.setattr(workload, "load", lambda *_, **__: None)
-    monkeypatch.setattr(run_stages, "apply_thread_budget", lambda threads: None)
+    monkeypatch.setattr(worker_stages, "apply_thread_budget", lambda threads: None)
     draft = a_draft()
     arm = experiment(engine, attention={"backend": backend}, blas="stock")
-    run_stages.load([arm], single_arm_context(0), draft.note)
+    worker_stages.load([arm], single_arm_context(0), draft.note)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)
 
 
 def test_the_thread_budget_is_applied_before_loading_and_before_peak_rates(monkeypatch):
     done = []
-    monkeypatch.setattr(run_stages, "apply_thread_budget", done.append)
+    monkeypatch.setattr(worker_stages, "apply_thread_budget", done.append)
     monkeypatch.setattr(workload, "load", lambda *_: done.append("load"))
     monkeypatch.setattr(
         roofline_peaks, "measure_peaks", lambda threads: done.append(("peaks", threads))
     )
     arms = [experiment(KERNELS, threads=n) for n in (3, 2)]
-    run_stages.load(arms, single_arm_context(0), a_draft().note)
-    run_stages.measure_peak_rates(arms[1])
+    worker_stages.load(arms, single_arm_context(0), a_draft().note)
+    worker_stages.measure_peak_rates(arms[1])
     assert done == [3, "load", 2, ("peaks", 2)]
 
 
@@ -114,16 +114,16 @@ def test_only_kernels_on_the_cpu_have_peak_rates(monkeypatch):
     monkeypatch.setattr(roofline_peaks, "measure_peaks", lambda threads: {"threads": threads})
 
     used = []
-    monkeypatch.setattr(run_stages, "apply_thread_budget", used.append)
+    monkeypatch.setattr(worker_stages, "apply_thread_budget", used.append)
 
     def noted(kind, device, memory_limit=None, block=0):
         attention = SimpleNamespace(device=device)
         engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
         workload = SimpleNamespace(times_kernels=kind == "kernel")
         experiment = SimpleNamespace(engine=engine, workload=workload)
-        if not run_stages.needs_peak_rates(experiment, block):
+        if not worker_stages.needs_peak_rates(experiment, block):
             return False
-        return run_stages.measure_peak_rates(experiment) == {"threads": 3}
+        return worker_stages.measure_peak_rates(experiment) == {"threads": 3}
 
     assert noted("kernel", Device.cpu)
     assert used == [3]
@@ -136,7 +136,7 @@ def test_only_kernels_on_the_cpu_have_peak_rates(monkeypatch):
 
 def test_compilations_are_counted_by_stage():
     draft = a_draft()
-    run_stages.start_probe(draft.count_compilation)
+    worker_stages.start_probe(draft.count_compilation)
     add = numba.njit(lambda a, b: a + b)
     with draft.stage("measure"):
         add(1, 2)
@@ -150,8 +150,8 @@ def test_compilations_are_counted_by_stage():
 def test_numba_starts_without_scipy_and_finds_it_later():
     script = """
 import sys
-from labkit.experiment import run_stages
-probe, _ = run_stages.start_probe(lambda: None)
+from labkit.experiment import worker_stages
+probe, _ = worker_stages.start_probe(lambda: None)
 assert not any(name.startswith("scipy.linalg") for name in sys.modules)
 assert all(v > 0 for v in probe.time().values())
 import numba, numpy as np

@@ -12,7 +12,7 @@ from labkit.analysis.statistics.permutation_test import relabellings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "outputs" / "reference"
-SCRIPT = ROOT / "docs" / "recompute.py"
+SCRIPT = ROOT / "docs" / "recompute_statistics.py"
 # Positions and looks; several arms; stalls; processes of their own, with drawn relabellings.
 EXAMPLES = [
     "seq_map/ablation=seq_map,engine=paged", "gqa_sharing/ablation=gqa_sharing,engine=paged",

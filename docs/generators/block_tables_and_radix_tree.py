@@ -1,7 +1,7 @@
 """Generator of docs/structures.md: block tables, chunks and a radix tree, step by step.
 
 A scheduler and a KV cache manager serve requests with predefined answers, without a model.
-``python -m docs.generators.structures > docs/structures.md``.
+``python -m docs.generators.block_tables_and_radix_tree > docs/structures.md``.
 
 Sources: the alloc and table demos of "Inference Engines 2/N: Batching and PagedAttention"; the
 example of three users and that of chunked prefill in M. Saroufim's notes on mini-sglang (24
@@ -329,8 +329,8 @@ HEAD = """\
 
 Block tables, chunks and a radix tree while requests are served: what the scheduler and the KV
 cache do, without a model, which would change none of it. Everything below is printed by the
-structures themselves (`docs/generators/structures.py`), and a test checks that it is up to date:
-`python -m docs.generators.structures > docs/structures.md`."""
+structures themselves (`docs/generators/block_tables_and_radix_tree.py`), and a test checks that it
+is up to date: `python -m docs.generators.block_tables_and_radix_tree > docs/structures.md`."""
 
 BLOCKS = """\
 ## Blocks on demand

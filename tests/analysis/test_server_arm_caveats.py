@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis import server_arm_checks
+from labkit.analysis import server_arm_caveats
 from labkit.analysis.first_divergence import text_difference, text_shares
 from labkit.analysis.gates import healthy, identical
 from labkit.analysis.output_identity import compare_outputs
@@ -46,9 +46,9 @@ def run(arm="server", role="arm", client=None, server=None, traffic=None, output
 
 
 def test_a_faultless_server_without_token_ids_has_one_caveat():
-    (line,) = server_arm_checks.caveats([run()])
+    (line,) = server_arm_caveats.caveats([run()])
     assert "the server returns no token ids" in line and "weaker" in line
-    assert list(server_arm_checks.caveats([run(server={"identity": "token ids"})])) == []
+    assert list(server_arm_caveats.caveats([run(server={"identity": "token ids"})])) == []
     assert healthy([run()]).status == "pass"
 
 
@@ -83,7 +83,7 @@ def test_arrivals_that_were_sent_late_are_not_healthy():
 
 def test_counts_that_differ_are_named_with_the_first_request():
     server = {"disagree": [{"id": "r3", "usage": 20, "tokenizer": 21, "stream": None}]}
-    lines = list(server_arm_checks.caveats([run(server=server, **{"tokens.tokenizer": 44.0})]))
+    lines = list(server_arm_caveats.caveats([run(server=server, **{"tokens.tokenizer": 44.0})]))
     assert (
         "server: its output tokens: 40 in the server's usage, 44 counted by the tokenizer, 40 in "
         "the stream; request r3: 20 in the server's usage, 21 counted by the tokenizer, none in "
@@ -93,7 +93,7 @@ def test_counts_that_differ_are_named_with_the_first_request():
 
 def test_every_peculiarity_of_a_server_is_a_caveat():
     server = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
-    lines = "\n".join(server_arm_checks.caveats([
+    lines = "\n".join(server_arm_caveats.caveats([
         run(server=server, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
@@ -109,25 +109,25 @@ def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
     """Every run sends the same prompts, so a server that stays up may have them cached."""
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
-    (caveat, *_) = server_arm_checks.caveats([silent])
+    (caveat, *_) = server_arm_caveats.caveats([silent])
     assert caveat.endswith(
         "may hold those of the previous run (the server does not report cached tokens)"
     )
-    assert not any("prefix cache" in line for line in server_arm_checks.caveats([run()]))
+    assert not any("prefix cache" in line for line in server_arm_caveats.caveats([run()]))
 
 
 def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request():
     """A server may share single tokens: up to a block of 16 more for each of two requests."""
     assert not any(
-        "cache" in x for x in server_arm_checks.caveats([run(**{"tokens.cached": 48.0})])
+        "cache" in x for x in server_arm_caveats.caveats([run(**{"tokens.cached": 48.0})])
     )
-    assert any("cache" in x for x in server_arm_checks.caveats([run(**{"tokens.cached": 49.0})]))
+    assert any("cache" in x for x in server_arm_caveats.caveats([run(**{"tokens.cached": 49.0})]))
 
 
 def test_controls_and_arms_without_a_server_have_no_caveats():
     plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-01-01T00:00:00Z")
-    assert list(server_arm_checks.caveats([run(role="control"), plain])) == []
-    assert list(server_arm_checks.lateness_errors(plain)) == []
+    assert list(server_arm_caveats.caveats([run(role="control"), plain])) == []
+    assert list(server_arm_caveats.lateness_errors(plain)) == []
 
 
 def test_the_tables_have_a_line_for_every_server():

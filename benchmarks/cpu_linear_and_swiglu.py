@@ -2,7 +2,7 @@
 
 Each side runs in a process of its own, because two spinning thread pools in one process slow each
 other down. The processes alternate, and the table shows medians over rounds and their ratio. Run
-``python benchmarks/cpu_ops.py``; ``--rounds N`` sets the number of rounds.
+``python benchmarks/cpu_linear_and_swiglu.py``; ``--rounds N`` sets the number of rounds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ time counts as a spike. A step with few similar steps (a long prefill) counts as
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
 The times of a single process cannot tell the two apart, but those of many processes can
-(:mod:`labkit.analysis.stall_attribution`).
+(:mod:`labkit.analysis.machine_or_arm_stalls`).
 
 Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired standard deviation
 between processes): on an idle machine 1.0 % for a copy of the baseline and 0.5 % for an arm with a

@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "structures.md"
 
 def test_the_page_is_up_to_date():
     assert PAGE.read_text("utf-8") == structures.page(), (
-        "python -m docs.generators.structures > docs/structures.md"
+        "python -m docs.generators.block_tables_and_radix_tree > docs/structures.md"
     )
 
 

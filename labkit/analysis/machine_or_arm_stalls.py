@@ -1,7 +1,7 @@
 """Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
 
 Where request arms are interleaved in one process, the excess of a step that took clearly
-longer than the same step of the other arms is removed (:mod:`labkit.workload.step_stall_excess`).
+longer than the same step of the other arms is removed (:mod:`labkit.workload.step_time_spikes`).
 Work that an arm does now and then (compaction, copies, eviction) looks the same within one
 process, but not over many: the machine stalls any arm that happens to run, while an arm's own work
 recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are
@@ -16,7 +16,7 @@ compared with the baseline's in the same process by the exact signed-rank test o
   its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
   because that much could be the arm's own work.
 
-In simulations (``tests/analysis/test_machine_stall_attribution.py``), p is at most .05 in at most
+In simulations (``tests/analysis/test_machine_or_arm_stalls.py``), p is at most .05 in at most
 6 % of A/A studies. If an arm's own work looks like stalls and takes 3 % or more of its time, it
 goes unnoticed in at most 3 % of studies.
 """

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from labkit.server.api_error import ApiError
 from labkit.server.grammar_compiler import GrammarError, GrammarSource
-from labkit.server.grammar_worker import OUT_OF_MEMORY
+from labkit.server.grammar_trial_worker import OUT_OF_MEMORY
 
 MAX_PROCESSES = 2
 MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
@@ -124,7 +124,7 @@ class GrammarProcesses:
 
 
 class GrammarProcess:
-    """A process that tries one grammar at a time (:mod:`labkit.server.grammar_worker`).
+    """A process that tries one grammar at a time (:mod:`labkit.server.grammar_trial_worker`).
 
     ``is_idle``: whether the process runs and has answered every grammar.
     """
@@ -172,7 +172,7 @@ class GrammarProcess:
         # A session of its own protects the process from ctrl-C in the terminal. What llguidance
         # writes to standard error may contain a client's grammar.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "labkit.server.grammar_worker", json.dumps(options),
+            sys.executable, "-m", "labkit.server.grammar_trial_worker", json.dumps(options),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``python -m labkit.server.grammar_worker``: try grammars in a process that can be killed.
+"""``python -m labkit.server.grammar_trial_worker``: try grammars in a process that can be killed.
 
 llguidance cannot be interrupted, and a short schema can occupy it for minutes and allocate
 gigabytes. So the server has this process compile a grammar first. Standard input has a

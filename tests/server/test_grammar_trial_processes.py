@@ -13,10 +13,10 @@ import psutil
 import pytest
 from in_process import post, run_scenario
 
-from labkit.server import grammar_processes, grammar_worker
+from labkit.server import grammar_trial_processes, grammar_trial_worker
 from labkit.server.api_error import ApiError
 from labkit.server.grammar_compiler import GrammarCompiler, GrammarError, GrammarSource
-from labkit.server.grammar_processes import GrammarProcesses, TrialOptions
+from labkit.server.grammar_trial_processes import GrammarProcesses, TrialOptions
 
 GOOD = GrammarSource("json_schema", '{"type": "object"}')
 # The intersection of 20 patterns has 2**20 states.
@@ -29,7 +29,8 @@ def children():
     return [
         child
         for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE and "grammar_worker" in " ".join(child.cmdline())
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "grammar_trial_worker" in " ".join(child.cmdline())
     ]
 
 
@@ -86,10 +87,10 @@ def test_a_grammar_that_cannot_be_enforced_is_refused_in_one_short_line(chat_mod
 
 def test_a_grammar_with_slow_masks_is_refused(chat_model, monkeypatch):
     compiler = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095])
-    monkeypatch.setattr(grammar_worker, "MAX_MASK_CPU_S", 60.0)
-    assert grammar_worker.try_grammar(compiler, GOOD) is None
-    monkeypatch.setattr(grammar_worker, "MAX_MASK_CPU_S", 0.0)
-    assert "masks take longer" in grammar_worker.try_grammar(compiler, GOOD)
+    monkeypatch.setattr(grammar_trial_worker, "MAX_MASK_CPU_S", 60.0)
+    assert grammar_trial_worker.try_grammar(compiler, GOOD) is None
+    monkeypatch.setattr(grammar_trial_worker, "MAX_MASK_CPU_S", 0.0)
+    assert "masks take longer" in grammar_trial_worker.try_grammar(compiler, GOOD)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_client_that_leaves_ends_the_process(chat_model):
 
 
 def test_a_busy_server_refuses_after_a_while_and_closing_ends_everything(chat_model, monkeypatch):
-    monkeypatch.setattr(grammar_processes, "WAIT_S", 0.1)
+    monkeypatch.setattr(grammar_trial_processes, "WAIT_S", 0.1)
 
     async def scenario(processes):
         endless = [
@@ -213,7 +214,7 @@ def test_the_server_stops_although_a_grammar_compiles(chat_model):
 PARENT = """\
 import asyncio
 from labkit.server.grammar_compiler import GrammarSource
-from labkit.server.grammar_processes import GrammarProcesses, TrialOptions
+from labkit.server.grammar_trial_processes import GrammarProcesses, TrialOptions
 
 async def main():
     processes = GrammarProcesses({options!r})
