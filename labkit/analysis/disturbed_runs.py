@@ -105,7 +105,10 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def probe_us(record: Record) -> float | None:
-    """Return the geometric mean of the probe's kernel times before the arm (us), or None."""
+    """Return the geometric mean of the probe's kernel times (us) before the arm.
+
+    Returns None if none was recorded.
+    """
     times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
     return statistics.geometric_mean(times) if times else None
 
@@ -118,7 +121,7 @@ def samples(record: Record, name: str) -> list[float]:
 
 
 def steal_share(record: Record) -> float | None:
-    """Return the share of CPU time that the hypervisor took in a run (0 to 1), or None."""
+    """Return the share of CPU time (0 to 1) that the hypervisor took in a run; None if unknown."""
     start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
     if not start or not end:
         return None
@@ -127,7 +130,10 @@ def steal_share(record: Record) -> float | None:
 
 
 def memory_wait_share(record: Record) -> float | None:
-    """Return the share of a run in which a process waited for memory (PSI, 0 to 1), or None."""
+    """Return the share of a run (0 to 1) in which a process waited for memory (Linux PSI).
+
+    Returns None if it was not recorded.
+    """
     start, end = (
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)

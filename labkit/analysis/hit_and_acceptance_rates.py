@@ -130,9 +130,10 @@ def _equal_lengths(
 def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> float | None:
     """Return the median over runs of counter ``part`` divided by the sum of the counters ``of``.
 
-    Runs in which that sum is 0 are left out. The result is None if no run remains. If ``part`` is
-    one of the counters ``of``, it counts padding: then a share of 0 in all runs is also None,
-    unless the arm's layout pads batches.
+    Runs in which that sum is 0 are left out. The result is None if no run remains.
+
+    A ``part`` that is itself one of the counters ``of`` counts padding. If such a share is 0 in all
+    runs, the result is 0 for an arm whose layout pads batches, and None for any other arm.
     """
     known = [
         counts.get(part, 0.0) / whole

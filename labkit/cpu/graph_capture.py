@@ -147,8 +147,8 @@ class GraphCapture:
         names = graph_ops.PARAMS[op].names or ()
         if {"out", *params} != set(names):
             raise ValueError(
-                f"operation {op} has the parameters {', '.join(sorted(names))}, not "
-                f"{', '.join(sorted({'out', *params}))}"
+                f"operation {op} was given the parameters {', '.join(sorted({'out', *params}))}; "
+                f"it requires {', '.join(sorted(names))}"
             )
         operands = {"out": Operand(0, 0) if out is None else out.operand}
         self._nodes.append(Node(op, operands | {k: _operand(v) for k, v in params.items()}))

@@ -1,4 +1,7 @@
-"""Places a captured graph's buffers in one arena. Buffers not in use at once share memory."""
+"""Place a captured graph's buffers in one arena.
+
+Buffers that are never in use at the same time share memory.
+"""
 
 from __future__ import annotations
 

@@ -167,9 +167,9 @@ class Remote(Protocol):
     """An engine whose tokens another process computes. Its events have the time of arrival."""
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Read all times from ``clock`` (seconds; any thread may call it) from now on.
+        """Make ``clock`` the source of all later times. There must be no request in flight.
 
-        The default is ``time.perf_counter``. There must be no request in flight.
+        It returns seconds, and any thread may call it. The default is ``time.perf_counter``.
         """
 
     def wait(self, seconds: float) -> None:

@@ -191,8 +191,8 @@ def _first_layers(settings: dict[str, Any], layers: int, model_dir: Path) -> dic
     num_layers = settings.get("num_hidden_layers")
     if not isinstance(num_layers, int) or layers > num_layers:
         raise EngineError(
-            f"engine.drafts.draft_layers={layers}: {model_dir / 'config.json'} has "
-            f"num_hidden_layers={num_layers}"
+            f"engine.drafts.draft_layers={layers}: must be at most num_hidden_layers={num_layers} "
+            f"of {model_dir / 'config.json'}"
         )
     return {**settings, "num_hidden_layers": layers}
 

@@ -184,7 +184,7 @@ class PackedForward:
         if len(logits) != len(batch.logit_rows):
             logits = logits[self._array(batch.logit_rows)]
         if self.name == "numpy" and logits.dtype != np.float32:
-            raise EngineError(f"its logits are {logits.dtype}, not float32")
+            raise EngineError(f"the model's logits are {logits.dtype}, not float32")
         return logits
 
     def _array(self, array: Any) -> Any:

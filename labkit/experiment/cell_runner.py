@@ -89,7 +89,7 @@ def run_cell(
     StudyError
         The disk is full, the folder can't be written, ... Records already written stay.
     Interrupted
-        SIGINT or SIGTERM was received. The same command continues the cell.
+        SIGINT or SIGTERM was received. Running the same command again continues the cell.
     """
     progress = Progress() if progress is None else progress
     launcher = ProcessLauncher(progress=progress) if launcher is None else launcher
@@ -263,7 +263,7 @@ def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
     others = sorted(hosts - {this_host})
     if others and not cell.design.across_hosts:
         raise StudyError(
-            f"its runs are from host {', '.join(others)}, but this is host {this_host}; "
+            f"the cell's runs are from host {', '.join(others)}, but this is host {this_host}; "
             "continue there, or set design.across_hosts=true (each block stays on one host)"
         )
 
@@ -279,5 +279,5 @@ def _disk_errors_as_one_line(cell: Cell) -> Iterator[None]:
         where = error.filename or cell.dir
         reason = error.strerror or str(error)
         raise StudyError(
-            f"{where}: {reason}; what was recorded is safe, and the same command continues"
+            f"{where}: {reason}; no record is lost; run the same command again to continue"
         ) from error

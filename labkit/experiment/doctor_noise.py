@@ -74,7 +74,10 @@ class PilotNoise:
 
     @property
     def interleaved_pct(self) -> float | None:
-        """The smallest effect (percent) that one minute of interleaved runs detects, or None."""
+        """The smallest effect (percent) that one minute of interleaved runs detects.
+
+        None if a minute has too few blocks.
+        """
         from labkit.analysis.statistics.power import (
             one_minute_mde_pct,  # loads SciPy, which the other attributes do not need
         )
@@ -85,7 +88,10 @@ class PilotNoise:
 
     @property
     def separate_pct(self) -> float | None:
-        """The smallest effect (percent) that one minute of separate processes detects, or None."""
+        """The smallest effect (percent) that one minute of separate processes detects.
+
+        None if a minute has too few blocks.
+        """
         from labkit.analysis.statistics.power import one_minute_mde_pct
 
         block_s = 2 * RUNS_PER_BLOCK * self.separate_s
@@ -127,7 +133,10 @@ def save(
 
 
 def load_noise_sd() -> float | None:
-    """Return this machine's noise within a process (standard deviation, log scale), or None."""
+    """Return this machine's noise within a process (standard deviation, log scale).
+
+    Returns None if there is no valid measurement in the cache.
+    """
     try:
         return float(_load()["cv_pct"]) / 100
     except (LookupError, TypeError, ValueError):
@@ -135,7 +144,10 @@ def load_noise_sd() -> float | None:
 
 
 def load_pilot_noise(kind: str) -> PilotNoise | None:
-    """Return this machine's pilot noise for a kind of workload, or None."""
+    """Return the noise that the doctor's pilot study of ``kind`` measured on this machine.
+
+    Returns None if there is no valid measurement in the cache.
+    """
     try:
         pilots = _load()["sights"]
         if pilots["version"] != PILOTS_VERSION:

@@ -36,7 +36,7 @@ def explain_config_error(
     if isinstance(error, ConfigError):
         return _flat(str(error))
     text = "\n".join(str(item) for item in _causes(error))
-    for rule in (
+    for rule in (  # each explains one kind of error, and returns None for all others
         _boolean_key,
         _missing_option,
         functools.partial(_unknown_key, root=root),
@@ -65,7 +65,7 @@ def _flat(text: str) -> str:
 
 
 def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain a key that YAML reads as a boolean: ``on: {}``."""
+    """Explain the error for a key that YAML reads as a boolean: ``on: {}``."""
     match = re.search(r"Key (\w+) \((\w+)\) is incompatible with \(str\)", text)
     if not match:
         return None
@@ -79,7 +79,7 @@ def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain a file or group that does not exist: ``ablation=nope``."""
+    """Explain the error for a group or option that does not exist: ``ablation=nope``."""
     match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
         group_only = re.search(
@@ -100,7 +100,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
-    """Explain an option that does not exist: ``engine.kv.block_sise=16``."""
+    """Explain the error for an unknown key: ``engine.kv.block_sise=16``."""
     match = re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)
     if not match:
         return None
@@ -116,7 +116,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
 
 
 def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain a value that is not one of the choices: ``engine.attention.device=tpu``."""
+    """Explain the error for an invalid choice: ``engine.attention.device=tpu``."""
     match = re.search(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]", text)
     if not match:
         return None
@@ -126,7 +126,7 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain a value of the wrong type: ``engine.kv.block_size=abc``."""
+    """Explain the error for a value of the wrong type: ``engine.kv.block_size=abc``."""
     match = re.search(r"field '([^']+)' is not Optional", text)
     if match:
         return f"{match.group(1)}=null: must have a value"
@@ -173,7 +173,7 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
 
 
 def _yaml(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain a file that is not YAML."""
+    """Explain the error for a file that is not valid YAML."""
     match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
     if not match:
         return None
@@ -185,7 +185,7 @@ def _yaml(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _grammar(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain an override that Hydra cannot parse: ``a=[b``."""
+    """Explain the error for an override that Hydra cannot parse: ``a=[b``."""
     match = re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text)
     if match:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")

@@ -281,7 +281,7 @@ def run(
     timeout_s: float,
     on_tick: Callable[[], None],
 ) -> list[ProcessExit]:
-    """Run the processes of a set to their ends; return how each ended, in the given order.
+    """Run the processes of a set to their ends; return how each ended, ordered as ``commands``.
 
     Parameters
     ----------

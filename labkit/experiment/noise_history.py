@@ -133,7 +133,10 @@ def median_block_s(cell_dir: Path) -> float | None:
 
 
 def median_start_up_s(cell_dir: Path) -> float | None:
-    """Return the median seconds that a cell's runs cost outside their measurement, or None."""
+    """Return the median seconds that a cell's runs cost outside their measurement.
+
+    Returns None if no run has recorded them.
+    """
     try:
         records = read_runs(cell_dir)
     except RecordError:

@@ -43,12 +43,13 @@ class CellPlan:
     seconds, bytes
         The estimated seconds of the runs to do, and the bytes of memory of the largest process.
     detectable_effect, one_minute, start_up
-        Lines of :mod:`labkit.experiment.power_forecast`; ``one_minute`` is None for a cell that
-        only confirms another one.
+        Lines of text for the plan, from the functions ``detectable_effect_line``,
+        ``one_minute_line`` and ``start_up_line`` of :mod:`labkit.experiment.power_forecast`.
+        ``one_minute`` is None for the cell that ``design.confirm`` adds.
     separate_processes_reason
         The reason that the arms do not share a process; None if they do.
     warnings
-        Lines on problems that the arms' requests will meet, such as refusals.
+        Warnings about the arms' requests, for example that the server will refuse some.
     """
 
     cell: Cell

@@ -133,7 +133,10 @@ def _possible_isolations(arms: Sequence[Experiment]) -> list[Isolation]:
 def _one_minute_effect(
     composed: ComposedCell, history: StudyHistory, isolation: Isolation
 ) -> tuple[str, str] | None:
-    """Return the smallest effect that one minute detects and the noise's source, or None."""
+    """Return the smallest effect that one minute detects and the source of the noise estimate.
+
+    Returns None if the noise is not known.
+    """
     for path, manifest in history.studies(composed, isolation):
         noise, block_s = noise_history.cell_noise(manifest), noise_history.median_block_s(path)
         if noise is not None and block_s is not None:
@@ -161,7 +164,10 @@ def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
 
 
 def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
-    """Return the doctor's pilot noise, or None. Pilot studies exist only for engines on the CPU."""
+    """Return the noise of the doctor's pilot study of this kind of workload.
+
+    Returns None if it was not measured. Pilot studies exist only for engines on the CPU.
+    """
     if not _engines_on_cpu(composed):
         return None
     return doctor_noise.load_pilot_noise(_workload_kind(composed))

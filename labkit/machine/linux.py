@@ -272,7 +272,10 @@ def busy_s() -> float:
 
 
 def stolen_s() -> float | None:
-    """Return the CPU seconds that the hypervisor has given to other guests since boot, or None."""
+    """Return the CPU seconds that the hypervisor has given to other guests since boot.
+
+    Returns None if the kernel does not report them.
+    """
     steal = cpu_ticks().get("steal")
     return None if steal is None else steal / _ticks_per_s()
 

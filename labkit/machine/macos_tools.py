@@ -45,7 +45,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def power() -> dict[str, Any] | None:
-    """Return the power source, settings, custom modes and limits from ``pmset``, or None."""
+    """Return the power source, settings, custom modes and limits; None if ``pmset`` fails."""
     fields = collect(
         {
             "source": lambda: power_source(command_output("pmset", "-g", "batt")),

@@ -26,11 +26,12 @@ def watch_parent(parent: int, lifeline: int | None, *, started_by_main_thread: b
     parent
         The parent's process id.
     lifeline
-        The read end of the pipe. The watching thread sleeps on the pipe, so it does not disturb a
-        measurement. None: the thread polls every ``POLL_S`` seconds.
+        The read end of a pipe whose write end only the parent holds. The watching thread blocks
+        until the pipe closes, so it does not disturb a measurement. None: the thread polls the
+        parent's process id every ``POLL_S`` seconds.
     started_by_main_thread
-        Whether the parent's main thread started this process. The kernel's signal is requested only
-        in this case, because Linux sends it as soon as the starting thread ends.
+        Whether the parent's main thread started this process. If not, ``PR_SET_PDEATHSIG`` is not
+        used, because Linux sends its signal as soon as the thread that started this process ends.
     """
     if started_by_main_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

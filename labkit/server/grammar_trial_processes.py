@@ -156,11 +156,11 @@ class GrammarProcess:
             async with asyncio.timeout(self._options.timeout_s):
                 reason = await _exchange(process, source)
         except TimeoutError:
-            return f"it takes longer than {self._options.timeout_s:g} s to compile"
+            return f"compilation takes longer than {self._options.timeout_s:g} s"
         except EOFError:
             if await process.wait() == OUT_OF_MEMORY:
-                return f"it needs more than {self._options.memory_bytes} bytes to compile"
-            raise GrammarError("llguidance failed to compile it") from None
+                return f"compilation needs more than {self._options.memory_bytes} bytes of memory"
+            raise GrammarError("llguidance failed to compile the grammar") from None
         self.is_idle = True
         return reason
 

@@ -63,7 +63,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse data of the client."""
+        """Parse data from the client."""
         self._unset_keepalive_if_required()
         if not self._is_receiving:
             self._stop_receive_timer()

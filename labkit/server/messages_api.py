@@ -104,7 +104,7 @@ class MessageErrorDetail(Struct, frozen=True):
 
 
 class MessageError(Struct, frozen=True):
-    """The body of an error response: any status other than 200."""
+    """The body of an error response, which is any response with a status other than 200."""
 
     error: MessageErrorDetail
     type: Literal["error"] = "error"

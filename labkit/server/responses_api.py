@@ -64,7 +64,7 @@ class ResponseJsonFormat(Struct, tag_field="type", tag="json_object", forbid_unk
 
 
 class ResponseSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """The format of JSON that matches a schema, which is enforced even if ``strict`` is false."""
+    """JSON that matches ``schema``. The schema is enforced even if ``strict`` is false."""
 
     name: str
     schema: JsonObject

@@ -106,9 +106,10 @@ class LoadGenerator:
         return [self._sent[index] for index in sorted(self._sent)]
 
     def step_seconds(self) -> NDArray[np.float64]:
-        """Return the seconds of each step, counted from the end of the step or wait before it.
+        """Return the duration of each step in seconds, [steps].
 
-        The shape is [steps].
+        A step's duration starts at the end of the previous step or, if the generator waited in
+        between, at the end of that wait.
         """
         return np.array([step.end - step.start for step in self.steps])
 

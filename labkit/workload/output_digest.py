@@ -46,7 +46,7 @@ def _crc32s(rows: NDArray[Any]) -> str:
 
 
 def token_digest(requests: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Return the SHA-256 over every request's id and token ids, in the given order."""
+    """Return the SHA-256 over every request's id and token ids, in the order of ``requests``."""
     digest = hashlib.sha256()
     for request_id, tokens in requests:
         digest.update(f"{request_id}\n{len(tokens)}\n".encode())

@@ -28,7 +28,7 @@ class RequestSchedule:
     stagger_s: float = 0.0
 
     def active_clients(self, elapsed: float) -> float:
-        """Return the number of clients that have started after ``elapsed`` seconds, at least 1.
+        """Return the number of clients started in the first ``elapsed`` seconds, at least 1.
 
         Return infinity if ``concurrency`` is None, because nothing limits the clients.
         """

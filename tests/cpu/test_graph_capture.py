@@ -44,7 +44,9 @@ def test_what_is_not_the_same_for_every_row_is_refused():
 
 def test_a_node_with_other_parameters_than_its_operation_is_refused():
     x = traced(8)
-    with pytest.raises(ValueError, match="factor, out, size, not a, b, out"):
+    with pytest.raises(
+        ValueError, match="given the parameters a, b, out; it requires a, factor, out, size"
+    ):
         x.capture.add_node(graph_ops.SCALE, x, a=x, b=x)
 
 

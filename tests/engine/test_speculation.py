@@ -301,9 +301,7 @@ def test_a_draft_of_another_vocabulary_or_too_many_layers_is_refused(model_dir, 
     )
     with pytest.raises(EngineError, match="vocabulary has 310 ids, but the model's has 300"):
         create(options(draft_path=str(other)), model_dir("qwen3"))
-    with pytest.raises(
-        EngineError, match=r"draft_layers=4: .*config\.json has num_hidden_layers=3"
-    ):
+    with pytest.raises(EngineError, match=r"draft_layers=4: must be at most num_hidden_layers=3 "):
         create(options(draft_layers=4), model_dir("qwen3"))
 
 

@@ -158,7 +158,7 @@ def test_a_full_disk_in_the_parent_is_one_clear_error(make_cell, launcher):
 
 def test_a_file_in_place_of_the_folder_is_one_clear_error(make_cell, launcher, tmp_path):
     (tmp_path / "cell").write_text("in the way")
-    with pytest.raises(StudyError, match="same command continues"):
+    with pytest.raises(StudyError, match="run the same command again to continue"):
         run_cell(make_cell(), launcher)
 
 

@@ -186,11 +186,12 @@ class RowPermutations:
         return [below, above]
 
     def _distance(self, sizes: Floats) -> Floats:
-        """Return, for each size, the distance of a tested shift from the mean difference.
+        """Convert absolute values of the observed standardised statistic to distances.
 
-        At this distance the observed standardised statistic has the given size. With ``R2 = size^2
-        / _bound`` (the share of the sum of squares that the effect explains), the distance is
-        ``sqrt(R2 / (1 - R2) * _residual_squares / _weight)``, and infinite if ``R2 = 1``.
+        The statistic depends on the tested shift. Its absolute value is ``size`` if the shift is
+        this distance from the mean difference. With ``R2 = size^2 / _bound`` (the share of the sum
+        of squares that the effect explains), the distance is ``sqrt(R2 / (1 - R2) *
+        _residual_squares / _weight)``, and infinite if ``R2 = 1``.
         """
         explained = np.minimum(sizes**2 / self._bound, 1.0)
         gap = 1.0 - explained

@@ -80,7 +80,7 @@ def _within(values: Floats, blocks: int) -> Floats:
 
 
 def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
-    """Return the smallest shift whose one-sided p is above ``alpha / 2``, or None.
+    """Return the smallest shift whose one-sided p is above ``alpha / 2``; None if there is none.
 
     ``a`` and ``c``, float64 [relabellings], are those of the module's docstring. Relabelling ``j``
     reaches the observed statistic at shifts above the breakpoint ``(a_0 - a_j) / (c_0 - c_j)``, or,

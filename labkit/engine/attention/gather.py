@@ -18,7 +18,7 @@ from labkit.engine.attention.mlx_backend_base import MlxBackend, MlxPrepared
 
 
 class GatherBackend(MlxBackend):
-    """Attention per request over gathered blocks, without softcap and without stamps."""
+    """Run MLX's attention on each request's gathered blocks. Softcap is not supported."""
 
     name = "gather"
 

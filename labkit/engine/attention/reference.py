@@ -67,7 +67,7 @@ def visible_keys(
 ) -> tuple[int, int]:
     """Return the range of key positions [low, high) that a query token of a sequence sees.
 
-    A wrong resolver may name any sequence. The range is always within the named sequence.
+    A resolver with a fault may name the wrong sequence. The range is always within the named one.
     """
     begin, end = (int(n) for n in metadata.cu_seqlens_q[sequence : sequence + 2])
     context = int(metadata.seq_lens[sequence]) if end > begin else 0
@@ -86,7 +86,8 @@ def attend_token(
 ) -> NDArray[np.float64]:
     """Attend from one token [num_q_heads, head_dim] to k, v [keys, num_kv_heads, head_dim].
 
-    The result is zeros for a token that sees no key. Only a wrong resolver leads to such tokens.
+    The result is zeros if there is no key. That happens only if ``metadata.resolver`` assigns the
+    token to the wrong sequence.
     """
     if not len(k):
         return np.zeros_like(q)

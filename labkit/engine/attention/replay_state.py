@@ -118,10 +118,11 @@ class ReplayState:
 def replay_state(
     backend: CpuBackend, layers: CapturedLayers, graph: ExecutableGraph, metadata: AttentionMetadata
 ) -> ReplayState | None:
-    """Return the state for a replay of ``graph`` over a batch, or None if it cannot be replayed.
+    """Return the state for a replay of ``graph`` on a batch.
 
-    A graph can be replayed only if the attention of every layer is a single launch of the decode
-    kernel. Steps of the same sequences share the state. The caller sets the graph's shape first.
+    Returns None if the graph cannot be replayed on this batch, because the attention of some layer
+    is not a single launch of the decode kernel. Steps of the same sequences share the state. The
+    caller must have set the graph's shape.
     """
     batch: CpuPrepared = metadata.prepared
     if batch.replay is None or batch.replay.layers is not layers:

@@ -73,7 +73,7 @@ def attend(
     """
     if isinstance(keys, np.ndarray):
         raise NoCounterpart(
-            "the model's attention does not pass on the keys that its cache returned"
+            "the model calls attention with other keys than those that its cache returned"
         )
     return keys.attend(queries, scale, mask, sinks)
 

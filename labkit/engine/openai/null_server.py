@@ -59,9 +59,9 @@ class NullStream:
 
 
 class NullServer:
-    """A server that ticks every ``interval_ms`` and sends a token to every due stream at each tick.
+    """A server that sends one token to each stream every ``interval_ms``, all at the same ticks.
 
-    A stream is due from ``first_ms`` after its request.
+    A stream gets its first token at the first tick that is ``first_ms`` or more after its request.
     """
 
     def __init__(self, first_ms: float, interval_ms: float) -> None:
@@ -69,7 +69,7 @@ class NullServer:
         self._streams: list[NullStream] = []
 
     async def tick(self) -> None:
-        """Write a token to every due stream at each tick, until cancelled."""
+        """Run until cancelled: at each tick, write one token to every stream that is due."""
         next_tick = time.perf_counter()
         while True:
             next_tick += self._interval_s

@@ -126,7 +126,7 @@ class RemoteEngine:
         return bool(self._live or self._pending_refusals)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Read the times of events, and the client's delays, from ``clock``; see ``Remote``."""
+        """Make ``clock`` the source of the client's times; see ``Remote.use_clock``."""
         self._client.clock = clock
 
     def wait(self, seconds: float) -> None:

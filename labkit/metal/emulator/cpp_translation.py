@@ -68,7 +68,7 @@ def translate(captured: CapturedKernel) -> Translation:
         arguments.append(_argument(match, buffers, positions))
     code = _ARRAY.sub(_guarded_array, head)
     if re.search(r"\bthreadgroup\s+[\w<>, ]+\s+\w+\s*(\[[^;]*)?[,;=]", code):
-        raise KernelFault("compile", "a threadgroup variable must be one array per declaration")
+        raise KernelFault("compile", "each threadgroup declaration must declare exactly one array")
     code = re.sub(r"\[\[[^\]]*\]\]", "", _INCLUDE.sub("", code))
     entries = ",\n  ".join(
         f'{{"{buffer.name}", Role::{"output" if buffer.written else "input"}}}'

@@ -87,7 +87,7 @@ class OpenClip:
                 continue
             self.counts.packets_read += 1
             if self.counts.packets_read > MAX_PACKETS:
-                raise Undecodable(f"it has more than {MAX_PACKETS:,} packets")
+                raise Undecodable(f"the clip has more than {MAX_PACKETS:,} packets")
             yield packet
 
     def decoded(self, packets: Iterator[Packet[VideoStream]]) -> Iterator[VideoFrame]:
@@ -129,16 +129,16 @@ class OpenClip:
             when = time if packet.dts is None else packet.dts
             entries.append((time, packet.is_keyframe, when))
         if not entries:
-            raise Undecodable("it has no frames")
+            raise Undecodable("the clip has no frames")
         promised, count = self.stream.frames, self.counts.packets_read
         if count < promised:
             raise Undecodable(
-                f"it ends after {count} of the {promised} frames that its header promises"
+                f"the clip ends after {count} of the {promised} frames that its header promises"
             )
         entries.sort()
         times = tuple(time for time, _, _ in entries)
         if len(set(times)) != len(times):
-            raise Undecodable("two of its frames have the same timestamp")
+            raise Undecodable("two frames of the clip have the same timestamp")
         keys = {index: when for index, (_, is_key, when) in enumerate(entries) if is_key}
         return FrameIndex(times, tuple(keys), keys, float(self.stream.time_base or 0))
 
@@ -159,7 +159,7 @@ class OpenClip:
                     return _chained(packet, packets)
                 if packet.dts is not None and packet.dts > frame_index.decode_times[place]:
                     break
-        raise Undecodable(f"its keyframe at frame {place} cannot be found by seeking")
+        raise Undecodable(f"the keyframe at frame {place} cannot be found by seeking")
 
 
 def _chained(
@@ -186,11 +186,11 @@ def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise Undecodable("it has no video stream")
+                raise Undecodable("the clip has no video stream")
             stream = container.streams.video[0]
             context = stream.codec_context
             if context is None:
-                raise Undecodable("PyAV has no decoder for its format")
+                raise Undecodable("PyAV has no decoder for the clip's format")
             context.options = {"max_pixels": str(MAX_PIXELS), "err_detect": "explode"}
             context.thread_count = threads
             context.thread_type = "SLICE" if threads == 1 else "AUTO"
@@ -198,7 +198,7 @@ def open_clip(path: Path, threads: int) -> Iterator[OpenClip]:
     except (av.error.FFmpegError, OSError) as error:
         raise Undecodable(_reason(error)) from error
     except (ValueError, OverflowError, UnicodeDecodeError, EOFError) as error:
-        raise Undecodable(f"it cannot be read: {_reason(error)}") from error
+        raise Undecodable(f"the clip cannot be read: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -135,7 +135,7 @@ def _opencv(path: Path, num_frames: int, threads: int) -> DecodedFrames:
     capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)
     try:
         if not capture.isOpened():
-            raise Undecodable("OpenCV cannot open it")
+            raise Undecodable("OpenCV cannot open the clip")
         count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         picks = positions(count, num_frames)
         left, frames, counts = set(picks), dict[int, Pixels](), DecodeCounts()

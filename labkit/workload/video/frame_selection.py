@@ -30,7 +30,7 @@ def positions(count: int, num_frames: int) -> list[int]:
         The clip has no frames.
     """
     if count < 1:
-        raise Undecodable("it has no frames")
+        raise Undecodable("the clip has no frames")
     if num_frames == 1:
         return [0]
     return [_half_even(i * (count - 1), num_frames - 1) for i in range(num_frames)]
@@ -72,7 +72,7 @@ def pick_frames(
     if picks_exact_positions(how):
         return positions(frames, num_frames)
     if not keyframes:
-        raise Undecodable("it has no packet that is marked as a keyframe")
+        raise Undecodable("the clip has no packet that is marked as a keyframe")
     if how is FramePicks.nearest:
         return [_nearest(keyframes, position) for position in positions(frames, num_frames)]
     if how is FramePicks.keyframes_unique:

@@ -224,7 +224,9 @@ def test_a_pick_beyond_the_end_is_named(broken):
         Undecodable, match=r"frame 60 of 61 was picked, but OpenCV returned only \d+"
     ):
         decode_frames(half, files.asks("stream", "opencv", 2), 2)
-    with pytest.raises(Undecodable, match=r"it ends after \d+ of the 61 frames that its header"):
+    with pytest.raises(
+        Undecodable, match=r"the clip ends after \d+ of the 61 frames that its header"
+    ):
         decode_frames(half, files.asks("keyframes"), 2)
 
 

@@ -86,7 +86,10 @@ class Resolver:
         return (units(lookup, cu),)
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array | None:
-        """Return the int32 array that a Metal kernel reads besides ``cu_seqlens_q``, or None."""
+        """Return the int32 array that a Metal kernel reads besides ``cu_seqlens_q``.
+
+        Returns None if it reads no other array.
+        """
         return None
 
     def dependent_loads(self, iterations: int, units: int) -> int:
