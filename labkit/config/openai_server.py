@@ -151,6 +151,12 @@ class OpenAIServer(Group, place="engine.server"):
         null_means="a server that is started",
         read_by=SERVED,
     )
+    pause: bool = option(
+        False,
+        "Stop the processes of the server at engine.server.url (SIGSTOP) during the turns of the "
+        "other arms, so that it can take part in a study with design.isolation=live.",
+        read_by=SERVED,
+    )
     model: str | None = option(
         None, "Model name in requests.", null_means="the preset's", read_by=SERVED
     )
@@ -200,6 +206,7 @@ class OpenAIServer(Group, place="engine.server"):
 
     def _check_url(self) -> None:
         if self.url is None:
+            self.require_default("pause", "labkit pauses servers that it starts in any case")
             return
         require(
             self.url.startswith(("http://", "https://")),

@@ -21,6 +21,7 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_failures import RunFailure
 from labkit.machine import cache_dir, fingerprint, worker_environment
+from labkit.machine.listening_processes import NoListener, find_listeners
 from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read_record
 
@@ -159,6 +160,7 @@ class ProcessLauncher:
                 (*self.command, *_arguments([run], cell)),
                 _environment(cell.arm(run.arm))[0],
                 cell.paths.log(run),
+                _paused_servers(cell.arm(run.arm)),
             )
             for run in runs
         }
@@ -251,6 +253,17 @@ def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
         os.environ, threads=engine.threads or cores, cores=cores
     )
     return environ | engine.mlx.environment(), removed
+
+
+def _paused_servers(arm: Arm) -> tuple[int, ...]:
+    """Return the ids of the processes of the arm's server that are stopped out of turn."""
+    server = from_plain(Engine, arm.config.get("engine", {})).server
+    if server.url is None or not server.pause:
+        return ()
+    try:
+        return tuple(find_listeners(server.url))
+    except NoListener as error:
+        raise StudyError(f"arm {arm.name}: engine.server.url={server.url}: {error}") from None
 
 
 def _marker(arm: Arm) -> Path:

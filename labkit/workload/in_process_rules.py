@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
 from labkit.machine import worker_environment
+from labkit.machine.listening_processes import NoListener, find_listeners
 
 
 def kernels(engines: Sequence[Engine]) -> str | None:
@@ -32,7 +33,7 @@ def live_kernels(engines: Sequence[Engine]) -> str | None:
 
 def live_requests(engines: Sequence[Engine]) -> str | None:
     """Return the reason that these engines cannot take turns in processes of their own, or None."""
-    return _first((*OF_A_MACHINE, _no_kept_server, _ranks, _live_budget), engines)
+    return _first((*OF_A_MACHINE, _kept_servers), engines)
 
 
 def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
@@ -129,9 +130,28 @@ def _no_server(engines: Sequence[Engine]) -> str | None:
     )
 
 
-def _no_kept_server(engines: Sequence[Engine]) -> str | None:
-    kept = next((engine.server.url for engine in engines if engine.server.url is not None), None)
-    return None if kept is None else f"engine.server.url={kept}: labkit did not start it"
+def _kept_servers(engines: Sequence[Engine]) -> str | None:
+    """Return the reason that a server which labkit did not start cannot be stopped, or None."""
+    servers = [engine.server for engine in engines if engine.server.url is not None]
+    used: set[int] = set()
+    for server in servers:
+        option = f"engine.server.url={server.url}"
+        if not server.pause:
+            return (
+                f"{option}: labkit did not start it; set engine.server.pause=true to let labkit "
+                "stop it during the turns of the other arms"
+            )
+        try:
+            listeners = find_listeners(str(server.url))
+        except NoListener as error:
+            return f"{option} with engine.server.pause=true: {error}"
+        if used.intersection(listeners):
+            return (
+                f"{option}: two arms (the control arm too) would use this server, which would "
+                "compute the requests of one in the turns of the other"
+            )
+        used.update(listeners)
+    return None
 
 
 def _same_variable(name: str) -> Rule:

@@ -132,13 +132,23 @@ class RequestKind:
         kv = slots * budget.kv_bytes_per_token(experiment.engine, model)
         warnings = capacity_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
-        return Estimate(seconds, ranks * (PROCESS_BYTES + model.weight_bytes) + kv, warnings)
+        needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
+        return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
         identity = {"model": model.digest, **source.identity(experiment)}
         prompts = cached_prompts(prompt_key(identity), lambda: source.make(experiment, model))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
+
+
+def _claimed_bytes(experiment: Experiment) -> int:
+    """Return the bytes of this machine that a budget policy lets the engine use, used or not."""
+    options = experiment.engine.budget
+    if options.policy is BudgetPolicy.fixed or options.machine is not None:
+        return 0
+    planned = budget.check(experiment)
+    return 0 if planned is None else planned.ceiling
 
 
 def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:

@@ -10,6 +10,7 @@ from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
 from labkit.experiment.cell_composer import resolve_isolation, to_cells
 from labkit.machine import memory_capacity
+from labkit.workload import in_process_rules
 
 KERNELS = {
     "name": "kernels",
@@ -64,29 +65,47 @@ def test_arms_that_do_not_fit_into_memory_together_run_one_after_the_other(monke
 REQUESTS = {"name": "uniform", "prompts": {"source": "synthetic"}}
 
 
-@pytest.mark.parametrize(
-    ("engines", "reason"),
-    [
-        (({}, {"budget": {"policy": "fraction", "fraction": 0.5}}), "engine.budget.policy"),
-        (({"parallel": {"size": 2}}, {}), "engine.parallel.size=2"),
-    ],
-)
-def test_arms_that_share_the_machine_s_memory_or_cores_are_not_live(engines, reason):
-    served = arms(*engines, workload=REQUESTS)
-    isolation, why = resolve_isolation(Design(), served)
-    assert isolation is Isolation.process and why.count(reason) == 1
-
-
-def test_a_server_is_live_if_labkit_has_started_it():
-    ours, kept = (
-        {"name": "openai", "server": server}
-        for server in ({"preset": "null_server"}, {"url": "http://127.0.0.1:1"})
+def test_ranks_take_turns_together():
+    isolation, why = resolve_isolation(
+        Design(), arms({"parallel": {"size": 2}}, {}, workload=REQUESTS)
     )
-    isolation, why = resolve_isolation(Design(), arms(ours, ours, workload=REQUESTS))
-    assert isolation is Isolation.live and "engine=openai" in why
-    isolation, why = resolve_isolation(Design(), arms(ours, kept, workload=REQUESTS))
+    assert isolation is Isolation.live and "engine.parallel.size=2" in why
+
+
+def test_pools_sized_by_the_memory_are_live_if_all_that_they_may_use_fits():
+    def isolation_of(fraction):
+        budget = {"policy": "fraction", "fraction": fraction}
+        served = arms({}, {"budget": budget}, {"budget": budget}, workload=REQUESTS)
+        return resolve_isolation(Design(), served)
+
+    isolation, why = isolation_of(0.2)
+    assert isolation is Isolation.live and "engine.budget.policy=fraction" in why
+    isolation, why = isolation_of(0.5)
     assert isolation is Isolation.process
-    assert why.endswith("not live: engine.server.url=http://127.0.0.1:1: labkit did not start it")
+    assert "; not live: 3 arms need about" in why and "\n" not in why
+
+
+def test_a_server_is_live_if_labkit_has_started_it_or_may_pause_it(monkeypatch):
+    def isolation_of(*servers):
+        served = arms(*({"name": "openai", "server": s} for s in servers), workload=REQUESTS)
+        return resolve_isolation(Design(), served)
+
+    ours, url = {"preset": "null_server"}, "http://127.0.0.1:1"
+    kept, paused = {"url": url}, {"url": url, "pause": True}
+    isolation, why = isolation_of(ours, ours)
+    assert isolation is Isolation.live and "engine=openai" in why
+    isolation, why = isolation_of(ours, kept)
+    assert isolation is Isolation.process
+    assert f"not live: engine.server.url={url}: labkit did not start it; set " in why
+    isolation, why = isolation_of(ours, paused)
+    assert isolation is Isolation.process
+    assert why.endswith("engine.server.pause=true: no process of this user listens on port 1")
+    monkeypatch.setattr(in_process_rules, "find_listeners", lambda url: [4711])
+    assert isolation_of(ours, paused)[0] is Isolation.live
+    isolation, why = isolation_of(paused, paused)
+    assert isolation is Isolation.process and "two arms (the control arm too) would use" in why
+    with pytest.raises(ConfigError, match=r"engine\.server\.pause=True: labkit pauses servers"):
+        isolation_of({"pause": True})
 
 
 def test_what_a_machine_has_one_of_keeps_kernels_from_being_live():

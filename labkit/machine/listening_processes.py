@@ -1,0 +1,74 @@
+"""The processes of this user that listen on a loopback address."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import psutil
+
+
+class NoListener(LookupError):
+    """No process that may be stopped listens at an address. The message is one line."""
+
+
+def find_listeners(url: str) -> list[int]:
+    """Return the ids of this user's processes that listen at the loopback address of ``url``.
+
+    Several processes may share a port. If one of them has started another, only the first is
+    returned.
+
+    Raises
+    ------
+    NoListener
+        The address is not a loopback address, no process of this user listens there, or the
+        process has started this one.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if not _is_loopback(host):
+        raise NoListener(f"{host} is not a loopback address, such as 127.0.0.1")
+    found = {process.pid: process for process in _own_processes() if _listens(process, port)}
+    roots = [pid for pid, process in found.items() if not _parents(process) & set(found)]
+    if not roots:
+        raise NoListener(f"no process of this user listens on port {port}")
+    this = {os.getpid(), *_parents(psutil.Process())}
+    starters = [pid for pid in roots if pid in this]
+    if starters:
+        raise NoListener(f"the server's process {starters[0]} is this one or has started it")
+    return sorted(roots)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _own_processes() -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real == os.getuid():
+                yield process
+        except psutil.Error:  # it has ended, or it is another user's
+            continue
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for connection in process.net_connections(kind="tcp")
+        )
+    except psutil.Error:
+        return False
+
+
+def _parents(process: psutil.Process) -> set[int]:
+    try:
+        return {parent.pid for parent in process.parents()}
+    except psutil.Error:
+        return set()
