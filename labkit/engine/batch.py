@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.request import RequestState
+from labkit.engine.request import RequestState, ScoredRows
 
 Ints = NDArray[np.int32]
 # The placeholder for a token that the step in flight will sample.
@@ -27,6 +27,8 @@ class Batch(NamedTuple):
     prefill_tokens: int
     # Row and request id of every token that the step in flight will sample.
     placeholders: tuple[tuple[int, str], ...] = ()
+    # Prompt rows to score. Their logits follow those of ``sampling`` in ``logit_rows``.
+    scored: tuple[ScoredRows, ...] = ()
     padding: int = 0  # rows at the end that belong to no request
 
     @property
@@ -54,6 +56,7 @@ def pack(
     *,
     prefill_tokens: int = 0,
     placeholders: tuple[tuple[int, str], ...] = (),
+    scored: tuple[ScoredRows, ...] = (),
 ) -> Batch:
     """Return the batch of packed tokens.
 
@@ -75,6 +78,7 @@ def pack(
         sampling=tuple(sampling),
         prefill_tokens=prefill_tokens,
         placeholders=placeholders,
+        scored=scored,
     )
 
 

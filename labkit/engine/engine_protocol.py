@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from labkit.engine.request import Request
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -40,6 +43,27 @@ class Logprobs:
     top: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """Natural log probabilities of a prompt's tokens from the second on, in n = prompt - 1 rows.
+
+    Attributes
+    ----------
+    tokens
+        Log probability of each prompt token, given the tokens before it: float64 [n].
+    top_ids, top
+        The ids (int32 [n, k]) and log probabilities (float64 [n, k]) of the k likeliest tokens at
+        each position, the likeliest first.
+    scored
+        Log probabilities of ``SamplingParams.prompt_logprob_ids``: float64 [n, m].
+    """
+
+    tokens: NDArray[np.float64]
+    top_ids: NDArray[np.int32]
+    top: NDArray[np.float64]
+    scored: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One sampled token, or the end of a request without a token.
@@ -51,6 +75,7 @@ class TokenEvent:
     ``finish_reason``. An aborted request has no event after its abort. ``logprobs`` is None
     unless the request asked for log probabilities. ``num_cached_tokens`` is the number of the
     request's prompt tokens that the prefix cache held when the request was first admitted.
+    ``prompt_logprobs`` is set in the request's first event, if the request asked for it.
     """
 
     request_id: str
@@ -60,6 +85,7 @@ class TokenEvent:
     error: str | None = None
     logprobs: Logprobs | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

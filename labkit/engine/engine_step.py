@@ -38,6 +38,7 @@ from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.lazy_logits import WaitLogits
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
+from labkit.engine.prompt_logprobs import ScoredPart, score_step
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
@@ -102,20 +103,20 @@ class StepLoop:
             return []
         batch = self._build(scheduled)
         step = self._launch(scheduled, batch)
-        return self._scheduler.update(step.scheduled, self._sample(step))
+        return self._scheduler.update(step.scheduled, *self._sample(step))
 
     def overlap(self) -> list[TokenEvent]:
         """Launch a step; while it runs, process the previous step and return that step's events."""
         scheduled, last = self._schedule(), self._in_flight
         batch = self._build(scheduled) if scheduled else None
         self._in_flight = None
-        sampled = self._sample(last) if last else {}
+        sampled, scored = self._sample(last) if last else ({}, {})
         if batch:
             fill_placeholders(batch, sampled)
             self._in_flight = self._launch(scheduled, batch)
             if last:
                 self._counters.add("pipeline.overlapped")
-        return self._scheduler.update(last.scheduled, sampled) if last else []
+        return self._scheduler.update(last.scheduled, sampled, scored) if last else []
 
     def _schedule(self) -> SchedulerOutput:
         scheduled = self._speculation.draft(self._scheduler.schedule())
@@ -143,10 +144,12 @@ class StepLoop:
         )
         return step
 
-    def _sample(self, step: PendingStep) -> SampledTokens:
-        """Wait for a step's logits; return the new tokens of every request that samples."""
-        rows = self._sampler(step.wait_logits(), step.batch.sampling)
-        return self._speculation.accept(step.scheduled, rows)
+    def _sample(self, step: PendingStep) -> tuple[SampledTokens, dict[str, ScoredPart]]:
+        """Wait for a step's logits; return new tokens and prompt log probabilities by request."""
+        logits, batch = step.wait_logits(), step.batch
+        rows = self._sampler(logits, batch.sampling)
+        scored = score_step(logits, len(batch.sampling), batch.scored)
+        return self._speculation.accept(step.scheduled, rows), scored
 
     def discard(self) -> None:
         """Wait for the step in flight and drop its results. Its requests must all have ended."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.engine.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, pack, read_only
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
-from labkit.engine.request import RequestState
+from labkit.engine.request import RequestState, ScoredRows
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 # Returns the segments, each (start, length), for a chunk and its number of draft tokens. A segment
@@ -69,9 +69,15 @@ class InputBuilder:
         placeholders: list[tuple[int, str]] = []
         segments: list[tuple[int, int]] = []
         tables: list[BlockTable] = []
+        scored: list[ScoredRows] = []
+        scored_rows: list[int] = []
         for chunk in output.chunks:
             state, stop = chunk.state, chunk.start + chunk.num_tokens
             drafts = output.drafts.get(state.request_id, ())
+            if wanted := chunk.scored_rows:
+                offset = len(tokens) - chunk.start
+                scored_rows += range(wanted.start + offset, wanted.stop + offset)
+                scored.append(ScoredRows(state, wanted.start, len(wanted)))
             tokens += state.token_ids[chunk.start : stop]
             if stop > state.num_tokens:
                 placeholders.append((len(tokens), state.request_id))
@@ -88,10 +94,11 @@ class InputBuilder:
             tokens,
             segments,
             self._block_tables(tables),
-            rows,
+            rows + scored_rows,
             sampling,
             prefill_tokens=sum(chunk.num_tokens for chunk in output.chunks if chunk.is_prefill),
             placeholders=tuple(placeholders),
+            scored=tuple(scored),
         )
 
     def _build_decodes(self, chunks: Sequence[ScheduledChunk]) -> Batch:

@@ -44,8 +44,8 @@ class DeviceLogits:
     def __len__(self) -> int:
         return int(self._logits.shape[0])
 
-    def __getitem__(self, row: int) -> Rows:
-        """Return a row, float32 [vocabulary]. The first call copies all rows to the host."""
+    def __getitem__(self, row: int | slice) -> Rows:
+        """Return a row or a slice of rows. The first call copies all rows to the host."""
         if self._host is None:
             self._host = np.array(self._logits)
         logits: Rows = self._host[row]

@@ -14,10 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from labkit import config
 from labkit.config import option_index
 from labkit.engine.engine_factory import create
-from labkit.engine.engine_protocol import EngineError
+from labkit.engine.engine_protocol import EngineError, PromptLogprobs
 from labkit.engine.incremental_detokenizer import Tokenizer
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
@@ -33,6 +35,19 @@ class LiveRequest:
 
     processor: OutputProcessor
     outputs: deque[RequestOutput]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TextScore:
+    """A text's token ids, and their log probabilities from the second token on."""
+
+    token_ids: tuple[int, ...]
+    logprobs: PromptLogprobs
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean negative log probability of the scored tokens."""
+        return float(np.exp(-self.logprobs.tokens.mean()))
 
 
 class LLM:
@@ -134,6 +149,30 @@ class LLM:
             )
         requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
         return self._serve(requests)
+
+    def score(self, texts: Prompt | Sequence[Prompt], top: int = 0) -> list[TextScore]:
+        """Return the log probabilities of all texts' tokens, in the order of the texts.
+
+        ``texts`` are texts or lists of token ids. A text is scored as it is: no token is put before
+        it, so its first token has no log probability. ``top`` is the number of likeliest tokens to
+        return per position. Nothing is taken from the prefix cache.
+
+        Raises
+        ------
+        EngineError
+            A text has less than two tokens, or the engine cannot serve it.
+        """
+        params = SamplingParams(prompt_logprobs=top, max_tokens=1, ignore_eos=True)
+        scores = []
+        for index, output in enumerate(self.generate(texts, params)):
+            if len(output.prompt_token_ids) < 2:
+                raise EngineError(
+                    f"text {index}: {len(output.prompt_token_ids)} tokens; a score needs 2 or more"
+                )
+            if output.prompt_logprobs is None:
+                raise EngineError(f"text {index}: {output.error}")
+            scores.append(TextScore(output.prompt_token_ids, output.prompt_logprobs))
+        return scores
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
         if not isinstance(params, SamplingParams):

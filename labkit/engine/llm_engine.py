@@ -98,6 +98,7 @@ class LLMEngine:
                 f"request {request.request_id}: logit_bias names token {max(params.logit_bias)}; "
                 f"ids are 0 to {self._vocab_size - 1}"
             )
+        _check_scored_ids(request, self._vocab_size)
         if params.stop:
             raise EngineError(
                 f"request {request.request_id}: stop texts need a tokenizer; use LLM, or "
@@ -196,3 +197,19 @@ class LLMEngine:
     def check(self) -> None:
         """Raise ``AssertionError`` unless requests and blocks agree."""
         self._scheduler.check()
+
+
+def _check_scored_ids(request: Request, vocab_size: int) -> None:
+    """Raise ``EngineError`` unless ``prompt_logprob_ids`` has a row of ids per prompt row."""
+    ids, rows = request.params.prompt_logprob_ids, len(request.prompt_token_ids) - 1
+    if ids is None:
+        return
+    if ids.ndim != 2 or len(ids) != rows:
+        raise EngineError(
+            f"request {request.request_id}: prompt_logprob_ids has shape {list(ids.shape)}; it "
+            f"needs a row for each prompt token but the first: [{rows}, m]"
+        )
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise EngineError(
+            f"request {request.request_id}: prompt_logprob_ids must be 0 to {vocab_size - 1}"
+        )

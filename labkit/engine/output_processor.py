@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.engine.engine_protocol import NO_TOKEN, FinishReason, Logprobs, TokenEvent
+from labkit.engine.engine_protocol import (
+    NO_TOKEN,
+    FinishReason,
+    Logprobs,
+    PromptLogprobs,
+    TokenEvent,
+)
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer, Tokenizer
 from labkit.engine.request import Request
 
@@ -16,7 +22,8 @@ class RequestOutput:
 
     ``token_ids`` include a stop token and the tokens of a stop text, ``text`` excludes both.
     ``delta`` is the text that the last event added. ``logprobs`` has an entry per token, or is None
-    if the request did not ask for log probabilities.
+    if the request did not ask for log probabilities. ``prompt_logprobs`` is None until the prompt
+    is computed, or if the request did not ask for it.
     """
 
     request_id: str
@@ -28,6 +35,7 @@ class RequestOutput:
     finish_reason: FinishReason | None
     error: str | None
     logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class OutputProcessor:
@@ -47,6 +55,7 @@ class OutputProcessor:
         self._stops = StopTexts(request.params.stop)
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs] = []
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._text = ""
 
     def process(self, event: TokenEvent) -> RequestOutput:
@@ -64,6 +73,7 @@ class OutputProcessor:
             reason,
             event.error,
             tuple(self._logprobs) if has_logprobs else None,
+            self._prompt_logprobs,
         )
 
     def advance(self, event: TokenEvent) -> tuple[str, FinishReason | None]:
@@ -83,6 +93,8 @@ class OutputProcessor:
     def _add_token(self, event: TokenEvent) -> str:
         """Record the event's token; return the text that the token completes."""
         text = ""
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = event.prompt_logprobs
         if event.token != NO_TOKEN:
             self._token_ids.append(event.token)
             if event.logprobs is not None:

@@ -181,7 +181,7 @@ class PackedForward:
             if self._selector is not None:
                 self._selector.rows = None
         logits = hidden[:, 0]
-        if len(logits) != len(batch.logit_rows):
+        if self._selector is None or len(logits) != len(batch.logit_rows):
             logits = logits[self._array(batch.logit_rows)]
         if self.name == "numpy" and logits.dtype != np.float32:
             raise EngineError(f"the model's logits are {logits.dtype}, not float32")

@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_LOGPROBS = 20
+# The largest number of prompt tokens whose logits one step computes, over all requests. At a
+# vocabulary of 128k tokens they take 128 MiB.
+MAX_SCORED_ROWS = 256
 
 
 class SamplingError(ValueError):
@@ -64,6 +67,14 @@ class SamplingParams:
         Return the log probability of each sampled token and of the likeliest ``logprobs`` tokens
         (0 to 20). None: no log probabilities. They are those of the model's own logits, before
         all of the above.
+    prompt_logprobs
+        Return the log probability of each prompt token from the second on, and of the likeliest
+        ``prompt_logprobs`` tokens at its position (0 or more). None: no log probabilities. Such a
+        request takes nothing from the prefix cache, because the logits of all its prompt tokens
+        must be computed, and gets no draft tokens.
+    prompt_logprob_ids
+        With ``prompt_logprobs``: token ids whose log probabilities are returned too, int32
+        [prompt tokens - 1, m]. Row i belongs to the position of prompt token i + 1.
     max_tokens
         The largest number of tokens to generate.
     stop
@@ -95,6 +106,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_ids: NDArray[np.int32] | None = field(
+        default=None, hash=False, compare=False, repr=False
+    )
     max_tokens: int = 128
     stop: Sequence[str] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -124,6 +139,10 @@ class SamplingParams:
                 raise ValueError(f"{name}={getattr(self, name)}: must be -2 to 2")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise ValueError(f"logprobs={self.logprobs}: must be 0 to {MAX_LOGPROBS}, or None")
+        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
+            raise ValueError(f"prompt_logprobs={self.prompt_logprobs}: must be 0 or more, or None")
+        if self.prompt_logprob_ids is not None and self.prompt_logprobs is None:
+            raise ValueError("prompt_logprob_ids needs prompt_logprobs; set it to 0 or more")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: must be 1 or more")
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
@@ -216,6 +235,10 @@ class RequestState:
         How often the request was preempted, that is, moved back to the waiting queue.
     num_computed_before_preemption
         The largest number of tokens that were computed or in flight at any preemption.
+    scored_parts
+        The log probabilities of the prompt recorded so far, in order (``PromptLogprobs``).
+    num_scored_rows
+        The number of prompt rows that ``scored_parts`` covers.
     """
 
     __slots__ = (
@@ -228,8 +251,10 @@ class RequestState:
         "num_preemptions",
         "num_prompt_tokens",
         "num_reserved_tokens",
+        "num_scored_rows",
         "request",
         "request_id",
+        "scored_parts",
         "status",
         "token_ids",
     )
@@ -247,6 +272,8 @@ class RequestState:
         self.num_computed_before_preemption = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_scored_rows = 0
+        self.scored_parts: list[Any] = []
         self.status = RequestStatus.waiting
 
     @property
@@ -299,3 +326,11 @@ class RequestState:
     def max_kv_tokens(self) -> int:
         """Tokens in the KV cache after ``max_tokens`` output tokens. The last is never computed."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1
+
+
+class ScoredRows(NamedTuple):
+    """The rows ``[start, start + num_rows)`` of a request's prompt, which a step scores."""
+
+    state: RequestState
+    start: int
+    num_rows: int

@@ -39,6 +39,7 @@ Invariants, each pinned by a test:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from labkit import config
 from labkit.engine import scheduling_policies
@@ -50,7 +51,8 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
 )
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
-from labkit.engine.request import Request, RequestState, RequestStatus
+from labkit.engine.prompt_logprobs import ScoredPart, concatenate
+from labkit.engine.request import MAX_SCORED_ROWS, Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepBuilder
 from labkit.engine.waiting_queue import WaitingQueue
@@ -239,9 +241,11 @@ class Scheduler:
         if chunk_cap is not None and chunk_cap < count:
             count = chunk_cap
             self.counts.add(f"chunk.{self._options.chunk_policy.value}")
+        start = state.num_scheduled_tokens
+        if state.request.params.prompt_logprobs is not None and start < state.num_prompt_tokens - 1:
+            count = min(count, MAX_SCORED_ROWS - step.num_scored_rows)
         if count <= 0:
             return
-        start = state.num_scheduled_tokens
         if start + count > state.num_reserved_tokens:
             while not self._cache.grow(state.request_id, start + count):
                 victim = max(self._running.values(), key=self._queue_key)
@@ -286,7 +290,10 @@ class Scheduler:
             self.counts.add("steps.full")
 
     def update(
-        self, output: SchedulerOutput, sampled: Mapping[str, Sequence[Sampled]]
+        self,
+        output: SchedulerOutput,
+        sampled: Mapping[str, Sequence[Sampled]],
+        scored: Mapping[str, ScoredPart] = MappingProxyType({}),
     ) -> list[TokenEvent]:
         """Record a step's results and return the events of its tokens.
 
@@ -300,6 +307,8 @@ class Scheduler:
         sampled
             By request id, the new tokens of every chunk that samples: one token, and one more
             for each accepted draft.
+        scored
+            By request id, the log probabilities of the prompt tokens that the step scored.
         """
         events = []
         for chunk in output.chunks:
@@ -315,6 +324,8 @@ class Scheduler:
                 )
                 self.counts.add("tokens.recomputed", recomputed)
             self._cache.cache_blocks(state)
+            if state.request_id in scored:
+                record_scored(state, scored[state.request_id])
             if not chunk.samples:
                 continue
             state.num_output_placeholders -= 1
@@ -329,6 +340,10 @@ class Scheduler:
         A request whose next token could not be sampled ends with an error event.
         """
         events = []
+        prompt_logprobs = None
+        if state.scored_parts and not state.num_output_tokens:
+            prompt_logprobs = concatenate(state.scored_parts)
+            state.scored_parts = []
         for result in results:
             if result.error is not None:
                 events.append(TokenEvent(state.request_id, NO_TOKEN, "error", error=result.error))
@@ -345,8 +360,10 @@ class Scheduler:
                     result.margin,
                     logprobs=result.logprobs,
                     num_cached_tokens=state.num_cached_tokens,
+                    prompt_logprobs=prompt_logprobs,
                 )
             )
+            prompt_logprobs = None
             if reason is not None:
                 self._end(state)
                 self.counts.add("requests.finished")
@@ -388,3 +405,21 @@ class Scheduler:
                     f"running request {state.request_id} has nothing left to compute"
                 )
         self._cache.check(running)
+
+
+def record_scored(state: RequestState, part: ScoredPart) -> None:
+    """Append the log probabilities of a step's prompt rows, unless they are recorded already.
+
+    Raises
+    ------
+    RuntimeError
+        Rows before these are missing.
+    """
+    if part.start > state.num_scored_rows:
+        raise RuntimeError(
+            f"request {state.request_id}: prompt rows {state.num_scored_rows} to {part.start} were "
+            "not scored"
+        )
+    if part.start == state.num_scored_rows:
+        state.scored_parts.append(part.logprobs)
+        state.num_scored_rows += len(part.logprobs.tokens)

@@ -45,6 +45,18 @@ class ScheduledChunk:
         object.__setattr__(self, "preemption_count", state.num_preemptions)
 
     @property
+    def scored_rows(self) -> range:
+        """The prompt rows of the chunk whose log probabilities the request wants.
+
+        Row i gives those of prompt token i + 1. Rows recorded before a preemption are left out.
+        """
+        state = self.state
+        if state.request.params.prompt_logprobs is None:
+            return range(0)
+        stop = min(self.start + self.num_tokens, state.num_prompt_tokens - 1)
+        return range(max(self.start, state.num_scored_rows), stop)
+
+    @property
     def is_outdated(self) -> bool:
         """Whether the request was preempted after the chunk was scheduled (results are dropped)."""
         return self.preemption_count != self.state.num_preemptions
@@ -120,6 +132,11 @@ class StepBuilder:
         if bool(decodes) is bool(prefills):
             return None
         return Phase.decode if decodes else Phase.prefill
+
+    @property
+    def num_scored_rows(self) -> int:
+        """Prompt rows scored by the chunks scheduled so far."""
+        return sum(len(chunk.scored_rows) for chunks in self.chunks for chunk in chunks)
 
     def remove(self, state: RequestState) -> None:
         """Remove a preempted request and its chunks, whose tokens return to the budget."""

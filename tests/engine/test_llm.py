@@ -1,4 +1,5 @@
 import itertools
+import math
 import signal
 
 import pytest
@@ -245,6 +246,23 @@ def test_an_exception_in_a_step_leaves_the_engine_usable(llm, monkeypatch):
         with pytest.raises(RuntimeError, match="no more"):
             llm.generate(["First", "Second"], LONG)
     assert idle(llm)
+
+
+def test_scores_are_the_log_probabilities_of_the_texts_own_tokens(llm):
+    first, second = llm.score(["Once upon a time", [5, 6, 7]], top=2)
+    assert second.token_ids == (5, 6, 7)
+    assert first.logprobs.top.shape == (len(first.token_ids) - 1, 2)
+    assert first.perplexity == pytest.approx(math.exp(-first.logprobs.tokens.mean()))
+    with pytest.raises(EngineError, match="text 1: 1 tokens; a score needs 2 or more"):
+        llm.score([[5, 6], [5]])
+
+
+def test_a_scored_token_has_the_log_probability_that_it_had_when_sampled(llm):
+    params = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=0)
+    (output,) = llm.generate("One.", params)
+    (score,) = llm.score([[*output.prompt_token_ids, *output.token_ids]])
+    sampled = [entry.token for entry in output.logprobs]
+    assert score.logprobs.tokens[-8:] == pytest.approx(sampled, abs=1e-5)
 
 
 def test_log_probabilities_come_with_each_token(llm):

@@ -140,7 +140,13 @@ class PagedKVCacheManager(KVCacheManager):
         return len(shared) * self.block_size
 
     def _match_prefix(self, state: RequestState) -> list[int]:
-        """Return the cached blocks of the request's prefix that end before its last known token."""
+        """Return the cached blocks of the request's prefix that end before its last known token.
+
+        A request that wants log probabilities of its prompt shares none: the logits of every
+        prompt token must be computed.
+        """
+        if state.request.params.prompt_logprobs is not None:
+            return []
         max_blocks = (state.num_tokens - 1) // self.block_size
         blocks = self._prefix_cache.match(state.token_ids, max_blocks)
         return blocks[: len(blocks) - len(blocks) % self._reuse_blocks]

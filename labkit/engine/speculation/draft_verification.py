@@ -124,7 +124,11 @@ class DraftVerifier(Speculator):
     def _room(self, chunk: ScheduledChunk) -> int:
         """Return the number of draft tokens that fit a chunk, ignoring the step's budget."""
         state = chunk.state
-        if not chunk.samples or chunk.is_prefill:
+        if (
+            not chunk.samples
+            or chunk.is_prefill
+            or state.request.params.prompt_logprobs is not None
+        ):
             return 0
         num_slots = len(self._cache.table(state.request_id)) * self._block_size
         # One more token is sampled even if every draft token is accepted.
