@@ -76,6 +76,97 @@ def test_an_ablation_composes(name, beside):
     assert cell.experiment.ablation.name == name
 
 
+SIXTEEN = "sixteen: {engine.kv.block_size: 16}"
+# What a stranger may write by mistake in an ablation of the page, and the line that is printed.
+MISTAKES = [
+    (
+        "blocks_of_32",
+        "block_size: 16",
+        "blocksize: 16",
+        "arm sixteen: engine.kv.blocksize=16: no option 'blocksize' (did you mean 'block_size'?)",
+    ),
+    ("blocks_of_32", "size: 16", "size: 17", "engine.kv.block_size=17: must be 8, 16 or 32"),
+    ("blocks_of_32", "size: 16", "size: few", "engine.kv.block_size=few: must be an integer"),
+    (
+        "blocks_of_32",
+        "engine.kv.block_size: 16",
+        "16",
+        "arm sixteen: 16=null: not an override; write",
+    ),
+    ("blocks_of_32", "y: tokens", "y: token", "identity=token: must be one of: bitwise, tokens,"),
+    (
+        "blocks_of_32",
+        "[kernel.tiled], t",
+        "[kernel.tilde], t",
+        "ablation.claims.engaged.sixteen: no counter 'kernel.tilde' (did you mean 'kernel.tiled'?)",
+    ),
+    (
+        "blocks_of_32",
+        "[kernel.tiled], t",
+        "kernel.tiled, t",
+        "ablation.claims.engaged.sixteen=kernel.tiled: must be a list: [kernel.tiled]",
+    ),
+    ("blocks_of_32", "{sixteen: [", "{sixten: [", "engaged.sixten: no such arm (did you mean 'six"),
+    ("blocks_of_32", "e: sixteen", "e: sixten", "ablation.baseline=sixten: no such arm; the arms"),
+    (
+        "blocks_of_32",
+        "arms:",
+        "arm:",
+        "ablation/blocks_of_32.yaml: ablation.arm: no option 'arm' (did you mean 'arms'?)",
+    ),
+    ("blocks_of_32", "arms:\n", "arms\n", "blocks_of_32.yaml, line 5, column 1: not valid YAML"),
+    (
+        "blocks_of_32",
+        SIXTEEN,
+        SIXTEEN[:-1],
+        "line 6, column 12: not valid YAML: while parsing a fl",
+    ),
+    ("blocks_of_32", SIXTEEN, "sixteen:", "ablation.arms.sixteen: must be a map {option: value}"),
+    ("blocks_of_32", SIXTEEN, SIXTEEN.replace("sixteen", "control"), "the A/A arm's name; choose"),
+    (
+        "blocks_of_32_kernel",
+        "kernel_seq_map",
+        "kernel_seq_mapp",
+        "workload=kernel_seq_mapp: no such workload (did you mean 'kernel_seq_map'?)",
+    ),
+    (
+        "blocks_of_32_kernel",
+        "@_global_.workload",
+        "",
+        "ablation/blocks_of_32_kernel.yaml: override /workload: write override "
+        "/workload@_global_.workload in a file of a group",
+    ),
+    ("repeat", "mine.maps:", "mine.maps.", "resolver=mine.maps.Repeat: must be binary_search, seq"),
+    (
+        "repeat",
+        "mine.maps:",
+        "mine.map:",
+        "no module 'mine.map' on the Python path; start the comm",
+    ),
+    (
+        "plain",
+        "engine.name:",
+        "engine:",
+        "arm plain: engine=mine.plain:Plain: no such engine; must",
+    ),
+    ("plain", "{engine: p", "{engin: p", "arm paged: engin=paged: no option 'engin' (did you mean"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "mistake", "line"), MISTAKES)
+def test_a_mistake_in_an_ablation_is_one_line(name, text, mistake, line, beside, capsys):
+    from labkit import app
+
+    file = beside / "mine" / "ablation" / f"{name}.yaml"
+    assert text in file.read_text("utf-8")
+    file.write_text(file.read_text("utf-8").replace(text, mistake, 1), "utf-8")
+    with pytest.raises(SystemExit) as left:
+        app.main(["--config-dir", "mine", f"ablation={name}", "plan=true"])
+    shown = capsys.readouterr()
+    assert left.value.code == 2 and shown.out == ""
+    assert line in shown.err and shown.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_composes_and_knows_its_prompts(name, beside):
     from labkit import app, workload

@@ -144,7 +144,8 @@ def identical(
     if report.reference is None:
         gate.fail("the baseline has no successful run to compare with", None, "no outputs")
         return gate
-    without = next((r for r in records if r.ok and not _has_outputs(r)), None)
+    by_run = {record.run: record for record in records}
+    without = next((r for r in by_run.values() if r.ok and not _has_outputs(r)), None)
     if without is not None:
         gate.fail(f"{without.run}: no outputs were recorded", None, "no outputs")
     roles = {arm.name: arm.role for arm in arms}
@@ -156,9 +157,23 @@ def identical(
             affected, what = None, f"{d.arm} does not reproduce its own outputs"
         else:
             affected, what = d.arm, f"{d.arm} differs from {arms[0].name}"
+        other_prompts = _other_prompts([by_run[d.run], by_run[report.reference]])
         reason = f"{what}: case {d.case!r}, {d.where}; {d.run} against {report.reference}"
-        gate.fail(reason, affected, f"outputs differ: case {d.case!r}, {d.where}")
+        cause = f"outputs differ: case {d.case!r}, {d.where}"
+        gate.fail(reason + other_prompts, affected, cause + other_prompts)
     return gate
+
+
+def _other_prompts(records: Iterable[Record]) -> str:
+    """Return a clause if a server was sent text that it tokenises to other prompts, else ""."""
+    for record in records:
+        count = record.counters.get("prompts.respelled", 0)
+        if count:
+            return (
+                f"; {record.arm}'s server takes text and tokenised {count:,.0f} prompts to other "
+                "ids than the workload's: use a workload of texts, such as workload=chat"
+            )
+    return ""
 
 
 def _has_outputs(record: Record) -> bool:

@@ -80,6 +80,11 @@ def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a group or option that does not exist: ``ablation=nope``."""
+    package = re.search(r"In '([^']+)': Could not override '([\w/]+)@\S+'", text)
+    if package:
+        file, group = package.groups()
+        right = f"/{group}@_global_.{group.replace('/', '.')}"
+        return f"{file}.yaml: override /{group}: write override {right} in a file of a group"
     match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
         group_only = re.search(
@@ -109,7 +114,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     path = full.group(1) if full else key
     override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
-    where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
+    where = override or (f"{file.group(1)}.yaml: {path}" if file else path)
     names = option_index.child_names(path.split(".")[:-1], root)
     allowed = f"; the options are: {', '.join(names)}" if names else ""
     return f"{where}: no option {key!r}{did_you_mean(key, names)}{allowed}"
@@ -134,6 +139,10 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
     if match:
         key = _key(text, match.group(1), overrides)
         return f"{key}={match.group(1)}: {key} is a group; set one of its options" + _options(key)
+    match = re.search(r"Value '(.*)' \(\w+\) is incompatible with type hint '[\w.]*[Ll]ist\[", text)
+    if match:
+        value = match.group(1)
+        return f"{_key(text, value, overrides)}={value}: must be a list: [{value}]"
     match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
     if not match:
         match = re.search(r"Value '(.*)' is not a valid (bool)", text)
@@ -189,6 +198,9 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
     match = re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text)
     if match:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
+    match = re.search(r"LexerNoViableAltException: (\S+=.*)", text)
+    if match:
+        return f"{match.group(1)}: not an override; write key=value"
     if "Config group override must be a string or a list" in text:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
         return f"{group}: a group cannot be null; choose one of its files; " + HELP

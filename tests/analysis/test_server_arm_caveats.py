@@ -200,3 +200,21 @@ def test_the_identity_gate_compares_texts(text, status):
     gate = identical(report, arms, records, 0.05)
     assert gate.status == status
     assert (status == "pass") == (not gate.reasons)
+
+
+@pytest.mark.parametrize("baseline", ["base", "server"])
+@pytest.mark.parametrize("respelled", [0.0, 2.0])
+def test_the_identity_gate_names_prompts_that_a_server_tokenised_differently(respelled, baseline):
+    """Its outputs answer other prompts, so no difference of the engines need have caused theirs."""
+    arms = [
+        Arm(name, "baseline" if name == baseline else "arm", {}, {}, identity="tokens")
+        for name in sorted(("base", "server"), key=lambda name: name != baseline)
+    ]
+    base = replace(run("base", "baseline", outputs=tokens(r0=[0, 3])), notes={})
+    server = replace(run(outputs=texts(r0="a c")), counters={"prompts.respelled": respelled})
+    records = [base, server]
+    report = compare_outputs(records, [arm.name for arm in arms], None)
+    gate = identical(report, arms, records, 0.05)
+    clause = "server's server takes text and tokenised 2 prompts to other ids than the workload's"
+    assert gate.status == "fail" and (clause in gate.reasons[0]) is (respelled > 0)
+    assert ("workload=chat" in gate.cause(arms[1].name)) is (respelled > 0)
