@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from docs.generators import structures
+from docs.generators import block_tables_and_radix_tree as structures
 from labkit.engine.prefix_cache.radix import RadixPrefixCache
 
 PAGE = Path(__file__).parents[2] / "docs" / "structures.md"
