@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,15 +27,14 @@ from labkit.server.openai_types import (
     JsonFormat,
     NamedTool,
     SchemaFormat,
-    ToolCall,
 )
 from labkit.server.prompt_encoding import check_contents, encode_conversation, resolve_max_tokens
+from labkit.server.requested_tools import RequestedTools, resolve_tools
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
-from labkit.server.tool_calls import ToolCallFormat
+from labkit.server.template_messages import decode_arguments, template_call
 
-Tools = list[dict[str, Any]]
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
@@ -53,10 +51,10 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_stream(request)
     n = check_choices(service, request.n)
     check_contents(service, (m.content for m in request.messages), "messages")
-    tool_format, tools = _tools(service, request)
+    tools = _tools(service, request)
     messages = to_template_messages(request.messages)
     prompt = await encode_conversation(
-        service, messages, tools, options=_render_options(request, messages)
+        service, messages, tools.definitions, options=_render_options(request, messages)
     )
     requested = _requested_max_tokens(request)
     max_tokens = resolve_max_tokens(
@@ -64,11 +62,11 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     )
     logprobs = _requested_logprobs(request)
     params = to_params(service, request, max_tokens=max_tokens, logprobs=logprobs)
-    grammar = await _constraint(service, request, tool_format, tools)
+    grammar = await _constraint(service, request, tools)
     constraint = grammar or min_tokens_constraint(service, request, max_tokens)
     call_id = new_id("chatcmpl")
     generation = service.generate(call_id, [prompt], params, n, constraint)
-    writer = ChatWriter(service, request, call_id, generation, prompt, n, tool_format, tools)
+    writer = ChatWriter(service, request, call_id, generation, prompt, n, tools)
     timeout_s = service.options.timeout_s
     if request.stream:
         return GenerationResponse(generation, timeout_s, events=writer.events())
@@ -116,43 +114,17 @@ def _requested_logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _tools(service: Service, request: ChatRequest) -> tuple[ToolCallFormat | None, Tools]:
-    """Return the tool-call format and the tools, or (None, []) if the model may not call any tool.
-
-    Raises
-    ------
-    ApiError
-        The model's template does not support tools, or the request's tool fields contradict each
-        other (for example, ``tool_choice`` names a function that ``tools`` does not contain).
-    """
+def _tools(service: Service, request: ChatRequest) -> RequestedTools:
     choice = request.tool_choice
-    if not request.tools:
-        if choice not in (None, "none"):
-            raise invalid("tool_choice needs tools, and the request has none", "tool_choice")
-        return None, []
-    if choice == "none":
-        return None, []
-    if request.parallel_tool_calls is False and choice in (None, "auto"):
-        raise invalid(
-            "parallel_tool_calls=false needs tool_choice=required or a function's name",
-            "parallel_tool_calls",
-        )
-    tool_format = service.tool_call_format
-    if tool_format is None:
-        raise invalid("tools: the model's chat template has no supported tool format", "tools")
-    if request.response_format is not None and not _is_text(request):
-        raise invalid(
-            "response_format cannot be combined with tools unless tool_choice=none",
-            "response_format",
-        )
-    tools: Tools = [msgspec.to_builtins(tool) for tool in request.tools]
-    for tool in tools:
-        tool["function"] = {k: v for k, v in tool["function"].items() if v is not None}
-    if isinstance(choice, NamedTool):
-        name = choice.function.name
-        if name not in {tool["function"]["name"] for tool in tools}:
-            raise invalid(f"tool_choice: tools has no function {name!r}", "tool_choice")
-    return tool_format, tools
+    tools = resolve_tools(
+        service,
+        [tool.function for tool in request.tools or ()],
+        choice.function if isinstance(choice, NamedTool) else choice,
+    )
+    tools.check_single_call(request.parallel_tool_calls)
+    if not _is_text(request):
+        tools.check_text_format("response_format")
+    return tools
 
 
 def _is_text(request: ChatRequest) -> bool:
@@ -160,28 +132,20 @@ def _is_text(request: ChatRequest) -> bool:
 
 
 async def _constraint(
-    service: Service, request: ChatRequest, tool_format: ToolCallFormat | None, tools: Tools
+    service: Service, request: ChatRequest, tools: RequestedTools
 ) -> GrammarConstraint | None:
     """Return the grammar that the output must match, or None if any text is allowed."""
-    choice, response_format = request.tool_choice, request.response_format
+    response_format = request.response_format
     structured = request.structured_outputs is not None
-    if structured and (tool_format is not None or not _is_text(request)):
+    if structured and (tools.call_format is not None or not _is_text(request)):
         raise invalid(
             "structured_outputs cannot be combined with response_format or tools",
             "structured_outputs",
         )
-    forced = tool_format is not None and (choice == "required" or isinstance(choice, NamedTool))
-    if forced or not _is_text(request):
+    if tools.required or not _is_text(request):
         check_free_length(request, "response_format or a required tool call")
-    if tool_format is not None and forced:
-        if isinstance(choice, NamedTool):
-            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        grammar = tool_format.grammar(tools, service.tokenizer)
-        if grammar is None:
-            raise invalid(
-                "tool_choice: this model's tool format does not allow enforced calls", "tool_choice"
-            )
-        return await service.grammars.from_lark(grammar, "tools")
+    if tools.required:
+        return await tools.grammar(service)
     if request.structured_outputs is not None:
         return await structured_grammar(service, request, request.structured_outputs)
     if isinstance(response_format, SchemaFormat):
@@ -219,19 +183,14 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_calls and role == "assistant":
-        plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [
+            template_call(
+                call.id,
+                call.function.name,
+                decode_arguments(call.function.name, call.function.arguments, "messages"),
+            )
+            for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     return plain
-
-
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        name = call.function.name
-        raise invalid(f"messages: the arguments of {name} are not a JSON object", "messages")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}

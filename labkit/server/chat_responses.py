@@ -11,6 +11,7 @@ from msgspec import UNSET
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, collect, token_logprob, usage
+from labkit.server.message_parts import Part, message_parts, output_parts
 from labkit.server.openai_types import (
     ChatChoice,
     ChatChunk,
@@ -26,9 +27,10 @@ from labkit.server.openai_types import (
     ToolCallDelta,
     Usage,
 )
+from labkit.server.requested_tools import RequestedTools
 from labkit.server.response_streams import DONE, sse_event
 from labkit.server.serving_service import Service
-from labkit.server.tool_calls import ParsedToolCall, ToolCallFormat, ToolCallParser
+from labkit.server.tool_calls import ParsedToolCall, ToolCallParser
 
 _encode = msgspec.json.Encoder().encode
 
@@ -43,11 +45,8 @@ class DeltaWriter:
 
     def deltas(self, output: TokenOutput) -> list[Delta]:
         """Return an output's deltas. The first delta of the choice contains the role."""
-        items: list[str | ParsedToolCall] = [output.text] if output.text else []
-        if self._parser is not None:
-            items = list(self._parser.add(output.text))
-            items += self._parser.finish() if output.finish_reason else ()
-        return [delta for item in items for delta in self._item_deltas(item)]
+        parts = output_parts(output, self._parser)
+        return [delta for part in parts for delta in self._part_deltas(part)]
 
     def empty(self) -> Delta:
         """Return a delta without text. The first delta of the choice contains the role."""
@@ -68,21 +67,20 @@ class DeltaWriter:
         role, self._role_sent = UNSET if self._role_sent else "assistant", True
         return role
 
-    def _item_deltas(self, item: str | ParsedToolCall) -> Iterator[Delta]:
-        if isinstance(item, str):
-            yield Delta(self._role(), item)
+    def _part_deltas(self, part: Part) -> Iterator[Delta]:
+        if isinstance(part, str):
+            yield Delta(self._role(), part)
             return
         index, self._num_calls = self._num_calls, self._num_calls + 1
-        name = FunctionDelta("", item.name)
-        yield Delta(self._role(), UNSET, [ToolCallDelta(index, name, item.id, "function")])
-        yield Delta(UNSET, UNSET, [ToolCallDelta(index, FunctionDelta(item.arguments))])
+        name, call_id = FunctionDelta("", part.name), f"call_{part.id}"
+        yield Delta(self._role(), UNSET, [ToolCallDelta(index, name, call_id, "function")])
+        yield Delta(UNSET, UNSET, [ToolCallDelta(index, FunctionDelta(part.arguments))])
 
 
 class ChatWriter:
     """Writes a generation as a response of the chat API.
 
-    ``tool_format`` is the format in which the model writes tool calls, or None if the model may
-    not call tools. ``n`` is the number of choices.
+    ``n`` is the number of choices.
     """
 
     def __init__(
@@ -93,8 +91,7 @@ class ChatWriter:
         generation: Generation,
         prompt: Sequence[int],
         n: int,
-        tool_format: ToolCallFormat | None,
-        tools: Sequence[dict[str, Any]],
+        tools: RequestedTools,
     ) -> None:
         self._service = service
         self._request = request
@@ -102,12 +99,8 @@ class ChatWriter:
         self._generation = generation
         self._prompt = prompt
         self._n = n
-        self._format = tool_format
         self._tools = tools
         self._with_token_ids = bool(request.return_token_ids)
-
-    def _parser(self) -> ToolCallParser | None:
-        return None if self._format is None else ToolCallParser(self._format, self._tools)
 
     async def full_body(self) -> bytes:
         """Return the JSON body of a response that is not streamed."""
@@ -126,12 +119,13 @@ class ChatWriter:
         )
 
     def _choice(self, index: int, generated: GeneratedChoice) -> ChatChoice:
-        parser, parsed, text = self._parser(), [], generated.text
-        if parser is not None:
-            items = [*parser.add(text), *parser.finish()]
-            parsed = [item for item in items if isinstance(item, ParsedToolCall)]
-            text = "".join(item for item in items if isinstance(item, str))
-        calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in parsed]
+        parts = message_parts(generated.text, self._tools.parser())
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [
+            ToolCall(f"call_{part.id}", FunctionCall(part.name, part.arguments))
+            for part in parts
+            if isinstance(part, ParsedToolCall)
+        ]
         message = Message("assistant", None if calls and not text else text, None, calls or UNSET)
         return ChatChoice(
             index,
@@ -148,7 +142,7 @@ class ChatWriter:
         options = self._request.stream_options
         with_usage = bool(options and options.include_usage)
         continuous_usage = bool(options and options.continuous_usage_stats)
-        writers = [DeltaWriter(self._parser()) for _ in range(self._n)]
+        writers = [DeltaWriter(self._tools.parser()) for _ in range(self._n)]
         num_tokens, first = 0, True
         async for outputs in self._generation.outputs():
             parts = []

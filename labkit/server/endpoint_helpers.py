@@ -24,10 +24,12 @@ from labkit.server.openai_types import (
     Usage,
 )
 from labkit.server.prompt_encoding import encode_conversation, resolve_max_tokens
+from labkit.server.requested_tools import RequestedTools
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 
 T = TypeVar("T", bound=msgspec.Struct)
+FUNCTION_TYPES = ("function", "custom")  # of tools; the second in the Messages API
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -45,7 +47,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             return decoder.decode(body)
         except msgspec.ValidationError:
             known = decoder.type.__struct_fields__
-            cleaned = without_neutral_values(msgspec.json.decode(body), known)
+            request = msgspec.json.decode(body)
+            _check_tool_types(request)
+            cleaned = without_neutral_values(request, known)
             return decoder.decode(msgspec.json.encode(cleaned))
     except msgspec.ValidationError as error:
         text = str(error)
@@ -58,6 +62,19 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise invalid(text, path.group(1) if path else None) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}") from None
+
+
+def _check_tool_types(request: Any) -> None:
+    """Raise ``ApiError`` if a request's tools are not only functions, whatever their fields are."""
+    tools = request.get("tools") if isinstance(request, dict) else None
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in FUNCTION_TYPES:
+            raise invalid(
+                f"tools[{index}]: only functions are supported, not built-in tools such as "
+                "web_search",
+                "tools",
+            )
 
 
 def check_model(service: Service, model: str) -> None:
@@ -266,6 +283,7 @@ class Conversation:
 
     id: str
     prompt: list[int]
+    tools: RequestedTools
     generation: Generation
 
 
@@ -273,6 +291,7 @@ async def converse(
     service: Service,
     kind: str,
     messages: list[dict[str, Any]],
+    tools: RequestedTools,
     sampling: Sampling,
     *,
     limit: int | None,
@@ -286,12 +305,14 @@ async def converse(
     ----------
     kind
         Prefix of the response's id.
+    tools
+        The tools that the model may call.
     limit
         The maximum number of tokens that the client requested, or None.
     param
         The request's field that contains the messages, for error messages.
     constraint
-        The grammar that the message must match, or None.
+        The grammar that the message must match, or None: that of a required tool call, if any.
     options
         Options of the chat template.
 
@@ -300,9 +321,12 @@ async def converse(
     ApiError
         The request cannot be served.
     """
-    prompt = await encode_conversation(service, messages, param=param, options=options)
+    prompt = await encode_conversation(
+        service, messages, tools.definitions, param=param, options=options
+    )
     max_tokens = resolve_max_tokens(service, prompt, limit, param=param)
     params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
+    constraint = constraint or await tools.grammar(service)
     call_id = new_id(kind)
     generation = service.generate(call_id, [prompt], params, 1, constraint)
-    return Conversation(call_id, prompt, generation)
+    return Conversation(call_id, prompt, tools, generation)

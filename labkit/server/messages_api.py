@@ -1,123 +1,40 @@
-"""``/v1/messages``: Anthropic's Messages API for text, with that API's error object."""
+"""``/v1/messages`` and ``/v1/messages/count_tokens``: Anthropic's Messages API."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from starlette.responses import Response
 
 from labkit.models.chat_template import RenderOptions
-from labkit.server.api_error import ApiError
-from labkit.server.endpoint_helpers import (
-    Conversation,
-    GeneratedChoice,
-    check_model,
-    converse,
-    decode,
+from labkit.server.api_error import invalid
+from labkit.server.endpoint_helpers import check_model, converse, decode
+from labkit.server.messages_types import (
+    AnyChoice,
+    AutoChoice,
+    CountTokensRequest,
+    MessageParam,
+    MessagesRequest,
+    NoneChoice,
+    TextParam,
+    TokenCount,
+    ToolNameChoice,
+    ToolResultParam,
+    ToolUseParam,
 )
-from labkit.server.openai_types import Sampling, TextPart
-from labkit.server.prompt_encoding import check_contents
-from labkit.server.response_streams import GenerationResponse, named_sse_event
+from labkit.server.messages_writer import MessageWriter
+from labkit.server.openai_types import Function, FunctionName, Sampling
+from labkit.server.prompt_encoding import check_contents, encode_conversation
+from labkit.server.requested_tools import RequestedTools, resolve_tools
+from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import Service
-
-ERROR_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
-
-
-class MessageParam(Struct, forbid_unknown_fields=True):
-    """A message of the conversation."""
-
-    role: Literal["user", "assistant"]
-    content: str | list[TextPart]
-
-
-class UserMetadata(Struct, forbid_unknown_fields=True):
-    """An identifier of the user, which the server ignores."""
-
-    user_id: str | None = None
-
-
-class MessagesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of a ``POST /v1/messages`` request."""
-
-    model: str
-    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)]
-    messages: Annotated[list[MessageParam], Meta(min_length=1)]
-    system: str | list[TextPart] | None = None
-    stop_sequences: Annotated[list[str], Meta(max_length=16)] | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-    metadata: UserMetadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-
-
-class TextBlock(Struct, frozen=True):
-    """A text block of the model's message."""
-
-    text: str
-    type: Literal["text"] = "text"
-
-
-class MessageUsage(Struct, frozen=True):
-    """The numbers of prompt tokens and of generated tokens.
-
-    As in Anthropic's API, ``input_tokens`` does not count the prompt tokens that were read from
-    the cache.
-    """
-
-    input_tokens: int
-    output_tokens: int
-    cache_read_input_tokens: int
-    cache_creation_input_tokens: int = 0
-
-
-class MessageObject(Struct, frozen=True):
-    """The response to a ``MessagesRequest``."""
-
-    id: str
-    model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
-    stop_sequence: str | None
-    usage: MessageUsage
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-
-
-class MessageErrorDetail(Struct, frozen=True):
-    """An error's type (for example ``rate_limit_error``) and message."""
-
-    type: str
-    message: str
-
-
-class MessageError(Struct, frozen=True):
-    """The body of an error response, which is any response with a status other than 200."""
-
-    error: MessageErrorDetail
-    type: Literal["error"] = "error"
-
+from labkit.server.template_messages import TemplateMessages
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
-_encode = msgspec.json.Encoder().encode
-
-
-def encode_error(error: ApiError) -> bytes:
-    """Return the JSON body of an error response of the Messages API."""
-    kind = ERROR_TYPES.get(error.status, "invalid_request_error")
-    return _encode(MessageError(MessageErrorDetail(kind, error.detail.message)))
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
@@ -129,10 +46,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         The request cannot be served.
     """
     request = decode(_decoder, body)
-    check_model(service, request.model)
-    check_contents(service, (message.content for message in request.messages), "messages")
-    messages = [{"role": "system", "content": _text(request.system)}] if request.system else []
-    messages += [{"role": m.role, "content": _text(m.content)} for m in request.messages]
+    messages, tools, options = _conversation(service, request)
     sampling = Sampling(
         model=request.model,
         temperature=request.temperature,
@@ -140,16 +54,15 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         top_k=request.top_k,
         stop=request.stop_sequences,
     )
-    last = messages[-1]
-    prefilled = last["role"] == "assistant" and bool(last["content"])
     conversation = await converse(
         service,
         "msg",
         messages,
+        tools,
         sampling,
         limit=request.max_tokens,
         param="messages",
-        options=RenderOptions(not prefilled, prefilled),
+        options=options,
     )
     writer = MessageWriter(service.name, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation
@@ -160,79 +73,103 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     return GenerationResponse(generation, timeout_s, body=writer.full_body)
 
 
-def _text(content: str | list[TextPart]) -> str:
+async def count_tokens(service: Service, body: bytes) -> Response:
+    """Return the number of tokens of a conversation's prompt, which may exceed the context.
+
+    Raises
+    ------
+    ApiError
+        The request is invalid.
+    """
+    request = decode(_count_decoder, body)
+    messages, tools, options = _conversation(service, request)
+    prompt = await encode_conversation(service, messages, tools.definitions, options=options)
+    encoded = msgspec.json.encode(TokenCount(len(prompt)))
+    return Response(encoded, media_type="application/json")
+
+
+def _conversation(
+    service: Service, request: CountTokensRequest
+) -> tuple[list[dict[str, Any]], RequestedTools, RenderOptions]:
+    """Return the chat template's messages, the tools, and the template's options."""
+    check_model(service, request.model)
+    check_contents(service, (message.content for message in request.messages), "messages")
+    conversation = TemplateMessages("messages")
+    if request.system:
+        conversation.add("system", _text(request.system))
+    for message in request.messages:
+        _add_message(conversation, message)
+    last = conversation.messages[-1]
+    prefilled = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    options = RenderOptions(not prefilled, prefilled)
+    return conversation.messages, _tools(service, request), options
+
+
+def _tools(service: Service, request: CountTokensRequest) -> RequestedTools:
+    functions = [
+        Function(tool.name, tool.description, tool.input_schema, tool.strict)
+        for tool in request.tools or ()
+    ]
+    choice, name = request.tool_choice, _choice_name(request)
+    tools = resolve_tools(service, functions, name)
+    single = isinstance(choice, AutoChoice) and choice.disable_parallel_tool_use
+    if single and tools.call_format is not None and not tools.required:
+        raise invalid(
+            "tool_choice: disable_parallel_tool_use=true needs the type any or tool", "tool_choice"
+        )
+    return tools
+
+
+def _choice_name(request: CountTokensRequest) -> str | FunctionName:
+    choice = request.tool_choice
+    if isinstance(choice, ToolNameChoice):
+        return FunctionName(choice.name)
+    if isinstance(choice, AnyChoice):
+        return "required"
+    return "none" if isinstance(choice, NoneChoice) else "auto"
+
+
+def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
+    """Add a message to the template's messages. Each tool result becomes a message of its own.
+
+    Raises
+    ------
+    ApiError
+        A message of the user calls a tool, a message of the assistant has a tool's result, or a
+        result belongs to no earlier call.
+    """
+    content, is_user = message.content, message.role == "user"
+    blocks = [TextParam(text=content)] if isinstance(content, str) else content
+    if any(isinstance(block, ToolUseParam if is_user else ToolResultParam) for block in blocks):
+        kind = "tool_use" if is_user else "tool_result"
+        raise invalid(
+            f"messages: a message of the {message.role} must not have {kind} blocks", "messages"
+        )
+    texts = [block for block in blocks if isinstance(block, TextParam)]
+    if is_user and len(texts) < len(blocks):
+        _add_results(conversation, blocks)
+        return
+    conversation.add(message.role, _text(texts))
+    for block in blocks:
+        if isinstance(block, ToolUseParam):
+            conversation.add_call(block.id, block.name, block.input)
+
+
+def _add_results(conversation: TemplateMessages, blocks: Sequence[Any]) -> None:
+    """Add the tool results of a user's message, and its texts, in their order."""
+    for is_result, group in itertools.groupby(blocks, lambda b: isinstance(b, ToolResultParam)):
+        if is_result:
+            for block in group:
+                conversation.add_result(block.tool_use_id, _result_text(block))
+        else:
+            conversation.add("user", _text(list(group)))
+
+
+def _result_text(result: ToolResultParam) -> str:
+    """Return a result's text, marked if the tool failed: templates have no field for that."""
+    text = _text(result.content or "")
+    return f"Error: {text}" if result.is_error else text
+
+
+def _text(content: str | list[TextParam]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-class MessageWriter:
-    """Writes the model's reply as a single JSON message or as a stream of events."""
-
-    def __init__(self, model: str, conversation: Conversation) -> None:
-        self._model = model
-        self._conversation = conversation
-
-    async def full_body(self) -> bytes:
-        """Return the JSON body of a response that is not streamed."""
-        generated = GeneratedChoice()
-        async for outputs in self._conversation.generation.outputs():
-            for output in outputs:
-                generated.add(output)
-        return _encode(self._message(generated, [TextBlock(generated.text)]))
-
-    def _message(self, generated: GeneratedChoice, content: list[TextBlock]) -> MessageObject:
-        num_cached = self._conversation.generation.num_cached_tokens()
-        num_computed = len(self._conversation.prompt) - num_cached
-        return MessageObject(
-            self._conversation.id,
-            self._model,
-            content,
-            _stop_reason(generated),
-            generated.stop,
-            MessageUsage(num_computed, len(generated.tokens), num_cached),
-        )
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the stream in parts. Each part contains the events of one engine step."""
-        generated, started = GeneratedChoice(), False
-        async for outputs in self._conversation.generation.outputs():
-            events = []
-            if not started:
-                started = True
-                empty = self._message(GeneratedChoice(), [])
-                events = [
-                    _event("message_start", message=empty),
-                    _event("content_block_start", index=0, content_block=TextBlock("")),
-                ]
-            for output in outputs:
-                generated.add(output)
-                if output.text:
-                    delta = {"type": "text_delta", "text": output.text}
-                    events.append(_event("content_block_delta", index=0, delta=delta))
-            if events:
-                yield b"".join(events)
-        last_delta = {"stop_reason": _stop_reason(generated), "stop_sequence": generated.stop}
-        yield b"".join(
-            [
-                _event("content_block_stop", index=0),
-                _event(
-                    "message_delta",
-                    delta=last_delta,
-                    usage={"output_tokens": len(generated.tokens)},
-                ),
-                _event("message_stop"),
-            ]
-        )
-
-    def encode_error_event(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream with an error."""
-        return named_sse_event("error", encode_error(error))
-
-
-def _stop_reason(generated: GeneratedChoice) -> Any:
-    if generated.stop is not None:
-        return "stop_sequence"
-    return STOP_REASONS.get(generated.finish_reason or "")
-
-
-def _event(name: str, **fields: Any) -> bytes:
-    return named_sse_event(name, _encode({"type": name, **fields}))

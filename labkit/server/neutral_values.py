@@ -1,6 +1,7 @@
 """Neutral values: those with which a request field that the server lacks has no effect.
 
-Clients send such fields with every request, for example ``"echo": false``.
+Clients send such fields with every request, for example ``"echo": false``. They also leave out
+the ``type`` of messages in the ``input`` of the Responses API.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
 }
 MESSAGE_VALUES: Mapping[str, tuple[object, ...]] = {"annotations": ([],)}
-MESSAGE_LISTS = ("messages", "input")
+MESSAGE_LISTS = ("messages", "input", "system", "tools")
 PART_LISTS = ("content", "tool_calls")
 
 
 def without_neutral_values(request: Any, known: Collection[str]) -> Any:
     """Return a decoded request without null fields and without unknown fields at neutral values.
 
-    Messages, their parts and their tool calls are cleaned too, but not what belongs to the user,
-    such as a JSON schema. ``known`` has the names of the request's fields.
+    Messages, their parts, their tool calls and tools are cleaned too, but not what belongs to the
+    user, such as a JSON schema. ``known`` has the names of the request's fields.
     """
     if not isinstance(request, dict):
         return request
@@ -49,7 +50,14 @@ def without_neutral_values(request: Any, known: Collection[str]) -> Any:
     for name in MESSAGE_LISTS:
         if isinstance(cleaned.get(name), list):
             cleaned[name] = [_clean_message(item) for item in cleaned[name]]
+    if isinstance(cleaned.get("input"), list):
+        cleaned["input"] = [_with_type(item) for item in cleaned["input"]]
     return cleaned
+
+
+def _with_type(item: Any) -> Any:
+    is_untyped_message = isinstance(item, dict) and "role" in item and "type" not in item
+    return {"type": "message", **item} if is_untyped_message else item
 
 
 def _clean_message(message: Any) -> Any:

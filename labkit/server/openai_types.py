@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 FinishReason = Literal["stop", "length", "tool_calls"]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 JsonObject = dict[str, Any]
+FunctionNameText = Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -116,7 +117,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 class Function(Struct, forbid_unknown_fields=True):
     """A function that the model may call. ``parameters`` is a JSON schema of its arguments."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
+    name: FunctionNameText
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None

@@ -15,9 +15,22 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from labkit import __version__
-from labkit.server import chat_api, completions_api, messages_api, responses_api, tokenize_api
+from labkit.server import (
+    chat_api,
+    completions_api,
+    messages_api,
+    messages_writer,
+    responses_api,
+    tokenize_api,
+)
 from labkit.server.api_error import ApiError
-from labkit.server.messages_api import MessageError, MessageObject, MessagesRequest
+from labkit.server.messages_types import (
+    CountTokensRequest,
+    MessageError,
+    MessageObject,
+    MessagesRequest,
+    TokenCount,
+)
 from labkit.server.openai_types import (
     ChatCompletion,
     ChatRequest,
@@ -29,7 +42,7 @@ from labkit.server.openai_types import (
 from labkit.server.openapi_schema import BodylessRoute, PostRoute, openapi_document
 from labkit.server.prometheus_metrics import CONTENT_TYPE
 from labkit.server.response_streams import wait_for_disconnect
-from labkit.server.responses_api import ResponseObject, ResponsesRequest
+from labkit.server.responses_types import ResponseObject, ResponsesRequest
 from labkit.server.serving_service import Service
 
 
@@ -61,6 +74,13 @@ POST_ROUTES = [
         MessageObject,
         True,
         MessageError,
+    ),
+    PostRoute(
+        f"{MESSAGES_PATH}/count_tokens",
+        messages_api.count_tokens,
+        CountTokensRequest,
+        TokenCount,
+        error=MessageError,
     ),
     PostRoute(
         "/tokenize",
@@ -249,8 +269,8 @@ def _json(value: Any) -> Response:
 
 
 async def _error_response(request: Request, error: Any) -> Response:
-    is_messages = request.url.path == MESSAGES_PATH
-    body = messages_api.encode_error(error) if is_messages else error.encode()
+    is_messages = request.url.path.startswith(MESSAGES_PATH)
+    body = messages_writer.encode_error(error) if is_messages else error.encode()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 

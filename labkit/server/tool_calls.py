@@ -35,7 +35,7 @@ JSON_PARSER = "json_tools"
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """A call of a function. ``arguments`` is JSON text."""
+    """A call of a function. ``arguments`` is a JSON object, as text."""
 
     id: str
     name: str
@@ -96,12 +96,24 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(parsed: Any) -> ParsedToolCall | None:
-    """Convert one result of mlx_lm's parser, or return None if it has no function name."""
+    """Convert one result of mlx_lm's parser, or return None if it is not a call.
+
+    A call has a function's name and, if any, arguments that are a JSON object.
+    """
     if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
         return None
-    arguments = parsed.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ParsedToolCall(f"call_{uuid.uuid4().hex[:24]}", parsed["name"], text)
+    name, arguments = parsed["name"], parsed.get("arguments")
+    try:
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        arguments = {} if arguments is None else arguments
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + text).encode()  # fails if there is a lone surrogate
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(arguments, Mapping):
+        return None
+    return ParsedToolCall(uuid.uuid4().hex[:24], name, text)
 
 
 def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
@@ -119,7 +131,8 @@ def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
 class ToolCallParser:
     """An incremental parser that separates tool calls from plain text.
 
-    It buffers an unfinished call, and any text that may be the beginning of a start mark.
+    It buffers an unfinished call, and any text that may be the beginning of a start mark. Text
+    between calls that is only whitespace belongs to the format and is dropped.
     """
 
     def __init__(self, call_format: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -127,9 +140,36 @@ class ToolCallParser:
         self._tools = tools
         self._buffer = ""
         self._inside = False
+        self._whitespace = ""  # at the start of a text that has no other character yet
+        self._in_text = self._has_call = False
 
     def add(self, text: str) -> Iterator[str | ParsedToolCall]:
         """Add generated text and yield the plain text and calls that are now certain."""
+        yield from self._without_blank_texts(self._split(text))
+
+    def finish(self) -> Iterator[str | ParsedToolCall]:
+        """Yield the buffered rest at the end of the output: plain text, or a call left open."""
+        buffered, self._buffer = self._buffer, ""
+        rest = self._calls(buffered, "") if self._inside else _nonempty(buffered)
+        yield from self._without_blank_texts(rest)
+        if not self._has_call:
+            yield from _nonempty(self._whitespace)
+
+    def _without_blank_texts(
+        self, items: Iterator[str | ParsedToolCall]
+    ) -> Iterator[str | ParsedToolCall]:
+        for item in items:
+            if isinstance(item, ParsedToolCall):
+                self._in_text, self._has_call, self._whitespace = False, True, ""
+            elif not self._in_text:
+                item = self._whitespace + item
+                self._in_text = not item.isspace()
+                self._whitespace = "" if self._in_text else item
+                if not self._in_text:
+                    continue
+            yield item
+
+    def _split(self, text: str) -> Iterator[str | ParsedToolCall]:
         self._buffer += text
         while True:
             mark = self._format.end if self._inside else self._format.start
@@ -144,14 +184,6 @@ class ToolCallParser:
             cut = len(self._buffer) - num_kept
             plain_text, self._buffer = self._buffer[:cut], self._buffer[cut:]
             yield from _nonempty(plain_text)
-
-    def finish(self) -> Iterator[str | ParsedToolCall]:
-        """Yield the buffered rest at the end of the output: plain text, or a call left open."""
-        buffered, self._buffer = self._buffer, ""
-        if self._inside:
-            yield from self._calls(buffered, "")
-        else:
-            yield from _nonempty(buffered)
 
     def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
         """Yield the calls in the text between a start and an end mark.

@@ -1,6 +1,6 @@
 """A fake engine and its tokenizer."""
 
-from labkit.engine.engine_protocol import TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
 
 
 class CharTokenizer:
@@ -28,16 +28,23 @@ class CharTokenizer:
 
 
 class FakeEngine:
-    """Generates "a" for every request in every step; ``before_step`` is called before each."""
+    """Generates "a" for every request in every step; ``before_step`` is called before each.
+
+    If ``reply`` is set, every request gets that text instead, and stops at its end.
+    """
 
     name = "fake"
 
     def __init__(self):
         self.remaining, self.aborted, self.closed = {}, [], False
         self.before_step = lambda: None
+        self.reply, self.submitted, self._replies = None, [], {}
 
     def submit(self, request):
         self.remaining[request.request_id] = request.params.max_tokens
+        self.submitted.append(request)
+        if self.reply is not None:
+            self._replies[request.request_id] = iter(self.reply)
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -51,9 +58,13 @@ class FakeEngine:
         events = []
         for request_id in list(self.remaining):
             self.remaining[request_id] -= 1
-            finished = not self.remaining[request_id]
-            events.append(TokenEvent(request_id, ord("a"), "length" if finished else None))
-            if finished:
+            reason = None if self.remaining[request_id] else "length"
+            char = next(self._replies.get(request_id, iter("a")), None)
+            if char is None:
+                reason = "stop"
+            token = NO_TOKEN if char is None else ord(char)
+            events.append(TokenEvent(request_id, token, reason))
+            if reason:
                 del self.remaining[request_id]
         return events
 

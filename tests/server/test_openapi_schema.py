@@ -51,6 +51,7 @@ def test_the_document_has_every_path(short_output_server):
     connection.close()
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+        "/v1/messages/count_tokens",
         "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/version",
         "/metrics", "/reset_prefix_cache",
     }  # fmt: skip

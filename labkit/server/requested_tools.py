@@ -1,0 +1,115 @@
+"""The tools of a request: the functions that the model may call, and those that it must call.
+
+Every API's tools become ``RequestedTools``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.server.api_error import invalid
+from labkit.server.openai_types import Function, FunctionName
+from labkit.server.serving_service import Service
+from labkit.server.structured_output import GrammarConstraint
+from labkit.server.tool_calls import ToolCallFormat, ToolCallParser
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedTools:
+    """The functions that the model may call in the next message.
+
+    Parameters
+    ----------
+    call_format
+        The format in which the model writes calls, or None if it may not call any function.
+    definitions
+        The functions as the chat template takes them, in the form of OpenAI's ``tools``.
+    required
+        The functions of which the model must call one. Empty: it may also answer with text.
+    """
+
+    call_format: ToolCallFormat | None = None
+    definitions: Sequence[Mapping[str, Any]] = ()
+    required: Sequence[Mapping[str, Any]] = ()
+
+    def parser(self) -> ToolCallParser | None:
+        """Return a parser for one choice's text, or None if the model may not call a function."""
+        if self.call_format is None:
+            return None
+        return ToolCallParser(self.call_format, self.definitions)
+
+    async def grammar(self, service: Service) -> GrammarConstraint | None:
+        """Return the grammar of the required call, or None if no call is required.
+
+        Raises
+        ------
+        ApiError
+            The model's format does not allow enforced calls, or the functions' schemas cannot be
+            enforced.
+        """
+        if self.call_format is None or not self.required:
+            return None
+        grammar = self.call_format.grammar(self.required, service.tokenizer)
+        if grammar is None:
+            raise invalid(
+                "tool_choice: this model's tool format does not allow enforced calls", "tool_choice"
+            )
+        return await service.grammars.from_lark(grammar, "tools")
+
+    def check_text_format(self, field: str) -> None:
+        """Raise ``ApiError``: ``field`` sets a text format, which excludes calls of functions."""
+        if self.call_format is not None:
+            raise invalid(f"{field} cannot be combined with tools unless tool_choice=none", field)
+
+    def check_single_call(self, parallel_tool_calls: bool | None) -> None:
+        """Raise ``ApiError`` if the request forbids parallel calls but does not require a call.
+
+        Only a required call is enforced to be the only one.
+        """
+        if parallel_tool_calls is False and self.call_format is not None and not self.required:
+            raise invalid(
+                "parallel_tool_calls=false needs tool_choice=required or a function's name",
+                "parallel_tool_calls",
+            )
+
+
+def resolve_tools(
+    service: Service, functions: Sequence[Function], choice: str | FunctionName | None
+) -> RequestedTools:
+    """Return the tools of a request.
+
+    Parameters
+    ----------
+    functions
+        The functions that the request defines.
+    choice
+        ``auto`` (also None), ``none``, ``required``, or the function that must be called.
+
+    Raises
+    ------
+    ApiError
+        The model's template does not support tools, or ``choice`` requires a call of a function
+        that the request does not define.
+    """
+    if not functions and choice not in (None, "none", "auto"):
+        raise invalid("tool_choice needs tools, and the request has none", "tool_choice")
+    if not functions or choice == "none":
+        return RequestedTools()
+    if service.tool_call_format is None:
+        raise invalid("tools: the model's chat template has no supported tool format", "tools")
+    definitions: list[dict[str, Any]]
+    definitions = [{"type": "function", "function": _without_nulls(f)} for f in functions]
+    required = definitions if choice == "required" else []
+    if isinstance(choice, FunctionName):
+        name = choice.name
+        required = [tool for tool in definitions if tool["function"]["name"] == name]
+        if not required:
+            raise invalid(f"tool_choice: tools has no function {name!r}", "tool_choice")
+    return RequestedTools(service.tool_call_format, definitions, required)
+
+
+def _without_nulls(function: Function) -> dict[str, Any]:
+    fields = ((name, getattr(function, name)) for name in Function.__struct_fields__)
+    return {name: value for name, value in fields if value is not None}

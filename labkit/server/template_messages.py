@@ -1,0 +1,78 @@
+"""The messages of a conversation with tool calls, in the form that chat templates render."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.server.api_error import invalid
+
+
+class TemplateMessages:
+    """Collects a conversation's messages for the chat template, in ``messages``.
+
+    Tool calls are added to the assistant's message that they follow, and its text may continue
+    after them. ``param`` is the request's field that contains the messages, for error messages.
+    """
+
+    def __init__(self, param: str) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._param = param
+        self._function_names: dict[str, str] = {}  # by call id
+
+    def add(self, role: str, content: str) -> None:
+        """Add a message of the role system, user or assistant."""
+        last = self.messages[-1] if self.messages else {}
+        if role == last.get("role") == "assistant" and "tool_calls" in last:
+            last["content"] += content
+        else:
+            self.messages.append({"role": role, "content": content})
+
+    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+        """Add a tool call of the assistant."""
+        if not (self.messages and self.messages[-1]["role"] == "assistant"):
+            self.add("assistant", "")
+        self.messages[-1].setdefault("tool_calls", []).append(
+            template_call(call_id, name, arguments)
+        )
+        self._function_names[call_id] = name
+
+    def add_result(self, call_id: str, content: str) -> None:
+        """Add the result of an earlier tool call.
+
+        Raises
+        ------
+        ApiError
+            There is no earlier call with this id.
+        """
+        name = self._function_names.get(call_id)
+        if name is None:
+            raise invalid(
+                f"{self._param}: a tool result has the id of no earlier tool call", self._param
+            )
+        self.messages.append(
+            {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
+        )
+
+
+def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call as chat templates take it: with an object of arguments, not text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def decode_arguments(name: str, arguments: str, param: str) -> dict[str, Any]:
+    """Return the arguments of a call of the function ``name``, decoded from JSON text.
+
+    Raises
+    ------
+    ApiError
+        The arguments are not a JSON object.
+    """
+    try:
+        decoded = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise invalid(f"{param}: the arguments of {name} are not a JSON object", param)
+    return decoded
