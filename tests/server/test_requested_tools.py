@@ -1,0 +1,303 @@
+"""Tests of tools in all three APIs of conversations, with an engine whose replies are given."""
+
+import json
+
+import pytest
+from chat_model import TEMPLATE
+from fake_engine import CharTokenizer
+from in_process import post, run_scenario
+
+from labkit.models.chat_template import ChatTemplate
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+COUNT = f"{MESSAGES}/count_tokens"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
+CHAT_TOOL = {"type": "function", "function": FUNCTION}
+RESPONSES_TOOL = {"type": "function", **FUNCTION}
+MESSAGES_TOOL = {"name": "weather", "description": "The weather.", "input_schema": SCHEMA}
+USER = {"role": "user", "content": "hello"}
+BASES = {
+    CHAT: {"messages": [USER], "tools": [CHAT_TOOL], "max_tokens": 500},
+    RESPONSES: {"input": [USER], "tools": [RESPONSES_TOOL], "max_output_tokens": 500},
+    MESSAGES: {"messages": [USER], "tools": [MESSAGES_TOOL], "max_tokens": 500},
+    COUNT: {"messages": [USER], "tools": [MESSAGES_TOOL]},
+}
+
+
+def call_text(city):
+    arguments = json.dumps({"city": city})
+    return f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+
+
+REPLY = f"Let me see.\n{call_text('Rome')}\n{call_text('Oslo')}\n"
+
+
+class ToolTokenizer(CharTokenizer):
+    """A tokenizer whose chat template supports tools."""
+
+    template = ChatTemplate(TEMPLATE, {})
+
+    def render_chat(self, messages, tools=(), options=None):
+        return self.template.render(messages, tools, options)
+
+
+@pytest.fixture
+def respond(tmp_path):
+    """Return a function that posts requests and returns (status, text) of each, and the prompts."""
+
+    def respond(*requests, reply=REPLY):
+        tokenizer, responses = ToolTokenizer(), []
+
+        async def scenario(service, engine):
+            engine.reply = reply
+            for path, fields in requests:
+                status, body = await post(service, path, {"model": "fake", **BASES[path], **fields})
+                responses.append((status, body.decode()))
+
+        run_scenario(scenario, tmp_path, tokenizer=tokenizer, max_output_tokens=500)
+        return responses, tokenizer.encoded
+
+    return respond
+
+
+def events(text):
+    """Return a stream's events, whose names must be their types."""
+    named = [part.split("\n") for part in text.strip().split("\n\n")]
+    decoded = [(name.removeprefix("event: "), json.loads(data[6:])) for name, data in named]
+    assert all(name == data["type"] for name, data in decoded)
+    return [data for _, data in decoded]
+
+
+def without_ids(item):
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
+
+
+def test_a_response_has_texts_and_calls_as_items(respond):
+    ((_, whole), (_, stream)), _ = respond((RESPONSES, {}), (RESPONSES, {"stream": True}))
+    whole, stream = json.loads(whole), events(stream)
+    message, *calls = whole["output"]
+    assert message["content"][0]["text"] == "Let me see.\n" and message["status"] == "completed"
+    assert [call["type"] for call in calls] == ["function_call"] * 2
+    assert [json.loads(call["arguments"]) for call in calls] == [{"city": "Rome"}, {"city": "Oslo"}]
+    assert len({call["call_id"] for call in calls}) == 2 and whole["status"] == "completed"
+    assert whole["tools"][0]["name"] == "weather" and whole["tool_choice"] == "auto"
+    call_events = [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done",
+        "output_item.done",
+    ]  # fmt: skip
+    kinds = [event["type"].removeprefix("response.") for event in stream]
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "content_part.added",
+        *["output_text.delta"] * len("Let me see.\n"),
+        "output_text.done", "content_part.done", "output_item.done",
+        *call_events, *call_events, "completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+    output = stream[-1]["response"]["output"]
+    assert list(map(without_ids, output)) == list(map(without_ids, whole["output"]))
+    done = [event for event in stream if event["type"] == "response.output_item.done"]
+    assert [event["item"] for event in done] == output
+    assert [event["output_index"] for event in done] == [0, 1, 2]
+    deltas = [e for e in stream if e["type"] == "response.function_call_arguments.delta"]
+    assert [(e["item_id"], e["delta"]) for e in deltas] == [
+        (call["id"], call["arguments"]) for call in output[1:]
+    ]
+
+
+def test_a_message_has_texts_and_calls_as_blocks(respond):
+    ((_, whole), (_, stream)), _ = respond((MESSAGES, {}), (MESSAGES, {"stream": True}))
+    whole, stream = json.loads(whole), events(stream)
+    assert whole["stop_reason"] == "tool_use" and whole["stop_sequence"] is None
+    text, *calls = whole["content"]
+    assert text == {"type": "text", "text": "Let me see.\n"}
+    assert [call["input"] for call in calls] == [{"city": "Rome"}, {"city": "Oslo"}]
+    assert all(call["id"].startswith("toolu_") for call in calls)
+    blocks = []
+    for event in stream:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            delta, block = event["delta"], blocks[event["index"]]
+            if delta["type"] == "text_delta":
+                block["text"] += delta["text"]
+            else:
+                assert delta["type"] == "input_json_delta" and block["input"] == {}
+                block["json"] += delta["partial_json"]
+    assert blocks[0] == {**text, "json": ""}
+    assert [(b["name"], json.loads(b["json"])) for b in blocks[1:]] == [
+        (call["name"], call["input"]) for call in calls
+    ]
+    assert [e["type"] for e in stream if e["type"] != "content_block_delta"] == [
+        "message_start", *["content_block_start", "content_block_stop"] * 3, "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    assert stream[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+def histories(failed=False):
+    """Return the same conversation with a call and its result in each API."""
+    arguments = {"city": "Rome"}
+    function = {"name": "weather", "arguments": json.dumps(arguments)}
+    result = "Error: no data" if failed else "warm"
+    content = [{"type": "text", "text": "no data" if failed else "warm"}]
+    ids = {"call_id": "call_1"}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": arguments}
+    block = {"type": "tool_result", "tool_use_id": "toolu_1", "content": content}
+    if failed:
+        block["is_error"] = True
+    text = {"type": "text", "text": "and now?"}
+    return [
+        (CHAT, {"messages": [
+            {"role": "system", "content": "be brief"},
+            USER,
+            {"role": "assistant", "content": "well", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "call_1", "content": result},
+            {"role": "user", "content": "and now?"},
+        ]}),
+        (RESPONSES, {"instructions": "be brief", "input": [
+            USER,
+            {"role": "assistant", "content": "well"},
+            {"type": "function_call", **function, **ids, "id": "fc_1", "status": "completed"},
+            {"type": "function_call_output", "output": result, **ids},
+            {"role": "user", "content": [{"type": "input_text", "text": "and now?"}]},
+        ]}),
+        (MESSAGES, {"system": "be brief", "messages": [
+            USER,
+            {"role": "assistant", "content": [{"type": "text", "text": "well"}, use]},
+            {"role": "user", "content": [block, text]},
+        ]}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_conversation_has_the_same_prompt_in_every_api(respond, failed):
+    responses, prompts = respond(*histories(failed))
+    assert [status for status, _ in responses] == [200] * 3
+    assert len(set(prompts)) == 1
+    assert f"tool: {'Error: no data' if failed else 'warm'}" in prompts[0]
+    assert '"arguments":{"city": "Rome"}' in prompts[0] and "be brief" in prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "item"),
+    [
+        (RESPONSES, lambda body: {"input": [USER, *body["output"]]}),
+        (MESSAGES, lambda b: {"messages": [USER, {"role": "assistant", "content": b["content"]}]}),
+    ],
+)
+def test_an_output_can_be_sent_back(respond, path, item):
+    ((_, text),), _ = respond((path, {}), reply=REPLY + "Wait.")
+    ((status, _),), (prompt,) = respond((path, item(json.loads(text))))
+    assert status == 200 and prompt.count("assistant: Let me see.\nWait.") == 0
+    written = prompt.partition("assistant: ")[2]
+    assert written.startswith("Let me see.\n\nWait.") and written.count('"arguments":{"city"') == 2
+
+
+def test_the_models_text_is_not_parsed_where_it_may_not_call(respond):
+    choices = {RESPONSES: "none", MESSAGES: {"type": "none"}}
+    requests = [(path, {"tool_choice": choice}) for path, choice in choices.items()]
+    ((_, response), (_, message)), prompts = respond(*requests)
+    assert json.loads(response)["output"][0]["content"][0]["text"] == REPLY
+    assert json.loads(message)["content"] == [{"type": "text", "text": REPLY}]
+    assert json.loads(message)["stop_reason"] == "end_turn"
+    assert not any("# Tools" in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_is_text(respond, stream):
+    fields = {"max_output_tokens": 40, "stream": stream}, {"max_tokens": 40, "stream": stream}
+    (response, message), _ = respond(*zip((RESPONSES, MESSAGES), fields, strict=True))
+    if stream:
+        body = events(response[1])[-1]["response"]
+        assert events(message[1])[-2]["delta"]["stop_reason"] == "max_tokens"
+    else:
+        body = json.loads(response[1])
+        assert json.loads(message[1])["stop_reason"] == "max_tokens"
+    (item,) = body["output"]
+    assert (body["status"], item["status"]) == ("incomplete", "incomplete")
+    assert item["content"][0]["text"] == REPLY[:40]
+
+
+def test_a_stop_sequence_is_reported_after_a_call(respond):
+    ((_, text),), _ = respond((MESSAGES, {"stop_sequences": ["Wait"]}), reply=REPLY + "Wait.")
+    body = json.loads(text)
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "Wait")
+    assert [block["type"] for block in body["content"]] == ["text", "tool_use", "tool_use"]
+
+
+def test_tokens_are_counted_as_they_are_used(respond):
+    *_, (_, history) = histories()
+    (used, counted, without), _ = respond(
+        (MESSAGES, history), (COUNT, history), (COUNT, {**history, "tool_choice": {"type": "none"}})
+    )
+    count = json.loads(counted[1])
+    assert count == {"input_tokens": json.loads(used[1])["usage"]["input_tokens"]}
+    assert json.loads(without[1])["input_tokens"] < count["input_tokens"]
+
+
+def test_what_asks_for_nothing_changes_nothing(respond):
+    mark = {"cache_control": {"type": "ephemeral"}}
+    text = {"type": "text", "text": "hello", "citations": None, **mark}
+    marked = {
+        "messages": [{"role": "user", "content": [text]}],
+        "tools": [{**MESSAGES_TOOL, "type": "custom", "defer_loading": None, **mark}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+        "thinking": {"type": "disabled"},
+    }
+    nulls = {"tools": [{**RESPONSES_TOOL, "strict": None, "defer_loading": None}]}
+    auto = {"tool_choice": "auto", "parallel_tool_calls": True, "include": []}
+    responses, prompts = respond(
+        (MESSAGES, {}), (MESSAGES, marked), (RESPONSES, {}), (RESPONSES, {**nulls, **auto})
+    )
+    assert [status for status, _ in responses] == [200] * 4 and len(set(prompts)) == 1
+    no_tools = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
+    ((status, _),), _ = respond((RESPONSES, no_tools))
+    assert status == 200
+
+
+WEB_SEARCH = {"max_uses": 2, "name": "web_search", "type": "web_search_20250305"}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_9", "content": "private"}
+USE = {"type": "tool_use", "id": "toolu_9", "name": "weather", "input": {}}
+OUTPUT = {"type": "function_call_output", "call_id": "call_9", "output": "private"}
+CALL = {"type": "function_call", "call_id": "call_9", "name": "weather", "arguments": "private"}
+SCHEMA_FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+SINGLE = {"type": "auto", "disable_parallel_tool_use": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "built-in tools such as web_search"),
+        (RESPONSES, {"tools": [RESPONSES_TOOL, WEB_SEARCH]}, "tools[1]: only functions"),
+        (MESSAGES, {"tools": [WEB_SEARCH]}, "built-in tools such as web_search"),
+        (COUNT, {"tools": [WEB_SEARCH]}, "built-in tools such as web_search"),
+        (CHAT, {"tools": [WEB_SEARCH]}, "built-in tools such as web_search"),
+        (RESPONSES, {"tools": [], "tool_choice": "required"}, "tool_choice needs tools"),
+        (MESSAGES, {"tools": [], "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        (RESPONSES, {"tool_choice": {"type": "function", "name": "x"}}, "no function 'x'"),
+        (MESSAGES, {"tool_choice": {"type": "tool", "name": "x"}}, "no function 'x'"),
+        (RESPONSES, {"parallel_tool_calls": False}, "parallel_tool_calls=false needs"),
+        (MESSAGES, {"tool_choice": SINGLE}, "disable_parallel_tool_use=true needs"),
+        (RESPONSES, {"text": {"format": SCHEMA_FORMAT}}, "text.format cannot be combined"),
+        (RESPONSES, {"input": [USER, OUTPUT]}, "the id of no earlier tool call"),
+        (RESPONSES, {"input": [USER, CALL]}, "not a JSON object"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [RESULT]}]}, "no earlier tool call"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [USE]}]}, "must not have tool_use"),
+        (
+            MESSAGES,
+            {"messages": [USER, {"role": "assistant", "content": [RESULT]}]},
+            "must not have tool_result",
+        ),
+        (MESSAGES, {"thread": {"type": "create"}}, "unknown field `thread`"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_one_line(respond, path, fields, message):
+    ((status, text),), _ = respond((path, fields))
+    error = json.loads(text)["error"]
+    assert status == 400 and error["type"] == "invalid_request_error"
+    assert message in error["message"] and "\n" not in error["message"]
+    assert "private" not in text
+    assert (json.loads(text).get("type") == "error") is path.startswith(MESSAGES)
