@@ -110,7 +110,7 @@ def tiny(experiment, part, shape):
         engine = dataclasses.replace(engine, budget=Budget(bytes=POOL))
     # No time is claimed here, so the client of a server may be late.
     engine = dataclasses.replace(
-        engine, server=dataclasses.replace(engine.server, most_late_ms=60_000.0)
+        engine, server=dataclasses.replace(engine.server, most_late_ms=10_000.0)
     )
     return dataclasses.replace(experiment, workload=workload, model=model, engine=engine)
 
