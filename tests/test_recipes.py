@@ -20,7 +20,9 @@ from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app, config, serve, study_runner
 from labkit.config import ConfigError
-from labkit.experiment import cell_composer
+from labkit.experiment import cell_composer, python_environment
+from labkit.experiment.python_environment import Imports, default_options
+from labkit.experiment.turn_protocol import VERSION
 from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +151,14 @@ BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]
 TARGETS = [c for c in RECIPES if c.startswith("make ")]
 INSTALLS = [c for c in RECIPES if c.startswith("pip install ")]
 TESTS = [c for c in RECIPES if c.startswith("pytest ")]
+
+
+@pytest.fixture(autouse=True)
+def no_environment_is_built(monkeypatch):
+    """Compose ablation=versions without a network, and ablation=revisions outside a checkout."""
+    facts = Imports(VERSION, default_options(), ())
+    monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
+    monkeypatch.setattr(python_environment, "_commit", lambda revision, repository: "0" * 40)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

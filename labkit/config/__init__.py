@@ -29,6 +29,7 @@ from labkit.config.engine import (
     Weights,
     user_classes,
 )
+from labkit.config.environment import Environment
 from labkit.config.experiment import (
     CONTROL,
     YAML_KEYWORDS,
@@ -108,6 +109,7 @@ __all__ = [
     "Device",
     "Drafts",
     "Engine",
+    "Environment",
     "EosHandling",
     "Experiment",
     "FramePicks",

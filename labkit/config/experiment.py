@@ -59,7 +59,9 @@ class Ablation(Group, place="ablation"):
         None, "Arm that the others are compared with.", null_means="the first arm"
     )
     arms: dict[str, Any] = option(
-        factory=dict, meaning="Arms by name, each with its overrides: {arm: {option: value}}."
+        factory=dict,
+        meaning="Arms by name, each with its overrides: {arm: {option: value}}; the key "
+        "environment sets what the arm's process imports (docs/regression.md).",
     )
     claims: Claims = field(default_factory=Claims)
     published: Any = option(

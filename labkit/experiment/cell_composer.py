@@ -8,7 +8,7 @@ so that workers need no Hydra.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +29,20 @@ from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name
 from labkit.experiment.hydra_composer import Composer, hydra_quote
+from labkit.experiment.python_environment import (
+    Imports,
+    PythonEnvironment,
+    default_options,
+    imports_of,
+    known_options,
+)
+from labkit.experiment.turn_protocol import VERSION
 from labkit.machine import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, read_cell
 
 ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
 ENGINE_KEYS = ("engine", "model")  # keys left out of it if the workload has no engine
+ENVIRONMENT = "environment"  # the key of an arm that is not an option
 LIVE_MEMORY_SHARE = 0.75  # of RAM, for processes that are alive at the same time
 
 
@@ -87,19 +96,28 @@ def compose_cell(
     baseline = ablation.baseline_arm
     names = [baseline, *(name for name in ablation.arms if name != baseline)]
     experiments: dict[str, Experiment] = {}
+    imports: dict[str, Imports] = {}
+    arms: list[Arm] = []
     for name in names:
-        overrides = ablation.arms[name]
+        overrides = {key: v for key, v in ablation.arms[name].items() if key != ENVIRONMENT}
         experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
+        arm = _arm(name, ablation, experiments[name])
+        if ENVIRONMENT in ablation.arms[name]:
+            arm, imports[name] = _with_environment(
+                arm, experiments[name], ablation.arms[name][ENVIRONMENT]
+            )
+        else:
+            _check_classes(name, experiments[name], _is_importable)
         _check_arm(name, experiments[name], overrides)
+        arms.append(arm)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
     engaged_claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
     engaged_claim_validation.check_weights(ablation.claims.engaged, experiments)
     engaged_claim_validation.check_launches(ablation.claims.engaged, experiments)
-    arms = [_arm(name, ablation, experiments[name]) for name in names]
     if experiment.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]
-    isolation, reason = resolve_isolation(experiment.design, list(experiments.values()))
+    isolation, reason = resolve_isolation(experiment.design, list(experiments.values()), imports)
     name = cell_name(task_overrides)
     return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason)
 
@@ -139,10 +157,30 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
     )
 
 
+def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm, Imports]:
+    """Return an arm with its environment, which is built and tested, and what that imports.
+
+    Options that the environment's revision of labkit lacks are left out of the arm's config.
+    """
+    modules = {path.partition(":")[0] for path in user_classes(experiment.engine).values()}
+    try:
+        environment = PythonEnvironment.resolve(plain)
+        imports = imports_of(environment, tuple(sorted(modules)))
+        config = arm.config
+        if environment.replaces_labkit:
+            config = known_options(config, imports.defaults, default_options())
+    except ConfigError as error:
+        raise ConfigError(f"arm {arm.name}: {error}") from None
+    _check_classes(arm.name, experiment, lambda module: module not in imports.missing)
+    return replace(arm, config=config, environment=environment.identity()), imports
+
+
 def resolve_isolation(
-    design: Design, experiments: Sequence[Experiment]
+    design: Design, experiments: Sequence[Experiment], imports: Mapping[str, Imports] | None = None
 ) -> tuple[Isolation, str | None]:
     """Return the isolation of the arms' runs, and the reason if they do not share a process.
+
+    ``imports``: what the arms with environments of their own import, by the arm's name.
 
     Raises
     ------
@@ -151,9 +189,11 @@ def resolve_isolation(
     """
     from labkit import workload
 
-    asked = design.isolation
+    asked, imports = design.isolation, imports or {}
     if asked in (Isolation.process, Isolation.live):
         reason: str | None = f"design.isolation={asked.value} requires it"
+    elif imports:
+        reason = f"arm {next(iter(imports))} has an environment of its own"
     else:
         reason = workload.apart(experiments)
     if reason is None:
@@ -162,7 +202,7 @@ def resolve_isolation(
         return Isolation.process, reason
     if asked is Isolation.in_process:
         raise _refusal(asked, reason)
-    obstacle = workload.not_live(experiments) or _too_large(experiments)
+    obstacle = _other_protocol(imports) or workload.not_live(experiments) or _too_large(experiments)
     if obstacle is None:
         return Isolation.live, reason
     if asked is Isolation.live:
@@ -174,6 +214,18 @@ def _refusal(asked: Isolation, reason: str) -> ConfigError:
     return ConfigError(
         f"design.isolation={asked.value}: {reason}; set design.isolation to process or auto"
     )
+
+
+def _other_protocol(imports: Mapping[str, Imports]) -> str | None:
+    """Return the reason that an environment's worker cannot take turns with others, or None."""
+    for name, imported in imports.items():
+        if imported.protocol != VERSION:
+            theirs = imported.protocol or "none"
+            return (
+                f"the worker of arm {name} uses version {theirs} of the turn protocol, and this "
+                f"labkit uses version {VERSION}"
+            )
+    return None
 
 
 def _too_large(experiments: Sequence[Experiment]) -> str | None:
@@ -264,14 +316,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         require(
             key.lstrip("+~").split(".")[0].split("@")[0] in ("engine", "model", "workload"),
             f"arm {name}: {key} must be the same for every arm; "
-            "an arm may change options of engine, model and workload",
-        )
-    for key, path in user_classes(arm.engine).items():
-        module = path.partition(":")[0]
-        require(
-            _is_importable(module),
-            f"arm {name}: {key}={path}: no module {module!r} on the Python path; "
-            "start the command in its folder, or set PYTHONPATH",
+            "an arm may change options of engine, model and workload, and have an environment",
         )
     if arm.model.shape is None:
         from labkit.models import resolve
@@ -288,6 +333,17 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         parallel.check(arm)
     except ConfigError as error:
         raise ConfigError(f"arm {name}: {error}") from None
+
+
+def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bool]) -> None:
+    """Check that the modules of the user's own classes exist."""
+    for key, path in user_classes(arm.engine).items():
+        module = path.partition(":")[0]
+        require(
+            is_importable(module),
+            f"arm {name}: {key}={path}: no module {module!r} on the Python path; "
+            "start the command in its folder, or set PYTHONPATH",
+        )
 
 
 def _is_importable(module: str) -> bool:

@@ -19,8 +19,9 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.live_set import LiveCommand
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
+from labkit.experiment.python_environment import PythonEnvironment
 from labkit.experiment.run_failures import RunFailure
-from labkit.machine import cache_dir, fingerprint, worker_environment
+from labkit.machine import cache_dir, code_revision, fingerprint, worker_environment
 from labkit.machine.listening_processes import NoListener, find_listeners
 from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read_record
@@ -85,7 +86,11 @@ class ProcessLauncher:
         log = cell.paths.runs / f"prepare-{names[0]}.log"
         environ, _ = _environment(cell.arm(names[0]))
         ending = child_process.run(
-            [*self.command, "--prepare", *(str(cell.paths.arm(name)) for name in names)],
+            [
+                *self._command(cell.arm(names[0])),
+                "--prepare",
+                *(str(cell.paths.arm(name)) for name in names),
+            ],
             environment=environ,
             log=log,
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
@@ -131,8 +136,8 @@ class ProcessLauncher:
             records.append(
                 replace(
                     record,
-                    environment={**record.environment, **before},
-                    environment_end={**record.environment_end, **after},
+                    environment={**record.environment, **before, **_tree_state(arm)},
+                    environment_end={**record.environment_end, **after, **_tree_state(arm)},
                     notes={**record.notes, **notes, "config": config_digest(arm)},
                     seconds={**record.seconds, "process": seconds},
                 )
@@ -144,7 +149,7 @@ class ProcessLauncher:
     ) -> child_process.ProcessExit:
         """Run one process that does all ``runs``."""
         return child_process.run(
-            [*self.command, *_arguments(runs, cell)],
+            [*self._command(cell.arm(runs[0].arm)), *_arguments(runs, cell)],
             environment=_environment(cell.arm(runs[0].arm))[0],
             log=cell.paths.log(runs[0]),
             timeout_s=cell.design.timeout_s * len(runs),
@@ -157,7 +162,7 @@ class ProcessLauncher:
         """Run a process for each of ``runs``, which take turns."""
         commands = {
             run.arm: LiveCommand(
-                (*self.command, *_arguments([run], cell)),
+                (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
                 _environment(cell.arm(run.arm))[0],
                 cell.paths.log(run),
                 _paused_servers(cell.arm(run.arm)),
@@ -167,6 +172,9 @@ class ProcessLauncher:
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
         timeout_s = cell.design.timeout_s
         return live_set.run(commands, order=order, timeout_s=timeout_s, on_tick=tick)
+
+    def _command(self, arm: Arm) -> list[str]:
+        return PythonEnvironment.of(arm.environment).command(self.command)
 
     def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
         """Return notes on the arm that ran before this process and the idle seconds since then."""
@@ -181,6 +189,12 @@ def config_digest(arm: Arm) -> str:
     """Return a hash of an arm's resolved config."""
     text = json.dumps(arm.to_json()["config"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _tree_state(arm: Arm) -> dict[str, Any]:
+    """Return what differs from the study's own tree: an exported revision has no changes."""
+    environment = PythonEnvironment.of(arm.environment)
+    return {"git_changes": code_revision.CLEAN} if environment.replaces_labkit else {}
 
 
 def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
@@ -252,6 +266,7 @@ def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
     environ, removed = worker_environment.worker_environment(
         os.environ, threads=engine.threads or cores, cores=cores
     )
+    environ = PythonEnvironment.of(arm.environment).variables(environ)
     return environ | engine.mlx.environment(), removed
 
 
@@ -278,7 +293,7 @@ def _marker(arm: Arm) -> Path:
         digest.update(str(path).encode())
         digest.update(path.read_bytes())
     cpu = str(fingerprint.facts().get("cpu_model"))
-    facts = (fingerprint.versions(), sys.version, dict(arm.config), cpu)
+    facts = (fingerprint.versions(), sys.version, dict(arm.config), cpu, dict(arm.environment))
     digest.update(repr(facts).encode())
     return cache_dir.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
 

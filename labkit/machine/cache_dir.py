@@ -152,7 +152,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+def numba_cache_dir(environ: Mapping[str, str] | None = None, package: Path | None = None) -> Path:
     """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
 
     numba recompiles a cached function when the function's file, numba or the CPU changes. It does
@@ -163,9 +163,12 @@ def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     ----------
     environ
         As in ``root``.
+    package
+        The folder of labkit's package; None: the one that is running.
     """
     digest = hashlib.sha256()
-    for path, text in numba_sources.read_sources(Path(__file__).resolve().parents[1]).items():
+    package = package or Path(__file__).resolve().parents[1]
+    for path, text in numba_sources.read_sources(package).items():
         digest.update(path.encode())
         digest.update(text)
     return root(environ) / "numba" / digest.hexdigest()[:16]

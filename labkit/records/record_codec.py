@@ -129,8 +129,10 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
         identity=_checked(claims, "identity", str),
         engaged=tuple(_checked(claims, "engaged", list)),
         all_served=claims.get("all_served", False) is True,
+        environment=_checked({"environment": {}, **data}, "environment", dict),
         extra=_unknown_keys(
-            data, ["schema_version", "arm", "role", "overrides", "config", "claims"]
+            data,
+            ["schema_version", "arm", "role", "overrides", "config", "claims", "environment"],
         ),
     )
 

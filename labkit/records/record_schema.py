@@ -179,6 +179,9 @@ class Arm:
         Counters that the arm claims to be above 0 after a run, besides :attr:`engine_counter`.
     all_served
         Whether the arm claims that no request is refused or fails.
+    environment
+        What the arm's process imports, if that differs from the study's own: ``python``,
+        ``requirements``, ``revision`` (the full hash of a commit) and its ``repository``.
     """
 
     name: str
@@ -188,6 +191,7 @@ class Arm:
     identity: str = "none"
     engaged: tuple[str, ...] = ()
     all_served: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -220,6 +224,7 @@ class Arm:
                 # Only if it is claimed, so that arms of older studies compare as equal.
                 **({"all_served": True} if self.all_served else {}),
             },
+            **({"environment": dict(self.environment)} if self.environment else {}),
             **self.extra,
         }
 

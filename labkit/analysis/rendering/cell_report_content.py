@@ -27,7 +27,7 @@ from labkit.analysis.sensitivity_analysis import (
     sensitivity_results,
 )
 from labkit.analysis.verdict_sentences import control_sentence, title
-from labkit.records import Record
+from labkit.records import Arm, Record
 
 Json = Mapping[str, Any]
 MAX_SHOWN_DISTURBANCES = 2  # per block
@@ -105,7 +105,11 @@ class CellReport:
     @cached_property
     def machine(self) -> list[str]:
         """The machine that ran the cell, and the cost of a run outside its measurement."""
-        return [environment_line(self.cell["environment"]), *cost_lines(self.records)]
+        return [
+            environment_line(self.cell["environment"]),
+            *import_lines(self.analysis.data.arms, self.records),
+            *cost_lines(self.records),
+        ]
 
     @cached_property
     def legend(self) -> ArmLegend:
@@ -143,6 +147,31 @@ def environment_line(environment: Json) -> str:
         *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
     ]
     return "Machine: " + ", ".join(str(part) for part in parts if part) + "."
+
+
+def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
+    """Return a line per arm on what its process imported, if arms have environments of their own.
+
+    Only what differs between the arms is named.
+    """
+    imported: dict[str, dict[str, str]] = {}
+    for record in records if any(arm.environment for arm in arms) else ():
+        if record.ok and record.role != "control" and record.arm not in imported:
+            commit = record.environment.get("git")
+            imported[record.arm] = {
+                "Python": str(record.environment.get("python")),
+                **(record.environment.get("versions") or {}),
+                **({"labkit at": commit[:12]} if commit else {}),
+            }
+    names = dict.fromkeys(name for versions in imported.values() for name in versions)
+    differing = [name for name in names if len({v.get(name) for v in imported.values()}) > 1]
+    return [
+        f"{arm} imported "
+        + ", ".join(f"{name} {versions[name]}" for name in differing if name in versions)
+        + "."
+        for arm, versions in imported.items()
+        if differing
+    ]
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:

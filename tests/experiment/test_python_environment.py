@@ -1,0 +1,251 @@
+"""Python environments of arms: revisions, interpreters and requirements."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.rendering.cell_report_content import import_lines
+from labkit.config import ConfigError, Isolation
+from labkit.experiment import python_environment
+from labkit.experiment.cell import Cell
+from labkit.experiment.cell_composer import to_cell
+from labkit.experiment.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.python_environment import (
+    Imports,
+    PythonEnvironment,
+    default_options,
+    known_options,
+)
+from labkit.experiment.turn_protocol import VERSION
+from labkit.machine import code_revision
+from labkit.records import Arm, Record, read_arm
+
+IMPORTS = Imports(VERSION, default_options(), ())
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A Git checkout with two commits in place of labkit's own, and an empty cache."""
+    folder = tmp_path / "checkout"
+    (folder / "labkit").mkdir(parents=True)
+    monkeypatch.setattr(code_revision, "CHECKOUT", folder)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    (folder / "conf").mkdir()
+    (folder / "conf" / "config.yaml").touch()
+    git(folder, "init", "-q", "-b", "main")
+    for version in "12":
+        (folder / "labkit" / "__init__.py").write_text(f"version = {version}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "-q", "-m", version)
+    return folder
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=n", "-c", "user.email=e"]
+    done = subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def value_of_labkit(environment):
+    """Return ``labkit.version`` as this environment's Python imports it."""
+    code = "import labkit; print(labkit.version)"
+    command = environment.command([sys.executable, "-c", code])
+    variables = environment.variables({"PATH": os.environ["PATH"]})
+    return int(subprocess.run(command, env=variables, check=True, capture_output=True).stdout)
+
+
+def test_a_revision_is_exported_and_imported(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)  # Python must not import the working folder's labkit
+    environment = PythonEnvironment.resolve({"revision": "main~1"})
+    assert environment.revision == git(checkout, "rev-parse", "main~1")
+    environment.build()
+    assert value_of_labkit(environment) == 1
+    exported = environment.variables({})["PYTHONPATH"].split(os.pathsep)[0]
+    assert code_revision.commit(python_environment.Path(exported)) == environment.revision
+
+
+def test_a_revision_of_another_repository_precedes_and_keeps_labkit(checkout, tmp_path):
+    (checkout / "src" / "engine").mkdir(parents=True)
+    (checkout / "src" / "engine" / "__init__.py").touch()
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "src")
+    environment = PythonEnvironment.resolve({"revision": "main", "repository": str(checkout)})
+    assert not environment.replaces_labkit
+    environment.build()
+    first = environment.variables({"PYTHONPATH": "/theirs"})["PYTHONPATH"].split(os.pathsep)
+    assert first[0].endswith(f"{environment.revision}/src") and first[1] == "/theirs"
+    assert os.listdir(first[0]) == ["engine"]
+
+
+def test_an_identity_is_read_back(checkout):
+    plain = {"revision": "main", "python": sys.executable, "requirements": ["a==1"]}
+    environment = PythonEnvironment.resolve(plain)
+    identity = json.loads(json.dumps(environment.identity()))
+    assert identity["revision"] == environment.revision != "main"
+    assert PythonEnvironment.of(identity) == environment
+    assert PythonEnvironment.of({}).variables({"A": "b"}) == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("plain", "line"),
+    [
+        ({"revision": "nope"}, "environment.revision=nope: no such revision"),
+        ({"python": "/nowhere"}, "environment.python=/nowhere: no such program"),
+        ({"foo": 1}, "environment.foo: no such option"),
+        ({"python": 3}, "environment.python=3: must be of type str"),
+        ({}, "environment: set python, requirements or revision"),
+        (3, "environment: must be a map, not 3"),
+        ({"revision": "--all"}, "environment: '--all' must not begin with '-'"),
+        ({"requirements": ["-r/etc/x"]}, "environment: '-r/etc/x' must not begin with '-'"),
+        ({"python": "python3", "repository": "/"}, "repository=/: set environment.revision, too"),
+        ({"revision": "main", "repository": "/"}, "environment.repository: / is not a Git checkou"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(checkout, tmp_path, plain, line):
+    with pytest.raises(ConfigError) as caught:
+        PythonEnvironment.resolve(plain).build()
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_program_that_is_no_python_is_refused(checkout):
+    environment = PythonEnvironment.resolve({"python": "true"})
+    with pytest.raises(ConfigError, match=r"environment\.python=.*true: not a Python interpreter"):
+        environment.imports([])
+
+
+def test_a_revision_whose_worker_does_not_start_is_refused(checkout):
+    environment = PythonEnvironment.resolve({"revision": "main"})
+    environment.build()
+    with pytest.raises(ConfigError, match=r"worker does not start: ModuleNotFoundError"):
+        environment.imports([])
+
+
+@pytest.mark.parametrize("uv", [True, False])
+def test_requirements_are_installed_once_without_dependencies(checkout, monkeypatch, uv):
+    commands = []
+
+    def run(command, timeout_s, environment=None):
+        commands.append(command)
+        return SimpleNamespace(returncode=0, stderr=b"", stdout=b"")
+
+    monkeypatch.setattr(python_environment, "_run", run)
+    monkeypatch.setattr(python_environment.shutil, "which", lambda name: "uv" if uv else None)
+    environment = PythonEnvironment(requirements=("mlx==0.32.2",))
+    for _ in range(2):
+        environment.build()
+    (command,) = commands
+    assert command[:3] == (["uv", "pip", "install"] if uv else [sys.executable, "-m", "pip"])
+    assert "--no-deps" in command and command[-1] == "mlx==0.32.2"
+    folder = environment.variables({})["PYTHONPATH"].split(os.pathsep)[0]
+    assert os.path.isdir(folder)
+    other = PythonEnvironment(requirements=("mlx==0.32.3",)).variables({})
+    assert other["PYTHONPATH"].split(os.pathsep)[0] != folder
+    assert other["NUMBA_CACHE_DIR"] != environment.variables({})["NUMBA_CACHE_DIR"]
+
+
+def test_a_requirement_that_cannot_be_had_leaves_nothing(checkout, tmp_path, monkeypatch):
+    failed = SimpleNamespace(
+        returncode=1, stderr=b"ERROR: from versions\nERROR: No matching distribution for x==9\n"
+    )
+    monkeypatch.setattr(python_environment, "_run", lambda *arguments: failed)
+    with pytest.raises(ConfigError, match=r"^environment.requirements: No matching .* x==9$"):
+        PythonEnvironment(requirements=("x==9",)).build()
+    assert list((tmp_path / "cache" / "environments").iterdir()) == []
+
+
+def test_options_that_a_revision_lacks_are_left_out_at_their_defaults():
+    ours = {"engine": {"threads": None, "new": 1, "kv": {"new": 2, "old": 3}}, "seed": 0}
+    theirs = {"engine": {"threads": None, "kv": {"old": 4}, "gone": 5}, "seed": 0}
+    config = {"engine": {"threads": 2, "new": 1, "kv": {"new": 2, "old": 3}}, "seed": 1}
+    expected = {"engine": {"threads": 2, "kv": {"old": 3}}, "seed": 1}
+    assert known_options(config, theirs, ours) == expected
+    config["engine"]["kv"]["new"] = 7
+    with pytest.raises(ConfigError, match=r"^engine\.kv\.new=7: its revision has no such option"):
+        known_options(config, theirs, ours)
+
+
+@pytest.fixture
+def fake_imports(monkeypatch):
+    """Make environments import what this labkit does, without starting their Python."""
+
+    def make(**changes):
+        facts = Imports(**{**vars(IMPORTS), **changes})
+        monkeypatch.setattr(
+            "labkit.experiment.cell_composer.imports_of", lambda environment, modules: facts
+        )
+
+    make()
+    return make
+
+
+KERNELS = ("workload=kernel_decode", "ablation=revisions")
+
+
+def test_arms_with_environments_take_turns_in_processes_of_their_own(
+    composed, checkout, fake_imports
+):
+    cell = composed(*KERNELS)
+    assert cell.isolation is Isolation.live
+    assert cell.separate_processes_reason == "arm before has an environment of its own"
+    revisions = [git(checkout, "rev-parse", name) for name in ("HEAD~1", "HEAD", "HEAD~1")]
+    assert [arm.environment["revision"] for arm in cell.arms] == revisions  # the last: the control
+    with pytest.raises(ConfigError, match=r"in_process: arm before has an environment of its own"):
+        composed(*KERNELS, "design.isolation=in_process")
+
+
+@pytest.mark.parametrize("protocol", [None, VERSION + 1])
+def test_another_turn_protocol_means_separate_processes(composed, checkout, fake_imports, protocol):
+    fake_imports(protocol=protocol)
+    cell = composed(*KERNELS)
+    assert cell.isolation is Isolation.process
+    line = f"the worker of arm before uses version {protocol or 'none'} of the turn protocol"
+    assert f"; not live: {line}" in cell.separate_processes_reason
+    with pytest.raises(ConfigError, match=rf"isolation=live: {line}, and this labkit uses"):
+        composed(*KERNELS, "design.isolation=live")
+
+
+def test_a_class_must_exist_in_the_environment(composed, checkout, fake_imports):
+    arm = "+ablation.arms.x={engine.name:'theirs.engine:Engine',environment:{python:python3}}"
+    composed("workload=chat", arm)
+    fake_imports(missing=("theirs.engine",))
+    with pytest.raises(ConfigError, match=r"^arm x: engine\.name=theirs\.engine:Engine: no module"):
+        composed("workload=chat", arm)
+
+
+def test_a_study_does_not_continue_after_its_revision_has_moved(
+    composed, checkout, fake_imports, tmp_path
+):
+    def cell() -> Cell:
+        return to_cell(composed(*KERNELS, "design.blocks=4"), tmp_path / "cell")
+
+    write_manifest(cell(), 4)
+    assert read_arm(tmp_path / "cell" / "arms" / "after.json").environment == {
+        "revision": git(checkout, "rev-parse", "HEAD")
+    }
+    refuse_changes(cell())
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "3")
+    with pytest.raises(ConfigError, match=r"arm after: environment\.revision was \w+, now \w+"):
+        refuse_changes(cell())
+
+
+def test_the_report_says_what_arms_with_environments_imported():
+    def record(arm, commit, role="arm", mlx="0.32.4"):
+        versions = {"mlx": mlx, "numpy": "2.4.6"}
+        environment = {"git": commit, "python": "3.11.7", "versions": versions}
+        return Record(arm, role, 0, 0, 0, "ok", "now", environment=environment)
+
+    arms = [Arm(name, "arm", {}, {}, environment={"revision": name}) for name in "ab"]
+    records = [record("a", "1" * 40), record("b", "2" * 40, mlx="0.32.2")]
+    assert import_lines(arms, [*records, record("c", "3" * 40, "control")]) == [
+        f"a imported mlx 0.32.4, labkit at {'1' * 12}.",
+        f"b imported mlx 0.32.2, labkit at {'2' * 12}.",
+    ]
+    assert import_lines([Arm("a", "arm", {}, {})], records) == []
+    assert import_lines(arms, records[:1]) == []
