@@ -43,6 +43,8 @@ class ServerPreset:
         Whether the server returns the sampled ids if ``return_token_ids`` is set.
     eos_handling
         How a request asks for its full output length.
+    resets_prefix_cache
+        Whether ``POST /reset_prefix_cache`` empties the server's prefix cache.
     multiplies_by_blas
         Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
     tested
@@ -54,6 +56,7 @@ class ServerPreset:
     token_prompts: bool = False
     token_ids: bool = False
     eos_handling: EosHandling = EosHandling.none
+    resets_prefix_cache: bool = False
     multiplies_by_blas: bool = False
     tested: bool = False
 
@@ -76,6 +79,7 @@ PRESETS = {
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
+        resets_prefix_cache=True,
         tested=True,
     ),
     "xllamacpp": ServerPreset(

@@ -10,6 +10,8 @@ from fake_server import FakeServer
 
 from labkit import config
 from labkit.engine import openai
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.openai.server_process import ServerProcess
 from labkit.engine.request import Request, SamplingParams
 
 SENTENCE = "the river runs past the old mill and the clock on its wall. " * 4
@@ -110,7 +112,9 @@ def test_labkits_client_sees_what_the_servers_cache_held(cold_server, chat_model
     engine = openai.create(engine_options, chat_model)
     cached = []
     try:
-        for name in ("cold", "warm"):
+        for name in ("cold", "warm", "cleared"):
+            if name == "cleared":
+                engine.clear_cache()
             engine.reset_counters()
             engine.submit(Request(name, tuple(range(100)), SamplingParams(max_tokens=2)))
             while engine.has_work():
@@ -119,4 +123,14 @@ def test_labkits_client_sees_what_the_servers_cache_held(cold_server, chat_model
             cached.append(engine.counters()["tokens.cached"])
     finally:
         engine.close()
-    assert cached == [0, 96]
+    assert cached == [0, 96, 0]
+
+
+def test_a_cache_that_is_not_reset_is_an_error_of_one_line(tmp_path):
+    with FakeServer(tmp_path, api_key="sesame") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        kept = ServerProcess(config.OpenAIServer(preset="labkit", url=url), url, None)
+        with pytest.raises(EngineError, match=r"not reset: this server needs a valid API key$"):
+            kept.reset_prefix_cache()
+    with pytest.raises(EngineError, match=r"not reset: .*refused"):
+        kept.reset_prefix_cache()

@@ -78,6 +78,43 @@ def test_an_unsupported_option_is_refused_by_name(client, options, param):
     assert error_info.value.param == param
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["celsius", "kelvin"]}},
+    "required": ["unit"],
+    "additionalProperties": False,
+}
+NAMES = ("weather", "warmth")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "warmth"}])
+def test_a_response_with_a_required_call(client, choice):
+    tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in NAMES]
+    request = {**RESPONSES_REQUEST, "tools": tools, "tool_choice": choice, "max_output_tokens": 300}
+    response = client.responses.create(**request)
+    (call,) = response.output
+    assert response.status == "completed" and call.type == "function_call"
+    assert call.name in (NAMES if choice == "required" else ["warmth"])
+    assert json.loads(call.arguments)["unit"] in ("celsius", "kelvin")
+    with client.responses.stream(**request) as stream:
+        done = [e for e in stream if e.type == "response.function_call_arguments.done"]
+        (streamed,) = stream.get_final_response().output
+    assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
+    assert [event.arguments for event in done] == [call.arguments]
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "warmth"}])
+def test_a_message_with_a_required_call(server, choice):
+    tools = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
+    single = {**choice, "disable_parallel_tool_use": True}
+    status, text = post_message(server, tools=tools, tool_choice=single, max_tokens=300)
+    message = json.loads(text)
+    (call,) = message["content"]
+    assert status == 200 and message["stop_reason"] == "tool_use"
+    assert call["name"] in (NAMES if choice["type"] == "any" else ["warmth"])
+    assert call["input"]["unit"] in ("celsius", "kelvin")
+
+
 def post_message(server, **options):
     """Post to ``/v1/messages``; return the status and the body's text."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)

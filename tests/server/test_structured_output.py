@@ -218,6 +218,29 @@ def test_two_adjacent_calls_are_parsed():
     assert parse([one + one]) == ("", [("f", "{}"), ("f", "{}")])
 
 
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_whitespace_around_calls_is_not_text(size):
+    one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    text = f" \n{one}\n\n{one} \n"
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert parse(pieces) == ("", [("f", "{}"), ("f", "{}")])
+    assert parse([" \n "]) == (" \n ", [])
+    assert parse([one, "\n and", " more "]) == ("\n and more ", [("f", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": "\\u00e9"}', '{"a": "é"}'), ('"{\\"a\\": 1}"', '{"a": 1}'),
+        ("null", "{}"), ('""', "{}"),
+        ("[1]", None), ("3", None), ('"x"', None), ('{"a": NaN}', None), ('{"a": "\\ud800"}', None),
+    ],
+)  # fmt: skip
+def test_only_an_object_of_arguments_makes_a_call(arguments, expected):
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert parse([text]) == (("", [("f", expected)]) if expected else (text, []))
+
+
 def test_every_template_mark_has_a_parser():
     for mark, parser in tool_calls.TEMPLATE_MARKS:
         call_format = ToolCallFormat(parser)

@@ -258,11 +258,18 @@ class RemoteEngine:
         self._cpu_s, self._loop_cpu_start_s = 0.0, self._client.cpu_seconds()
 
     def clear_cache(self) -> None:
-        """Do nothing: the API cannot clear a server's cache.
+        """Empty the server's prefix cache, if its preset says that it can be reset.
 
-        A run is not affected if labkit started the server, because the server is then new and its
-        warm-up uses other prompts.
+        Other servers have no common way to do so. A run is not affected if labkit started the
+        server, because the server is then new and its warm-up uses other prompts.
+
+        Raises
+        ------
+        EngineError
+            The server refuses, for example because it has requests of other clients.
         """
+        if self._options.server_preset.resets_prefix_cache:
+            self._server.reset_prefix_cache()
 
     def close(self) -> None:
         """Close every connection, and stop the server if labkit started it."""

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,15 @@ import labkit
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai.http_client import CompletedResponse, HttpClient
-from labkit.engine.openai.sse_decoder import SSEDecoder, StreamChunk, StreamError, parse_chunk
+from labkit.engine.openai.sse_decoder import (
+    SSEDecoder,
+    StreamChunk,
+    StreamError,
+    error_text,
+    parse_chunk,
+)
 from labkit.machine import openblas_for_mlx, worker_environment
+from labkit.machine.exception_text import one_line
 from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
 POLL_S = 0.05  # between two probes of a starting server
@@ -136,6 +144,25 @@ class ServerProcess:
             self.check_running()
         client.cancel(key)
         return f"no answer within {seconds:.1f} s"
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the server's prefix cache with ``POST /reset_prefix_cache``.
+
+        Raises
+        ------
+        EngineError
+            The server refuses, or does not respond.
+        """
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")
+        try:
+            urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S).close()
+        except urllib.error.HTTPError as error:
+            reason = error_text(error.read())
+        except OSError as error:
+            reason = one_line(error)
+        else:
+            return
+        raise EngineError(f"{self._option}: the prefix cache was not reset: {reason}")
 
     def process_memory(self) -> dict[str, float]:
         """Return the resident bytes of the server and its descendants as ``rss_bytes``.
