@@ -162,7 +162,7 @@ def _preparation_note(experiment: Experiment) -> str | None:
     """Return a line about a preparation that takes seconds or longer, or None."""
     if experiment.workload.kind == "headroom":
         return None  # arithmetic on the model's configuration
-    if experiment.workload.serves:
+    if experiment.workload.loads_model:
         return f"preparing model={experiment.model.name} and its prompts"
     if not experiment.workload.made or experiment.workload.clips is not None:
         return None

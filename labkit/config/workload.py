@@ -93,8 +93,9 @@ KIND = "workload.kind"
 KERNEL = ReadBy(KIND, ("kernel",))
 REQUESTS = ReadBy(KIND, ("requests", "headroom", CLASS_PATH))
 VIDEO = ReadBy(KIND, ("video",))
+SCORING = ReadBy(KIND, ("scoring",))
 REPEATED = ReadBy(KIND, ("kernel", "video"))
-IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", CLASS_PATH))
+IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", "scoring", CLASS_PATH))
 
 
 @dataclass
@@ -105,14 +106,15 @@ class Workload(Group, place="workload"):
     kind: str = option(
         "requests",
         "Kind of workload: attention batches (kernel), requests to an engine (requests), a memory "
-        "plan without serving (headroom), video decoding (video), or a class of your own.",
-        choices=("kernel", "requests", "headroom", "video"),
+        "plan without serving (headroom), video decoding (video), log probabilities of given texts "
+        "(scoring), or a class of your own.",
+        choices=("kernel", "requests", "headroom", "video", "scoring"),
         class_path=True,
     )
     warmup: int = option(
         2,
         "Unmeasured warm-up: minimum number of launches per case, or number of requests (in a "
-        "video workload, for its shortest clip).",
+        "video workload, for its shortest clip; in a scoring workload, number of windows).",
         ge=0,
     )
     repeats: int = option(
@@ -134,7 +136,8 @@ class Workload(Group, place="workload"):
     )
     concurrency: int | None = option(
         16,
-        "Maximum requests in flight (in a closed loop, the number of clients); null: no limit.",
+        "Maximum requests in flight (in a closed loop, the number of clients; in a scoring "
+        "workload, the windows of a round); null: no limit.",
         ge=1,
         le=4096,
         read_by=IN_FLIGHT,
@@ -213,6 +216,18 @@ class Workload(Group, place="workload"):
         null_means="none",
         read_by=VIDEO,
     )
+    texts: str | None = option(
+        None,
+        "Text to score: a UTF-8 file, or JSON Lines (FILE.jsonl) with the key text.",
+        null_means="the packaged texts",
+        read_by=SCORING,
+    )
+    window_tokens: int = option(
+        256, "Tokens per scored window.", ge=2, le=1 << 20, unit="tokens", read_by=SCORING
+    )
+    num_windows: int | None = option(
+        None, "Number of windows to score, from the first.", ge=1, null_means="all", read_by=SCORING
+    )
 
     def __post_init__(self) -> None:
         """Check the rules between options."""
@@ -228,7 +243,7 @@ class Workload(Group, place="workload"):
             )
         if self.times_kernels:
             self._check_kernel()
-        else:
+        elif not self.has_engine:
             self._check_video()
 
     @property
@@ -240,6 +255,11 @@ class Workload(Group, place="workload"):
     def serves(self) -> bool:
         """Whether the workload serves requests."""
         return self.kind in REQUESTS
+
+    @property
+    def loads_model(self) -> bool:
+        """Whether the workload runs a model: it serves requests or scores texts."""
+        return self.serves or self.kind in SCORING
 
     @property
     def has_engine(self) -> bool:

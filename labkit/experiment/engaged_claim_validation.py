@@ -67,7 +67,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             continue
         where, model = f"ablation.claims.engaged.{arm}", experiment.model
         require(
-            experiment.workload.serves,
+            experiment.workload.loads_model,
             f"{where}: {claimed[0]} would stay 0, because "
             f"workload={experiment.workload.name} loads no model; choose a workload of requests",
         )

@@ -68,8 +68,8 @@ def _same_workload(old: Arm, experiment: Experiment) -> bool:
     """Return whether workload and model are the same; options newer than ``old`` are ignored."""
     options = to_plain(experiment.workload)
     same = all(options.get(key) == value for key, value in old.config["workload"].items())
-    serves = experiment.workload.serves
-    return same and (not serves or old.config["model"]["name"] == experiment.model.name)
+    loads_model = experiment.workload.loads_model
+    return same and (not loads_model or old.config["model"]["name"] == experiment.model.name)
 
 
 def _manifests(root: Path) -> Iterator[Path]:

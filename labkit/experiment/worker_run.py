@@ -164,7 +164,9 @@ class WorkerProcess:
     def _setting(self, machine: MachineKernels) -> TurnContext:
         first = self.shared.record
         order = random.Random(f"labkit turns/{first.seed}/{first.block}/{first.position}")
-        return TurnContext(first.seed, order, self._turn, machine, self.granted)
+        roles = [run.arm.role for run in self.runs]
+        baseline = roles.index("baseline") if "baseline" in roles else None
+        return TurnContext(first.seed, order, self._turn, machine, self.granted, baseline)
 
     @contextmanager
     def _turn(self, arm: int) -> Iterator[None]:

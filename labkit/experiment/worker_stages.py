@@ -123,7 +123,7 @@ def uses_mlx(experiment: Experiment) -> bool:
     if engine.name == "openai":
         return False
     own_kernels = engine.attention.backend in ("fused", "reference")
-    return workload.serves or (workload.times_kernels and not own_kernels)
+    return workload.loads_model or (workload.times_kernels and not own_kernels)
 
 
 def thread_budget(experiment: Experiment) -> int:

@@ -27,6 +27,7 @@ _MODULES = {
     "requests": "request_workload",
     "headroom": "memory_headroom",
     "video": "video",
+    "scoring": "scoring",
 }
 
 

@@ -48,6 +48,7 @@ class TurnContext:
     ``order``: this process's own random stream, for the order of loading and of turns.
     ``turn``: context manager for an arm's turn. ``machine``: the kernels that run between turns.
     ``granted``: gives the turns if arms in other processes take turns with those of this process.
+    ``baseline``: index of the baseline among the arms of this process (None: it is in another).
     """
 
     seed: int
@@ -55,6 +56,7 @@ class TurnContext:
     turn: EnterTurn
     machine: MachineKernels
     granted: TurnOrder | None = None
+    baseline: int | None = None
 
     @property
     def turn_order(self) -> TurnOrder:
@@ -74,7 +76,9 @@ class NoMachineKernels:
 
 def single_arm_context(seed: int) -> TurnContext:
     """Return the context of one arm that is measured outside a study."""
-    return TurnContext(seed, random.Random(seed), lambda arm: nullcontext(), NoMachineKernels())
+    return TurnContext(
+        seed, random.Random(seed), lambda arm: nullcontext(), NoMachineKernels(), baseline=0
+    )
 
 
 class InterleavedArms(Protocol):

@@ -128,7 +128,7 @@ def test_listed_requests_are_checked_like_those_of_a_file(compose_experiment):
         (["arrivals.kind=trace"], r"arrivals\.kind=trace: workload\.prompts\.source=chat has no"),
         (["concurrency=null"], r"workload\.concurrency=null: .*closed needs a number of clients"),
         (["limits.ttft_ms=0"], r"workload\.limits\.ttft_ms=0\.0: must be above 0"),
-        (["kind=chat"], r"workload\.kind=chat: must be kernel, requests, headroom, video"),
+        (["kind=chat"], r"workload\.kind=chat: must be kernel, requests, headroom, video, scoring"),
         (["kind=nowhere:Kind"], r"workload\.kind=nowhere:Kind: ModuleNotFoundError"),
     ],
 )

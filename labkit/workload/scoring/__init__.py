@@ -1,0 +1,110 @@
+"""Scoring workloads (``workload.kind=scoring``): every arm scores the same windows of text.
+
+The tokens are given, none is generated (teacher forcing). The metric is the speed of scoring. The
+record also has the quality of each arm, compared with the baseline of the same process: perplexity,
+KL divergence and agreement of the next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from labkit.config import Experiment, require
+from labkit.engine import compute_dtype
+from labkit.engine.budget import model_footprint
+from labkit.models import resolve
+from labkit.workload import in_process_rules
+from labkit.workload.measurement import Estimate
+from labkit.workload.scoring import text_windows
+from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+
+if TYPE_CHECKING:
+    from labkit.workload.scoring.interleaved_scoring import ScoringArm
+
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
+FLOPS = 60e9
+PROCESS_BYTES = 250 << 20
+GUESSED_WINDOWS = 50  # of the packaged texts
+
+
+class ScoringKind:
+    """The ``WorkloadKind`` of scoring workloads."""
+
+    def check(self, experiment: Experiment) -> None:
+        """Check that the engine can score, and that the texts can be read."""
+        name = experiment.engine.name
+        require(
+            name not in ("mlx_lm", "openai"),
+            f"engine={name}: it returns no log probabilities of prompts; workload.kind=scoring "
+            "needs one of labkit's own engines, such as engine=paged",
+        )
+        text_windows.read_texts(experiment.workload.texts)
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Build the model and cut the texts into windows, which are cached."""
+        text_windows.windows_of(experiment, resolve(experiment.model))
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot share a process, or None if they can."""
+        return in_process_rules.requests([experiment.engine for experiment in experiments])
+
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
+        """Create an engine for every arm, in random order. The engines share loaded models.
+
+        Raises
+        ------
+        EngineError
+            The baseline is in another process.
+        """
+        from labkit.engine.engine_protocol import EngineError
+        from labkit.workload.scoring.interleaved_scoring import InterleavedScoring
+
+        if context.baseline is None:
+            raise EngineError(
+                "workload.kind=scoring compares with the baseline in the same process, but these "
+                f"arms cannot share one: {self.apart(experiments) or 'design.isolation forbids it'}"
+            )
+        first = experiments[0]
+        windows = text_windows.windows_of(first, resolve(first.model))
+        return InterleavedScoring(_load_arms(experiments, context), windows, context)
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        """Estimate from the FLOPs of the windows; every window is scored twice by the baseline."""
+        workload, loading = experiment.workload, _loading(experiment)
+        facts = model_footprint.from_model(experiment.model, *loading)
+        facts = facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+        tokens = (workload.num_windows or GUESSED_WINDOWS) * workload.window_tokens
+        seconds = START_SECONDS + 2 * 2 * facts.matmul_weights * tokens / FLOPS
+        return Estimate(seconds, PROCESS_BYTES + facts.weight_bytes)
+
+
+def _loading(experiment: Experiment) -> tuple[str | None, compute_dtype.MatrixStorage]:
+    engine = experiment.engine
+    return compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
+
+
+def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[ScoringArm]:
+    from labkit.engine import create
+    from labkit.engine.shared_models import SharedModels
+    from labkit.models import tokenizer
+    from labkit.workload.scoring.interleaved_scoring import ScoringArm
+
+    models, arms = SharedModels(), dict[int, ScoringArm]()
+    loading = list(range(len(experiments)))
+    context.order.shuffle(loading)
+    try:
+        for index in loading:
+            experiment = experiments[index]
+            with context.turn(index):
+                path = resolve(experiment.model).path
+                engine = create(experiment.engine, path, models)
+                arms[index] = ScoringArm(engine, experiment.workload, tokenizer.load(path))
+    except BaseException:
+        for arm in arms.values():
+            arm.engine.close()
+        raise
+    return [arms[index] for index in sorted(arms)]
+
+
+KIND = ScoringKind()

@@ -1,0 +1,222 @@
+"""Scoring in turns: in every round all arms score the same windows, in random order.
+
+Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
+the reference of the round. So only one round's are in memory, whatever the number of windows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import Workload
+from labkit.engine import InferenceEngine, Request, SamplingParams
+from labkit.engine.engine_protocol import PromptLogprobs
+from labkit.models.tokenizer import Tokenizer
+from labkit.records import CaseRecord, Metric
+from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.output_digest import array_outputs
+from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
+from labkit.workload.tokenized_prompts import Prompt
+from labkit.workload.workload_protocols import TurnContext
+
+REFERENCE_TOP = 64  # tokens per position whose log probabilities are compared one by one
+NUM_WORST = 10  # places shown as text
+CONTEXT_TOKENS = 12  # before and after such a place
+KL_DIGITS = 4  # significant digits of a position's KL divergence in the record
+
+
+@dataclass(frozen=True, slots=True)
+class WorstPlace:
+    """A position where an arm's prediction is far from the baseline's, with its text."""
+
+    kl: float
+    window: str
+    position: int
+    before: str
+    token: str
+    after: str
+    baseline_top1: str
+    arm_top1: str
+
+
+@dataclass(slots=True)
+class ScoringArm:
+    """One arm: its engine, and what it has scored so far."""
+
+    engine: InferenceEngine
+    workload: Workload
+    tokenizer: Tokenizer
+    rates: list[float] = field(default_factory=list)  # tokens per second, by round
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[NDArray[np.float64]] = field(default_factory=list)
+    worst: list[WorstPlace] = field(default_factory=list)
+
+    def score(
+        self, windows: Sequence[Prompt], top: int, ids: Sequence[NDArray[np.int32]] | None = None
+    ) -> list[PromptLogprobs]:
+        """Score windows together; return their log probabilities in the same order.
+
+        Parameters
+        ----------
+        windows
+            The windows.
+        top
+            The number of likeliest tokens to return per position.
+        ids
+            For each window, token ids per position whose log probabilities are returned too.
+
+        Raises
+        ------
+        InvalidOutput
+            The engine refused a window, or returned no log probabilities for it.
+        """
+        results: dict[str, PromptLogprobs] = {}
+        for index, window in enumerate(windows):
+            params = SamplingParams(
+                prompt_logprobs=top,
+                prompt_logprob_ids=None if ids is None else ids[index],
+                max_tokens=1,
+                ignore_eos=True,
+            )
+            self.engine.submit(Request(window.request_id, window.token_ids, params))
+        while self.engine.has_work():
+            for event in self.engine.step():
+                if event.error is not None:
+                    raise InvalidOutput(event.error)
+                if event.prompt_logprobs is not None:
+                    results[event.request_id] = event.prompt_logprobs
+        missing = next((w.request_id for w in windows if w.request_id not in results), None)
+        if missing is not None:
+            raise InvalidOutput(f"{missing}: the engine returned no log probabilities")
+        return [results[window.request_id] for window in windows]
+
+    def add(
+        self, window: Prompt, baseline: PromptLogprobs, scored: PromptLogprobs
+    ) -> PredictionDistance:
+        """Record the comparison of one window with the baseline."""
+        distance = prediction_distance(baseline, scored)
+        self.windows.append(
+            {
+                "window": window.request_id,
+                "tokens": len(distance.kl),
+                "nll": -float(distance.logprobs.sum()),
+                "kl": [float(f"{value:.{KL_DIGITS}g}") for value in distance.kl],
+                "same_top1": int(distance.same_top1.sum()),
+                "probability_change_squared": float((distance.probability_change**2).sum()),
+            }
+        )
+        self.logprobs.append(distance.logprobs)
+        self._add_worst(window, distance, baseline, scored)
+        return distance
+
+    def _add_worst(
+        self,
+        window: Prompt,
+        distance: PredictionDistance,
+        baseline: PromptLogprobs,
+        scored: PromptLogprobs,
+    ) -> None:
+        text, tokens = self.tokenizer.decode, window.token_ids
+        for row in np.argsort(-distance.kl)[:NUM_WORST].tolist():
+            at = row + 1
+            place = WorstPlace(
+                kl=float(distance.kl[row]),
+                window=window.request_id,
+                position=at,
+                before=text(tokens[max(0, at - CONTEXT_TOKENS) : at]),
+                token=text(tokens[at : at + 1]),
+                after=text(tokens[at + 1 : at + 1 + CONTEXT_TOKENS]),
+                baseline_top1=text([int(baseline.top_ids[row, 0])]),
+                arm_top1=text([int(scored.top_ids[row, 0])]),
+            )
+            if place.kl > 0:
+                self.worst.append(place)
+        self.worst = sorted(self.worst, key=lambda place: -place.kl)[:NUM_WORST]
+
+
+class InterleavedScoring:
+    """Arms that score the same windows in turns; see ``InterleavedArms``.
+
+    Parameters
+    ----------
+    arms
+        The arms. ``close`` closes their engines.
+    windows
+        The windows, each with an id of its own.
+    context
+        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with.
+    """
+
+    def __init__(
+        self, arms: Sequence[ScoringArm], windows: Sequence[Prompt], context: TurnContext
+    ) -> None:
+        assert context.baseline is not None, "checked at load"
+        self._arms = tuple(arms)
+        self._windows = tuple(windows)
+        self._context = context
+        self._baseline = context.baseline
+        self._rest: list[float] = []  # the mean probability outside the reference, by window
+
+    def warm_up(self) -> None:
+        """Let every arm score the first ``workload.warmup`` windows, unmeasured."""
+        for index, arm in enumerate(self._arms):
+            with self._context.turn(index):
+                arm.score(self._windows[: arm.workload.warmup], REFERENCE_TOP)
+                arm.engine.reset_counters()
+
+    prepare = warm_up
+
+    def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
+        """Score all windows in rounds of ``workload.concurrency``; see ``InterleavedArms``."""
+        together = self._arms[0].workload.concurrency or len(self._windows)
+        for start in range(0, len(self._windows), together):
+            self._round(self._windows[start : start + together])
+            heartbeat(f"{min(start + together, len(self._windows))} of {len(self._windows)}")
+        return [self._measurement(arm) for arm in self._arms]
+
+    def _round(self, windows: Sequence[Prompt]) -> None:
+        with self._context.turn(self._baseline):
+            reference = self._arms[self._baseline].score(windows, REFERENCE_TOP)
+        self._rest += [float(1 - np.exp(part.top).sum(axis=1).mean()) for part in reference]
+        ids = [part.top_ids for part in reference]
+        tokens = sum(len(window.token_ids) for window in windows)
+        order = list(range(len(self._arms)))
+        self._context.order.shuffle(order)
+        for index in order:
+            arm = self._arms[index]
+            with self._context.turn(index):
+                begin = time.perf_counter()
+                scored = arm.score(windows, 1, ids)
+                arm.rates.append(tokens / (time.perf_counter() - begin))
+            for window, base, part in zip(windows, reference, scored, strict=True):
+                arm.add(window, base, part)
+
+    def _measurement(self, arm: ScoringArm) -> Measurement:
+        logprobs = np.concatenate(arm.logprobs).astype(np.float32)[:, None, None]
+        outputs = array_outputs(logprobs)
+        notes = {
+            "scoring": {
+                "reference_top": REFERENCE_TOP,
+                "reference_rest": float(np.mean(self._rest)),
+                "windows": arm.windows,
+                "worst": [
+                    {name: getattr(place, name) for name in WorstPlace.__slots__}
+                    for place in arm.worst
+                ],
+            }
+        }
+        metric = Metric("total_tok_s", "tok/s", "higher", True, tuple(arm.rates))
+        case = CaseRecord("all", metrics=(metric,), outputs=outputs, notes=notes)
+        values = {outputs["digest"]: logprobs}
+        return Measurement((case,), arm.engine.counters(), values=values)
+
+    def close(self) -> None:
+        """Close every arm's engine."""
+        for arm in self._arms:
+            arm.engine.close()

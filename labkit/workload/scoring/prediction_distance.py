@@ -1,0 +1,64 @@
+"""How far an arm's predictions of the next token are from the baseline's, position by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.engine_protocol import PromptLogprobs
+
+Floats = NDArray[np.float64]
+MIN_REST = 1e-12  # the least probability of the rest: 1 minus a sum in float64 may be 0 or less
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PredictionDistance:
+    """The comparison of one window's n predicted positions.
+
+    Attributes
+    ----------
+    logprobs
+        The arm's log probability of each token: float64 [n].
+    kl
+        KL divergence of the arm's prediction from the baseline's in nats: float64 [n].
+    same_top1
+        Whether both predict the same likeliest token: bool [n].
+    probability_change
+        The arm's probability of the token minus the baseline's: float64 [n].
+    """
+
+    logprobs: Floats
+    kl: Floats
+    same_top1: NDArray[np.bool_]
+    probability_change: Floats
+
+
+def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> PredictionDistance:
+    """Compare an arm's log probabilities of a window with the baseline's.
+
+    ``arm.scored`` has the arm's log probabilities of ``baseline.top_ids``, and both have their
+    likeliest token.
+    """
+    return PredictionDistance(
+        arm.tokens,
+        kl_divergence(baseline.top, arm.scored),
+        baseline.top_ids[:, 0] == arm.top_ids[:, 0],
+        np.exp(arm.tokens) - np.exp(baseline.tokens),
+    )
+
+
+def kl_divergence(baseline: Floats, arm: Floats) -> Floats:
+    """Return KL(baseline || arm) per row, in nats, from log probabilities [n, k] of k tokens.
+
+    All other tokens count as one. The result is therefore a lower bound of the KL divergence over
+    the whole vocabulary (the log sum inequality; Cover and Thomas, Elements of Information Theory,
+    theorem 2.7.1), and equal to it where the arm changes the others in proportion.
+    """
+    p = np.exp(baseline)
+    rest = np.maximum(1 - p.sum(axis=1), MIN_REST)
+    arm_rest = np.maximum(1 - np.exp(arm).sum(axis=1), MIN_REST)
+    whole = (p * (baseline - arm)).sum(axis=1) + rest * np.log(rest / arm_rest)
+    result: Floats = np.maximum(whole, 0.0)
+    return result

@@ -1,0 +1,100 @@
+"""Texts to score, cut into windows of equal length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from labkit.config import ConfigError, Experiment, require
+from labkit.machine.exception_text import one_line
+from labkit.models import ModelDir, tokenizer
+from labkit.models.tokenizer_corpus import corpus_texts
+from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
+
+MAX_FILE_BYTES = 256 << 20
+PACKAGED_TEXTS = 10  # the first of the corpus; the rest are single questions
+
+
+def read_texts(path: str | None) -> tuple[str, ...]:
+    """Return the texts of ``workload.texts``: a text file, a JSON-lines file, or packaged texts.
+
+    A file whose name ends with ``.jsonl`` has an object with the key ``text`` per line. Any other
+    file is one text.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is not UTF-8, or has no text. The message is one line.
+    """
+    if path is None:
+        return corpus_texts()[:PACKAGED_TEXTS]
+    where = f"workload.texts={path}"
+    try:
+        size = Path(path).stat().st_size
+        require(size <= MAX_FILE_BYTES, f"{where} has {size:,} bytes; at most {MAX_FILE_BYTES:,}")
+        content = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8 at byte {error.start}") from None
+    require(bool(content.strip()), f"{where} is empty")
+    if not path.endswith(".jsonl"):
+        return (content,)
+    lines = enumerate(content.split("\n"), 1)
+    return tuple(_text(f"{where}, line {number}", line) for number, line in lines if line.strip())
+
+
+def _text(where: str, line: str) -> str:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not valid JSON: {one_line(error)}") from None
+    text = item.get("text") if isinstance(item, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f'{where}: must be an object such as {{"text": "..."}}, with a text')
+    return text
+
+
+def windows_of(experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+    """Return the windows: ``workload.window_tokens`` tokens each, the first ``num_windows``.
+
+    The windows of a text do not overlap, and what remains at its end is not scored. A window is
+    scored on its own: its first token has no log probability.
+
+    Raises
+    ------
+    ConfigError
+        A text is shorter than a window, a window longer than the model's context, or there are
+        fewer windows than ``workload.num_windows``.
+    """
+    workload = experiment.workload
+    length, count = workload.window_tokens, workload.num_windows
+    require(
+        model.max_context is None or length <= model.max_context,
+        f"workload.window_tokens={length}: model={model.name} has a context of "
+        f"{model.max_context} tokens",
+    )
+    texts = read_texts(workload.texts)
+    key = prompt_key({"model": model.digest, "texts": texts, "window_tokens": length})
+    windows = cached_prompts(key, lambda: _cut(texts, model, length))
+    require(
+        count is None or count <= len(windows),
+        f"workload.num_windows={count}: workload={workload.name} has only {len(windows)} windows",
+    )
+    return windows[:count]
+
+
+def _cut(texts: tuple[str, ...], model: ModelDir, length: int) -> tuple[Prompt, ...]:
+    encoder = tokenizer.load(model.path)
+    windows = []
+    for number, text in enumerate(texts):
+        tokens = encoder.encode(text)
+        require(
+            len(tokens) >= length,
+            f"workload.window_tokens={length}: text {number + 1} has only {len(tokens)} tokens; "
+            "set a smaller window",
+        )
+        for start in range(0, len(tokens) - length + 1, length):
+            window = tuple(tokens[start : start + length])
+            windows.append(Prompt(f"text {number + 1}, token {start}", window, 1))
+    return tuple(windows)

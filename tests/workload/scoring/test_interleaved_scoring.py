@@ -1,0 +1,93 @@
+"""Arms score the same windows, compared with the baseline in their process."""
+
+import random
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit import config
+from labkit.engine import EngineError
+from labkit.workload.scoring import KIND
+from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
+
+
+@pytest.fixture(scope="module")
+def experiment(compose_experiment):
+    return compose_experiment(
+        "workload=scoring",
+        "model=tiny",
+        "workload.window_tokens=24",
+        "workload.num_windows=5",
+        "workload.concurrency=2",
+        "engine.budget.blocks=64",
+    )
+
+
+def context(baseline=0):
+    return TurnContext(
+        0, random.Random(0), lambda arm: nullcontext(), NoMachineKernels(), baseline=baseline
+    )
+
+
+def measure(arms, baseline=0):
+    loaded = KIND.load(arms, context(baseline))
+    loaded.warm_up()
+    measurements = loaded.measure(lambda text: None)
+    loaded.close()
+    return [m.cases[0] for m in measurements]
+
+
+def with_kv(experiment, dtype):
+    kv = replace(experiment.engine.kv, dtype=dtype)
+    return replace(experiment, engine=replace(experiment.engine, kv=kv))
+
+
+def test_arms_are_compared_with_the_baseline_wherever_it_stands(experiment):
+    half = with_kv(experiment, config.Precision.bfloat16)
+    for arms, baseline in (((experiment, half, experiment), 0), ((half, experiment), 1)):
+        cases = measure(arms, baseline)
+        notes = [case.notes["scoring"] for case in cases]
+        for index, arm in enumerate(arms):
+            windows = notes[index]["windows"]
+            assert [w["tokens"] for w in windows] == [23] * 5
+            kl = np.concatenate([w["kl"] for w in windows])
+            if arm is experiment:
+                assert kl.max() < 1e-9
+                assert sum(w["same_top1"] for w in windows) == 5 * 23
+                assert notes[index]["worst"] == []
+                assert cases[index].outputs["digest"] == cases[baseline].outputs["digest"]
+            else:
+                assert 0 < kl.mean() < 0.01
+                worst = notes[index]["worst"]
+                assert worst[0]["kl"] == pytest.approx(kl.max(), rel=1e-3)
+                assert [place["kl"] for place in worst] == sorted(
+                    (place["kl"] for place in worst), reverse=True
+                )
+        metric = cases[0].metrics[0]
+        assert metric.name == "total_tok_s" and metric.primary and len(metric.repeats) == 3
+
+
+def test_the_negative_log_likelihood_is_the_engine_s_own(experiment):
+    from labkit.engine import LLM
+    from labkit.models import resolve
+    from labkit.workload.scoring.text_windows import windows_of
+
+    model = resolve(experiment.model)
+    (case,) = measure([experiment])
+    with LLM(model.path, blocks=64) as llm:
+        scores = llm.score([window.token_ids for window in windows_of(experiment, model)])
+    got = [window["nll"] for window in case.notes["scoring"]["windows"]]
+    assert got == pytest.approx([-score.logprobs.tokens.sum() for score in scores], abs=1e-3)
+
+
+def test_an_arm_without_the_baseline_is_refused_in_one_line(experiment):
+    with pytest.raises(EngineError, match="compares with the baseline in the same process"):
+        KIND.load([experiment], context(None))
+
+
+@pytest.mark.parametrize("engine", ["mlx_lm", "openai"])
+def test_engines_without_log_probabilities_of_prompts_are_refused(engine, compose_experiment):
+    with pytest.raises(config.ConfigError, match=f"engine={engine}: it returns no log prob"):
+        KIND.check(compose_experiment("workload=scoring", f"engine={engine}", "model=tiny"))

@@ -1,0 +1,72 @@
+"""Texts become windows of equal length; a wrong file is one line."""
+
+import json
+
+import pytest
+
+from labkit.config import ConfigError
+from labkit.models import resolve
+from labkit.workload.scoring.text_windows import PACKAGED_TEXTS, read_texts, windows_of
+
+SCORING = ("workload=scoring", "model=tiny")
+
+
+def test_windows_do_not_overlap_and_have_equal_length(compose_experiment, tmp_path):
+    from labkit.models import tokenizer
+
+    file = tmp_path / "texts.jsonl"
+    texts = ["one two three four " * 20, "five six seven eight " * 20]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = (*SCORING, f"workload.texts={file}", "workload.window_tokens=16")
+    experiment = compose_experiment(*options)
+    model = resolve(experiment.model)
+    windows = windows_of(experiment, model)
+    expected = []
+    for text in texts:
+        tokens = tokenizer.load(model.path).encode(text)
+        expected += [tuple(tokens[i : i + 16]) for i in range(0, len(tokens) - 15, 16)]
+    assert [window.token_ids for window in windows] == expected
+    assert len({window.request_id for window in windows}) == len(windows)
+    assert windows_of(compose_experiment(*options, "workload.num_windows=3"), model) == windows[:3]
+
+
+def test_the_packaged_texts_are_articles():
+    texts = read_texts(None)
+    assert len(texts) == PACKAGED_TEXTS
+    assert min(map(len, texts)) > 4000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.txt", None, "No such file"),
+        ("a.txt", b" \n", "is empty"),
+        ("a.txt", b"caf\xe9", "is not UTF-8 at byte 3"),
+        ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not valid JSON"),
+        ("a.jsonl", b'{"prompt": "a"}', r'line 1: must be an object such as {"text": "..."}'),
+    ],
+)
+def test_a_wrong_file_is_one_line(name, content, reason, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_texts(str(tmp_path / name))
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("workload.window_tokens=300", "text 1 has only"),
+        ("workload.window_tokens=1000000", "has a context of"),
+        ("workload.num_windows=9999", "has only"),
+    ],
+)
+def test_windows_that_do_not_exist_are_one_line(option, reason, compose_experiment, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("one two three four " * 10)
+    experiment = compose_experiment(
+        *SCORING, f"workload.texts={file}", "workload.window_tokens=8", option
+    )
+    with pytest.raises(ConfigError, match=reason):
+        windows_of(experiment, resolve(experiment.model))
