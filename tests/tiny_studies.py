@@ -28,6 +28,12 @@ ASKED: dict[str, list[str]] = {
     ],
     # The control says what the noise floor is.
     **{name: ["design.control=true"] for name in NOISE_FLOORS},
+    # A pool that does not hold six requests to their ends.
+    "preemption": [
+        "ablation.arms.full={engine.budget.blocks:64}",
+        "ablation.arms.optimistic={engine.budget.blocks:64,"
+        "engine.scheduler.reservation:optimistic}",
+    ],
     "padding_picture": ["engine.scheduler.max_num_batched_tokens=128"],
 }
 if importlib.util.find_spec("gguf") is None or importlib.util.find_spec("xllamacpp") is None:
@@ -35,7 +41,9 @@ if importlib.util.find_spec("gguf") is None or importlib.util.find_spec("xllamac
 # By what lengths are divided, where it is not PART.
 LESS = {
     "padding_picture": 4,
+    "kv_layout": 1,
     "kv_layouts": 1,
+    "preemption": 1,
     "burst_collapse": 1,
     "chunked_prefill": 1,
     "prefill_room": 1,
@@ -108,10 +116,9 @@ def tiny(experiment, part, shape):
     engine = experiment.engine
     if engine.budget == Budget() and engine.name not in ("mlx_lm", "openai"):
         engine = dataclasses.replace(engine, budget=Budget(bytes=POOL))
-    # No time is claimed here, so the client of a server may be late.
-    engine = dataclasses.replace(
-        engine, server=dataclasses.replace(engine.server, most_late_ms=10_000.0)
-    )
+    if engine.name == "openai":  # no time is claimed here, so the client may be late
+        server = dataclasses.replace(engine.server, most_late_ms=10_000.0)
+        engine = dataclasses.replace(engine, server=server)
     return dataclasses.replace(experiment, workload=workload, model=model, engine=engine)
 
 
@@ -123,7 +130,9 @@ def clips(workload):
 
 
 def launches(workload):
-    return {"cases": list(map(small, workload.cases)), "repeats": 1, "head_dim": 32}
+    window = None if workload.window is None else -(-workload.window // 8)
+    cases = list(map(small, workload.cases))
+    return {"cases": cases, "repeats": 1, "head_dim": 32, "window": window}
 
 
 def small(case):
