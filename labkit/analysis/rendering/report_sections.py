@@ -42,6 +42,7 @@ from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables impor
     failures_section,
     sensitivity_table,
 )
+from labkit.analysis.rendering.text_quality_tables import quality_section
 from labkit.analysis.rendering.video_tables import (
     clip_work_section,
     decode_times_section,
@@ -151,6 +152,7 @@ def _runs(report: CellReport) -> Parts:
 
 
 WORK_SECTIONS = (
+    quality_section,
     dispatch_section,
     engine_counters_section,
     hit_and_acceptance_section,

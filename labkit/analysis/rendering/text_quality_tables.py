@@ -1,0 +1,128 @@
+"""The quality of the arms of a scoring workload, and the places where they are worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.rendering.report_parts import Parts, section, table_parts
+from labkit.analysis.rendering.table_model import Column, Table
+from labkit.analysis.statistics.block_jackknife import Interval
+from labkit.analysis.text_quality import KL_QUANTILES, TextQuality, text_qualities
+from labkit.analysis.verdict_sentences import real_arms
+from labkit.records import Record
+
+if TYPE_CHECKING:
+    from labkit.analysis.rendering.cell_report_content import CellReport
+
+Json = Mapping[str, Any]
+Place = tuple[str, Mapping[str, Any]]
+MAX_PLACES = 5  # per arm
+
+
+def quality_table(cell: Json, records: Sequence[Record]) -> Table[TextQuality] | None:
+    """Return every arm's quality with its intervals, or None if the workload scores no texts."""
+    qualities = text_qualities(real_arms(cell), records)
+    if not qualities:
+        return None
+    columns = [
+        Column[TextQuality]("arm", lambda quality: quality.arm, numeric=False),
+        _column("perplexity", lambda quality: quality.perplexity),
+        _column("ratio", lambda quality: quality.perplexity_ratio, 5),
+        _column("KL mean (nats)", lambda quality: quality.kl_mean),
+        *(_quantile_column(index, share) for index, share in enumerate(KL_QUANTILES)),
+        Column(
+            "same next token", lambda quality: share_text(quality.top1_agreement), numeric=False
+        ),
+        _column("RMS change of p", lambda quality: quality.probability_change),
+    ]
+    notes = scoring_notes(real_arms(cell)[0], records)
+    return Table(tuple(columns), tuple(qualities), notes)
+
+
+def scoring_notes(baseline: str, records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the sentences below the table."""
+    notes = next(
+        case.notes["scoring"]
+        for record in records
+        if record.ok and record.arm == baseline
+        for case in record.cases
+        if "scoring" in case.notes
+    )
+    windows = notes["windows"]
+    return (
+        f"{len(windows):,} windows, {sum(w['tokens'] for w in windows):,} predicted tokens; 95 % "
+        "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
+        f"KL divergence compares the {notes['reference_top']} likeliest tokens of the baseline one "
+        f"by one and all others, {notes['reference_rest']:.2%} of the probability on average, as "
+        "one: it is a lower bound.",
+    )
+
+
+def _column(heading: str, value: Any, digits: int = 3) -> Column[TextQuality]:
+    return Column(heading, lambda quality: interval_text(value(quality), digits), numeric=False)
+
+
+def _quantile_column(index: int, share: float) -> Column[TextQuality]:
+    return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
+
+
+def interval_text(interval: Interval, digits: int = 3) -> str:
+    """Write an estimate with its interval: ``0.0041 (0.0032 to 0.0052)``."""
+    if interval.low is None or interval.high is None:
+        return f"{interval.estimate:.{digits}g}"
+    if interval.low == interval.estimate == interval.high:
+        return f"{interval.estimate:.{digits}g}"
+    low, high = (f"{end:.{digits}g}" for end in (interval.low, interval.high))
+    return f"{interval.estimate:.{digits}g} ({low} to {high})"
+
+
+def share_text(interval: Interval) -> str:
+    """Write a share with its interval in percent: ``99.1 % (98.7 to 99.5)``."""
+    text = f"{100 * interval.estimate:.2f} %"
+    if interval.low is None or interval.high is None or interval.low == interval.high:
+        return text
+    return f"{text} ({100 * interval.low:.2f} to {100 * interval.high:.2f})"
+
+
+def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | None:
+    """Return the places where each arm is furthest from the baseline, or None without any."""
+    places = [
+        (quality.arm, place)
+        for quality in text_qualities(real_arms(cell), records)
+        for place in quality.worst[:MAX_PLACES]
+    ]
+    if not places:
+        return None
+    columns = (
+        Column[Place]("arm", lambda place: place[0], numeric=False),
+        Column[Place]("KL (nats)", lambda place: place[1]["kl"], "{:.3g}".format),
+        _text_column("before", "before"),
+        _text_column("token", "token"),
+        _text_column("after", "after"),
+        _text_column("baseline predicts", "baseline_top1"),
+        _text_column("arm predicts", "arm_top1"),
+        Column[Place](
+            "where", lambda place: f"{place[1]['window']} + {place[1]['position']}", numeric=False
+        ),
+    )
+    return Table(columns, tuple(places))
+
+
+def _text_column(heading: str, key: str) -> Column[Place]:
+    return Column(heading, lambda place: quoted(place[1][key]), numeric=False)
+
+
+def quoted(text: str) -> str:
+    """Return a text in one line, with its line breaks escaped."""
+    return repr(text)[1:-1].replace("|", "¦")
+
+
+@section("Quality")
+def quality_section(report: CellReport) -> Parts:
+    """Show every arm's perplexity, KL divergence and agreement, and the worst places."""
+    cell, records = report.cell, report.records
+    return [
+        *table_parts(quality_table(cell, records)),
+        *table_parts(worst_places_table(cell, records)),
+    ]

@@ -1,0 +1,143 @@
+"""The quality of every arm of a scoring workload, compared with the baseline, with intervals.
+
+Windows of text are the unit: positions of one window are not independent, and neighbouring windows
+of a text need not be (``statistics.block_jackknife``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.analysis.statistics.block_jackknife import (
+    Indices,
+    Interval,
+    block_jackknife,
+    positive_interval,
+)
+from labkit.records import Record
+
+KL_QUANTILES = (0.5, 0.9, 0.99, 0.999)
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredWindows:
+    """What one run scored, by window: float64 [windows], and KL divergences by position.
+
+    ``nll``: negative log likelihood of the window's tokens in nats. ``same_top1``: positions whose
+    likeliest token is the baseline's. ``change_squared``: sum of the squared changes of the right
+    token's probability.
+    """
+
+    tokens: Floats
+    nll: Floats
+    same_top1: Floats
+    change_squared: Floats
+    kl: Sequence[Floats]
+
+    @classmethod
+    def from_notes(cls, windows: Sequence[Mapping[str, Any]]) -> ScoredWindows:
+        """Return the windows of a record's ``notes["scoring"]["windows"]``."""
+
+        def column(key: str) -> Floats:
+            return np.array([window[key] for window in windows], np.float64)
+
+        return cls(
+            column("tokens"),
+            column("nll"),
+            column("same_top1"),
+            column("probability_change_squared"),
+            [np.array(window["kl"], np.float64) for window in windows],
+        )
+
+    @cached_property
+    def kl_sums(self) -> Floats:
+        """The sum of each window's KL divergences."""
+        return np.array([values.sum() for values in self.kl])
+
+
+@dataclass(frozen=True)
+class TextQuality:
+    """An arm's quality over all windows.
+
+    Attributes
+    ----------
+    perplexity
+        exp of the mean negative log likelihood per token.
+    perplexity_ratio
+        The arm's perplexity divided by the baseline's on the same tokens.
+    kl_mean, kl_quantiles
+        KL divergence from the baseline per position, in nats; quantiles by ``KL_QUANTILES``.
+    top1_agreement
+        Share of positions with the baseline's likeliest token.
+    probability_change
+        Root mean square change of the right token's probability.
+    worst
+        The worst places, as the record has them.
+    """
+
+    arm: str
+    perplexity: Interval
+    perplexity_ratio: Interval
+    kl_mean: Interval
+    kl_quantiles: tuple[Interval, ...]
+    top1_agreement: Interval
+    probability_change: Interval
+    worst: Sequence[Mapping[str, Any]]
+
+
+def text_qualities(arms: Sequence[str], records: Sequence[Record]) -> list[TextQuality]:
+    """Return the quality of each arm that scored texts; the first arm is the baseline.
+
+    Each arm's first successful run counts: the texts are the same in every run.
+    """
+    notes = {arm: _first_notes(arm, records) for arm in arms}
+    baseline = notes[arms[0]] if arms else None
+    if baseline is None:
+        return []
+    reference = ScoredWindows.from_notes(baseline["windows"])
+    return [text_quality(arm, found, reference) for arm, found in notes.items() if found]
+
+
+def _first_notes(arm: str, records: Sequence[Record]) -> Mapping[str, Any] | None:
+    for record in records:
+        if record.ok and record.arm == arm:
+            for case in record.cases:
+                if "scoring" in case.notes:
+                    notes: Mapping[str, Any] = case.notes["scoring"]
+                    return notes
+    return None
+
+
+def text_quality(arm: str, notes: Mapping[str, Any], baseline: ScoredWindows) -> TextQuality:
+    """Return an arm's quality from its record's notes, compared with the baseline's windows."""
+    scored = ScoredWindows.from_notes(notes["windows"])
+    count, tokens = len(scored.tokens), scored.tokens
+
+    def mean(sums: Floats) -> Callable[[Indices], float]:
+        return lambda windows: float(sums[windows].sum() / tokens[windows].sum())
+
+    def quantile(share: float) -> Callable[[Indices], float]:
+        def value(windows: Indices) -> float:
+            return float(np.quantile(np.concatenate([scored.kl[i] for i in windows]), share))
+
+        return value
+
+    agreement = block_jackknife(mean(scored.same_top1), count)
+    return TextQuality(
+        arm,
+        block_jackknife(mean(scored.nll), count).transformed(math.exp),
+        block_jackknife(mean(scored.nll - baseline.nll), count).transformed(math.exp),
+        positive_interval(mean(scored.kl_sums), count),
+        tuple(positive_interval(quantile(share), count) for share in KL_QUANTILES),
+        agreement.transformed(lambda share: min(max(share, 0.0), 1.0)),
+        positive_interval(mean(scored.change_squared), count).transformed(math.sqrt),
+        notes["worst"],
+    )

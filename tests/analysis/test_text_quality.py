@@ -1,0 +1,152 @@
+"""Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from labkit.analysis.rendering.text_quality_tables import (
+    interval_text,
+    quality_table,
+    quoted,
+    share_text,
+    worst_places_table,
+)
+from labkit.analysis.statistics.block_jackknife import (
+    Interval,
+    block_jackknife,
+    num_blocks,
+    positive_interval,
+)
+from labkit.analysis.text_quality import KL_QUANTILES, text_qualities
+from labkit.records import CaseRecord, Record
+
+RNG = np.random.default_rng(0)
+PLACE = {
+    "kl": 0.5,
+    "window": "text 1, token 0",
+    "position": 3,
+    "before": "a\n",
+    "token": "b|",
+    "after": "c",
+    "baseline_top1": "d",
+    "arm_top1": "e",
+}
+
+
+def windows(shift, count=32):
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(20, 30, count)
+    return [
+        {
+            "window": str(i),
+            "tokens": int(n),
+            "nll": float(rng.uniform(2, 3) * n + shift * n),
+            "kl": (shift * rng.exponential(size=n)).tolist(),
+            "same_top1": int(n) - (int(rng.integers(0, 4)) if shift else 0),
+            "probability_change_squared": float(shift * rng.uniform(0, 1)),
+        }
+        for i, n in enumerate(lengths)
+    ]
+
+
+def record(arm, shift, block=0, outcome="ok"):
+    notes = {
+        "reference_top": 64,
+        "reference_rest": 0.125,
+        "windows": windows(shift),
+        "worst": [PLACE] if shift else [],
+    }
+    return Record(
+        arm=arm,
+        role="baseline" if arm == "base" else "arm",
+        block=block,
+        position=0,
+        seed=0,
+        outcome=outcome,
+        started="",
+        detail=None if outcome == "ok" else "it crashed",
+        cases=(CaseRecord("all", notes={"scoring": notes}),),
+    )
+
+
+RECORDS = [record("base", 0.0), record("lossy", 9.9, 0, "crashed"), record("lossy", 0.1, 1)]
+CELL = {"arms": [{"name": "base", "role": "baseline"}, {"name": "lossy", "role": "arm"}]}
+
+
+def test_metrics_are_those_of_plain_sums():
+    base, lossy = text_qualities(["base", "lossy"], RECORDS)
+    ours, theirs = windows(0.1), windows(0.0)
+    tokens = sum(w["tokens"] for w in ours)
+    kl = np.concatenate([w["kl"] for w in ours])
+    assert lossy.perplexity.estimate == pytest.approx(
+        math.exp(sum(w["nll"] for w in ours) / tokens)
+    )
+    assert lossy.perplexity_ratio.estimate == pytest.approx(
+        math.exp(sum(w["nll"] for w in ours) / tokens)
+        / math.exp(sum(w["nll"] for w in theirs) / tokens)
+    )
+    assert lossy.kl_mean.estimate == pytest.approx(kl.mean())
+    got = [quantile.estimate for quantile in lossy.kl_quantiles]
+    assert got == pytest.approx(np.quantile(kl, KL_QUANTILES))
+    assert lossy.top1_agreement.estimate == pytest.approx(
+        sum(w["same_top1"] for w in ours) / tokens
+    )
+    squares = sum(w["probability_change_squared"] for w in ours)
+    assert lossy.probability_change.estimate == pytest.approx(math.sqrt(squares / tokens))
+    assert base.kl_mean == Interval(0, 0, 0)
+    assert base.perplexity_ratio == Interval(1, 1, 1)
+    assert base.top1_agreement == Interval(1, 1, 1)
+
+
+def test_tables_have_a_line_per_arm_and_the_worst_places():
+    table = quality_table(CELL, RECORDS)
+    assert [quality.arm for quality in table.lines] == ["base", "lossy"]
+    assert "32 windows" in table.notes[0] and "12.50%" in table.notes[1]
+    (place,) = worst_places_table(CELL, RECORDS).lines
+    assert place == ("lossy", PLACE)
+    assert quality_table(CELL, [record("base", 0.0, outcome="crashed")]) is None
+
+
+def test_texts_of_intervals():
+    assert interval_text(Interval(0.00412, 0.0032, 0.0052)) == "0.00412 (0.0032 to 0.0052)"
+    assert interval_text(Interval(0.5, None, None)) == "0.5"
+    assert interval_text(Interval(0, 0, 0)) == "0"
+    assert share_text(Interval(0.991, 0.987, 0.995)) == "99.10 % (98.70 to 99.50)"
+    assert quoted("a\n|") == r"a\n¦"
+
+
+def test_a_mean_has_student_s_interval_of_its_block_means():
+    values = RNG.normal(size=64)
+    interval = block_jackknife(lambda some: float(values[some].mean()), 64)
+    means = values.reshape(8, 8).mean(axis=1)
+    low, high = stats.t.interval(0.95, 7, means.mean(), stats.sem(means))
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_few_windows_have_no_interval():
+    assert block_jackknife(lambda some: 1.0, 3) == Interval(1.0, None, None)
+    assert [num_blocks(n) for n in (4, 16, 39, 40, 64, 1000)] == [4, 4, 4, 5, 8, 8]
+
+
+def test_a_positive_statistic_has_a_positive_interval_unless_it_is_0():
+    values = RNG.lognormal(0, 2, 40)
+    assert positive_interval(lambda some: float(values[some].mean()), 40).low > 0
+    values[1:] = 0
+    interval = positive_interval(lambda some: float(values[some].mean()), 40)
+    assert interval.low == 0 < interval.estimate < interval.high
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5])
+def test_intervals_of_dependent_windows_cover_the_truth(correlation):
+    """1,000 studies of 50 skewed windows, each correlated with the window before."""
+    noise = np.random.default_rng(1).normal(size=(1000, 50))
+    for i in range(1, 50):
+        fresh = math.sqrt(1 - correlation**2) * noise[:, i]
+        noise[:, i] = correlation * noise[:, i - 1] + fresh
+    truth, covered = math.exp(0.125), 0
+    for study in np.exp(0.5 * noise):
+        interval = positive_interval(lambda some, x=study: float(x[some].mean()), 50)
+        covered += interval.low <= truth <= interval.high
+    assert 920 <= covered <= 970
