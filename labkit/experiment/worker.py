@@ -13,6 +13,7 @@ A record is written by rename. If the parent process has died, no record is writ
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import resource
@@ -153,14 +154,16 @@ def _publish(path: Path, record: Record, parent: int | None) -> int:
             bare = replace(record, cases=(), counters={}, notes={})
             write_record(path, replace(bare, outcome="invalid_output", detail=detail))
     except OSError as error:
-        print(f"{path}: {error.strerror or error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # neither can the log
+            print(f"{path}: {error.strerror or error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_WRITE
     return 0
 
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the disk is full, which the status says
+        sys.stdout.flush()
+        sys.stderr.flush()
     # The record is on disk: skip the teardown of LLVM and the thread pools, which only takes time.
     os._exit(status)
