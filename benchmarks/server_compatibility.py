@@ -308,11 +308,37 @@ def _(t: Target) -> None:
     assert last.response.usage.output_tokens == 6
 
 
+@check("`/v1/responses`: a required call")
+def _(t: Target) -> None:
+    options = {"model": t.model, "input": "hello", "max_output_tokens": 60}
+    tool = {"type": "function", **TOOL["function"]}
+    response = t.client().responses.create(**options, tools=[tool], tool_choice="required")
+    assert isinstance(json.loads(response.output[0].arguments)["sure"], bool)
+
+
 @check("`/v1/messages`")
 def _(t: Target) -> None:
     status, text = t.raw("POST", "/v1/messages", _body(t))
     assert status == 200, f"{status}"
     assert json.loads(text)["type"] == "message"
+
+
+@check("`/v1/messages`: a required call")
+def _(t: Target) -> None:
+    tools = {"tools": [{"name": "look", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}}
+    status, text = t.raw("POST", "/v1/messages", {**_body(t), "max_tokens": 60, **tools})
+    assert status == 200, f"{status}"
+    message = json.loads(text)
+    assert isinstance(message["content"][0]["input"]["sure"], bool)
+    assert message["stop_reason"] == "tool_use"
+
+
+@check("`/v1/messages/count_tokens`")
+def _(t: Target) -> None:
+    body = {"model": t.model, "messages": HELLO}
+    status, text = t.raw("POST", "/v1/messages/count_tokens", body)
+    assert status == 200, f"{status}"
+    assert json.loads(text)["input_tokens"] > 0
 
 
 @check("`/tokenize`")

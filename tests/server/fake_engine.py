@@ -1,6 +1,9 @@
 """A fake engine and its tokenizer."""
 
+from chat_model import TEMPLATE
+
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
+from labkit.models.chat_template import ChatTemplate
 
 
 class CharTokenizer:
@@ -25,6 +28,18 @@ class CharTokenizer:
 
     def decode(self, ids):
         return "".join(map(chr, ids))
+
+
+class ToolTokenizer(CharTokenizer):
+    """A tokenizer whose chat template supports tools."""
+
+    template = ChatTemplate(TEMPLATE, {})
+
+    def render_chat(self, messages, tools=(), options=None):
+        return self.template.render(messages, tools, options)
+
+    def token_id(self, text):
+        return None
 
 
 class FakeEngine:

@@ -26,8 +26,8 @@ class FakeModel:
 class FakeServer:
     """A running server with its ``service``, ``engine`` and ``tokenizer``."""
 
-    def __init__(self, folder, **options):
-        self.engine, self.tokenizer = FakeEngine(), CharTokenizer()
+    def __init__(self, folder, *, tokenizer=None, **options):
+        self.engine, self.tokenizer = FakeEngine(), tokenizer or CharTokenizer()
         settings = config.Server(port=0, **options)
         self.service = Service(settings, "fake", self.tokenizer, self.engine, FakeModel(folder))
         self._socket = http_listener.bind(settings)

@@ -3,11 +3,8 @@
 import json
 
 import pytest
-from chat_model import TEMPLATE
-from fake_engine import CharTokenizer
+from fake_engine import ToolTokenizer
 from in_process import post, run_scenario
-
-from labkit.models.chat_template import ChatTemplate
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
@@ -31,15 +28,6 @@ def call_text(city):
 
 
 REPLY = f"Let me see.\n{call_text('Rome')}\n{call_text('Oslo')}\n"
-
-
-class ToolTokenizer(CharTokenizer):
-    """A tokenizer whose chat template supports tools."""
-
-    template = ChatTemplate(TEMPLATE, {})
-
-    def render_chat(self, messages, tools=(), options=None):
-        return self.template.render(messages, tools, options)
 
 
 @pytest.fixture
