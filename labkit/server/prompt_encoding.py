@@ -13,6 +13,7 @@ from labkit.config import ConfigError
 from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.serving_service import Service
+from labkit.server.template_messages import in_call_order
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
@@ -48,11 +49,12 @@ async def encode_conversation(
         The conversation is too long, the chat template rejects the messages, or the model has no
         chat template.
     """
+    ordered = in_call_order(messages)
 
     def encode() -> list[int]:
         escape = service.special_token_escape
         try:
-            text = service.tokenizer.render_chat(escape.mark(messages), escape.mark(tools), options)
+            text = service.tokenizer.render_chat(escape.mark(ordered), escape.mark(tools), options)
         except ConfigError as error:
             raise invalid(str(error), param) from None
         pieces = escape.split(text)

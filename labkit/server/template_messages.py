@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.server.api_error import invalid
@@ -54,6 +55,25 @@ class TemplateMessages:
         self.messages.append(
             {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
         )
+
+
+def in_call_order(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with the results of parallel calls in the order of the calls.
+
+    Clients may send the results in any order, and most chat templates write no ids, so that the
+    model can only match results to calls by their order.
+    """
+    ordered: list[Mapping[str, Any]] = []
+    places: dict[str, int] = {}  # of the latest calls, by id
+    for is_result, group in itertools.groupby(messages, lambda m: bool(m["role"] == "tool")):
+        run = list(group)
+        if is_result:
+            run.sort(key=lambda m: places.get(m.get("tool_call_id", ""), len(places)))
+        else:
+            calls = run[-1].get("tool_calls", ())
+            places = {call["id"]: place for place, call in enumerate(calls)}
+        ordered += run
+    return ordered
 
 
 def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tests of tools in all three APIs of conversations, with an engine whose replies are given."""
 
 import json
+import re
 
 import pytest
 from fake_engine import ToolTokenizer
@@ -167,6 +168,21 @@ def test_a_conversation_has_the_same_prompt_in_every_api(respond, failed):
     assert len(set(prompts)) == 1
     assert f"tool: {'Error: no data' if failed else 'warm'}" in prompts[0]
     assert '"arguments":{"city": "Rome"}' in prompts[0] and "be brief" in prompts[0]
+
+
+def test_results_of_parallel_calls_are_in_the_order_of_the_calls(respond):
+    uses = [{"type": "tool_use", "id": i, "name": "weather", "input": {}} for i in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": i, "content": f"of {i}"} for i in "ba"]
+    turns = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}] * 2
+    calls = [
+        {"id": i, "type": "function", "function": {"name": "f", "arguments": ""}} for i in "ab"
+    ]
+    unknown = {"role": "tool", "tool_call_id": "c", "content": "of c"}
+    chat = [{"role": "tool", "tool_call_id": i, "content": f"of {i}"} for i in "ba"]
+    chat = [USER, {"role": "assistant", "content": None, "tool_calls": calls}, unknown, *chat]
+    _, prompts = respond((MESSAGES, {"messages": [USER, *turns]}), (CHAT, {"messages": chat}))
+    texts = [re.findall(r"tool: of (.)", prompt) for prompt in prompts]
+    assert texts == [["a", "b"] * 2, ["a", "b", "c"]]
 
 
 @pytest.mark.parametrize(
