@@ -84,12 +84,12 @@ NOT_EVERYWHERE = {
     "python -m labkit ablation=wired_collector -m": "only macOS has one",
     "python -m labkit ablation=memory_policies model=qwen3_0.6b -m": "are free on this machine",
     "python -m labkit ablation=seq_map engine.attention.device=metal -m": "there is no Metal",
-    "python -m labkit hydra/launcher=slurm workload=chat,ragged -m": "there is no srun here",
+    "python -m labkit hydra/launcher=slurm workload=chat,ragged -m": "srun is not installed here",
     "python -m labkit ablation=seq_map workload=chat,ragged hydra/launcher=slurm -m": (
-        "there is no srun here"
+        "srun is not installed here"
     ),
     "python -m labkit ablation=seq_map workload=chat,ragged hydra/launcher=slurm "
-    "out=outputs/NAME -m": "there is no srun here",
+    "out=outputs/NAME -m": "srun is not installed here",
     "python -m labkit hydra/launcher=ray workload=chat,ragged -m": "pip install 'labkit[ray]'",
 }
 # What a reader replaces, and what stands for it here.
@@ -349,10 +349,13 @@ def test_a_server_s_command_composes(command):
     assert serve.compose(shlex.split(command)[3:]).model.has_source
 
 
-def environment():
-    """Return the environment of a command in another folder, in which ``python`` is this one."""
-    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": os.pathsep.join(folders)}
+def environment(folder):
+    """Return the environment of a command in which ``python`` is this one, and ``folder`` TMPDIR.
+
+    No time is claimed here, so the lock of whoever is timing is not waited for.
+    """
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": programs, "TMPDIR": str(folder)}
 
 
 def needs_its_model(command):
@@ -366,7 +369,10 @@ def serving(command, log):
     """Run a server's command on a free port; yield its process and its address."""
     with log.open("w") as output:
         process = subprocess.Popen(
-            shlex.split(f"{command} server.port=0"), env=environment(), stdout=output, stderr=output
+            shlex.split(f"{command} server.port=0"),
+            env=environment(log.parent),
+            stdout=output,
+            stderr=output,
         )
     try:
         deadline = time.monotonic() + 600  # kernels may have to be compiled
@@ -399,11 +405,16 @@ def test_a_server_s_command_answers_a_request(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in SERVERS if "shell=true" in c])
-def test_a_shell_s_command_answers_a_line(command):
+def test_a_shell_s_command_answers_a_line(command, tmp_path):
     needs_its_model(command)
     words = shlex.split(f"{command} server.max_output_tokens=4")
     done = subprocess.run(
-        words, input="hello\n", capture_output=True, text=True, timeout=600, env=environment()
+        words,
+        input="hello\n",
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\[4 tokens, the first after [\d.]+ s", done.stdout), done.stdout
@@ -428,8 +439,8 @@ def copied_pages(tmp_path, monkeypatch):
 def test_another_command_runs_as_written(command, copied_pages):
     """What it writes over a committed page is that page, byte for byte."""
     done = subprocess.run(
-        command, shell=True, cwd=copied_pages, env=environment(), capture_output=True, text=True,
-        timeout=600,
+        command, shell=True, cwd=copied_pages, env=environment(copied_pages),
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     pages = [p.relative_to(ROOT) for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]
@@ -439,13 +450,13 @@ def test_another_command_runs_as_written(command, copied_pages):
 
 # The smallest arguments of a page's benchmark that measure something, and what they print.
 TINY_BENCHMARKS = {
-    "benchmarks/quantised_serving.py": (
-        "--rounds 1 --arms 'mlx_lm' --cases 'decode, 1 stream'",
+    "benchmarks/compare_quantised_engines.py": (
+        "--rounds 1 --arms 'as they lie' --cases 'decode, 1 stream'",
         "decode, 1 stream",
     ),
     "benchmarks/scheduler_scaling.py": ("--parts engine --rounds 1 --largest 1000", "blocks"),
     "benchmarks/sensitivity.py": ("kernels 1 {out}", "planted named in"),
-    "benchmarks/process_variance.py": ("1 {out}", "labkit, ragged on model=small"),
+    "benchmarks/engine_and_machine_variance.py": ("1 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "| call | labkit.serve | mlx_lm.server"),
 }
 
@@ -458,11 +469,11 @@ def test_every_benchmark_of_a_page_has_its_smallest_arguments():
 @pytest.mark.parametrize("file", TINY_BENCHMARKS)
 def test_a_benchmark_runs_tiny(file, tmp_path):
     arguments, text = TINY_BENCHMARKS[file]
-    if file == "benchmarks/quantised_serving.py":
+    if file == "benchmarks/compare_quantised_engines.py":
         needs_its_model("smollm2")
     words = [sys.executable, file, *shlex.split(arguments.format(out=tmp_path / "out"))]
     done = subprocess.run(
-        words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
+        words, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert text in done.stdout
