@@ -21,6 +21,10 @@ READERS = {
         for end in ("low", "high")
     },
     "engine.server.args": "OpenAIServer.command_line",
+    **{
+        f"ablation.claims.quality.{name}": "QualityLimits.limits"
+        for name in options(config.experiment.QualityLimits)
+    },
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
     "engine.attention.gqa_sharing": "labkit.engine.attention.kernel_switches.KernelSwitches",
     "engine.attention.tile_threshold": "labkit.engine.attention.kernel_switches.KernelSwitches",
@@ -52,7 +56,7 @@ def test_every_group_has_its_path():
         model=config.Model(shape=config.ModelShape()),
     )
     known = list(places(whole, ""))
-    assert len(known) == 21 and all(known)
+    assert len(known) == 22 and all(known)
 
 
 def test_read_by_conditions_name_existing_choices():

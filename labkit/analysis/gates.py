@@ -12,6 +12,8 @@ from typing import Any
 
 from labkit.analysis import server_arm_caveats
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
+from labkit.analysis.quality_limits import broken_limits
+from labkit.analysis.text_quality import text_qualities
 from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20
@@ -141,6 +143,9 @@ def identical(
     if claim == "none":
         return Gate("unclaimed")
     gate = Gate("pass")
+    if claim == "quality":
+        _quality(gate, arms, list(records))
+        return gate
     if report.reference is None:
         gate.fail("the baseline has no successful run to compare with", None, "no outputs")
         return gate
@@ -178,6 +183,19 @@ def _other_prompts(records: Iterable[Record]) -> str:
 
 def _has_outputs(record: Record) -> bool:
     return any(case.outputs is not None for case in record.cases)
+
+
+def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record]) -> None:
+    """Fail for every arm whose quality is outside the limits, or not decided."""
+    roles = {arm.name: arm.role for arm in arms}
+    qualities = text_qualities(list(roles), records)
+    missing = roles.keys() - {quality.arm for quality in qualities}
+    for arm in sorted(missing):
+        gate.fail(f"{arm}: no run has scored texts", None, "no scored texts")
+    for quality in qualities:
+        affected = quality.arm if roles[quality.arm] == "arm" else None
+        for broken in broken_limits(quality, arms[0].quality):
+            gate.fail(f"{quality.arm}: {broken}", affected, f"quality: {broken}")
 
 
 def _noise_floor(

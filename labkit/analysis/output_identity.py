@@ -30,6 +30,7 @@ IDENTITY_CLAIMS = {
     "bitwise": "outputs bit-identical",
     "tokens": "outputs token-identical",
     "noise_floor": "outputs differ no more often than the control's",
+    "quality": "quality within the limits",
     "frames": "every frame is the decoder's at that index",
 }
 

@@ -24,14 +24,39 @@ class Identity(Enum):
 
     bitwise: bit-identical. tokens: the same tokens. noise_floor: they differ no more than those of
     the A/A control do. frames: every frame equals the decoder's own frame at its position, and arms
-    that pick the same frames are bit-identical. none: no claim.
+    that pick the same frames are bit-identical. quality: an arm's predictions of given texts keep
+    the limits of claims.quality. none: no claim.
     """
 
     bitwise = "bitwise"
     tokens = "tokens"
     noise_floor = "noise_floor"
     frames = "frames"
+    quality = "quality"
     none = "none"
+
+
+@dataclass
+class QualityLimits(Group, place="ablation.claims.quality"):
+    """Limits of every arm's quality against the baseline, for ``identity=quality``."""
+
+    kl_mean: float | None = option(
+        None, "Largest mean KL divergence.", gt=0, unit="nats", null_means="no limit"
+    )
+    perplexity_ratio: float | None = option(
+        None, "Largest ratio of the perplexities.", gt=0, null_means="no limit"
+    )
+    top1_agreement: float | None = option(
+        None,
+        "Smallest share of positions with the same likeliest token.",
+        gt=0,
+        le=1,
+        null_means="no limit",
+    )
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits that are set, by metric."""
+        return {name: limit for name, limit in vars(self).items() if limit is not None}
 
 
 @dataclass
@@ -43,6 +68,7 @@ class Claims(Group, place="ablation.claims"):
         factory=dict,
         meaning="Counters that must be above 0 in an arm: {arm: [counter]} (docs/counters.md).",
     )
+    quality: QualityLimits = field(default_factory=QualityLimits)
     all_served: bool = option(
         False,
         "Claim that every request is served; without it, refused and failed requests are counted.",
@@ -218,6 +244,22 @@ class Experiment(Group):
             identity in of_video if video else identity is not Identity.frames,
             f"ablation.claims.identity={identity.value}: workload={self.workload.name} has "
             + ("frames; set frames, bitwise or none" if video else "no frames; set another claim"),
+        )
+        self._check_quality()
+
+    def _check_quality(self) -> None:
+        """Check the limits of quality, and that the workload can compare with them."""
+        claims = self.ablation.claims
+        claimed = claims.identity is Identity.quality
+        require(
+            claimed == bool(claims.quality.limits()),
+            "ablation.claims.identity=quality and ablation.claims.quality go together: set both or "
+            "neither, such as ablation.claims.quality.kl_mean=0.01",
+        )
+        require(
+            not claimed or self.workload.kind == "scoring",
+            f"ablation.claims.identity=quality: workload={self.workload.name} scores no texts; set "
+            "workload=scoring",
         )
 
     def _check_no_engine(self) -> None:

@@ -154,6 +154,7 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
         identity=ablation.claims.identity.value,
         engaged=tuple(ablation.claims.engaged.get(name, [])),
         all_served=ablation.claims.all_served,
+        quality=ablation.claims.quality.limits(),
     )
 
 

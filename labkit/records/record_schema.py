@@ -174,7 +174,7 @@ class Arm:
         ``engine``, ``model``, ``workload`` and ``seed`` as JSON values. Without an engine, only
         ``workload`` and ``seed``.
     identity
-        The claim about the outputs: bitwise, tokens, noise_floor or none.
+        The claim about the outputs: bitwise, tokens, noise_floor, frames, quality or none.
     engaged
         Counters that the arm claims to be above 0 after a run, besides :attr:`engine_counter`.
     all_served
@@ -182,6 +182,8 @@ class Arm:
     environment
         What the arm's process imports, if that differs from the study's own: ``python``,
         ``requirements``, ``revision`` (the full hash of a commit) and its ``repository``.
+    quality
+        Limits of the arm's quality by metric, for the claim ``quality``.
     """
 
     name: str
@@ -191,6 +193,7 @@ class Arm:
     identity: str = "none"
     engaged: tuple[str, ...] = ()
     all_served: bool = False
+    quality: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -223,6 +226,7 @@ class Arm:
                 "engaged": list(self.engaged),
                 # Only if it is claimed, so that arms of older studies compare as equal.
                 **({"all_served": True} if self.all_served else {}),
+                **({"quality": dict(self.quality)} if self.quality else {}),
             },
             **({"environment": dict(self.environment)} if self.environment else {}),
             **self.extra,

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from labkit.analysis import gates
+from labkit.analysis.output_identity import IdentityReport
+from labkit.analysis.quality_limits import QUALITY_METRICS, broken_limits
 from labkit.analysis.rendering.text_quality_tables import (
     interval_text,
     quality_table,
@@ -20,7 +23,8 @@ from labkit.analysis.statistics.block_jackknife import (
     positive_interval,
 )
 from labkit.analysis.text_quality import KL_QUANTILES, text_qualities
-from labkit.records import CaseRecord, Record
+from labkit.config.experiment import QualityLimits
+from labkit.records import Arm, CaseRecord, Record
 
 RNG = np.random.default_rng(0)
 PLACE = {
@@ -150,3 +154,42 @@ def test_intervals_of_dependent_windows_cover_the_truth(correlation):
         interval = positive_interval(lambda some, x=study: float(x[some].mean()), 50)
         covered += interval.low <= truth <= interval.high
     assert 920 <= covered <= 970
+
+
+def test_the_config_and_the_gate_have_the_same_limits():
+    assert list(QUALITY_METRICS) == list(vars(QualityLimits()))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "undecided", "broken"),
+    [("kl_mean", 0.2, 0.1, 0.05), ("top1_agreement", 0.9, 0.94, 0.99)],
+)
+def test_a_limit_is_kept_broken_or_not_decided(name, kept, undecided, broken):
+    _, lossy = text_qualities(["base", "lossy"], RECORDS)
+    interval = QUALITY_METRICS[name].value(lossy)
+    assert interval.low < undecided < interval.high
+    assert list(broken_limits(lossy, {name: kept})) == []
+    (line,) = broken_limits(lossy, {name: undecided})
+    assert line.startswith(f"{name} is not decided") and "score more windows" in line
+    (line,) = broken_limits(lossy, {name: broken})
+    assert line.endswith(f"must be {'at most' if name == 'kl_mean' else 'at least'} {broken:g}")
+
+
+def gate(limit, records=RECORDS):
+    arms = [
+        Arm(name, role, {}, {}, "quality", quality={"kl_mean": limit})
+        for name, role in (("base", "baseline"), ("lossy", "arm"))
+    ]
+    report = IdentityReport(reference=None, differences=(), agreement=())
+    return gates.identical(report, arms, records, 0.05)
+
+
+def test_the_gate_fails_for_the_arm_outside_the_limits():
+    assert gate(0.2).status == "pass"
+    failed = gate(0.01)
+    assert failed.status == "fail" and failed.cause("base") is None
+    assert "kl_mean is 0." in failed.cause("lossy")
+
+
+def test_an_arm_that_scored_nothing_fails_the_gate():
+    assert "lossy: no run has scored texts" in gate(0.2, RECORDS[:2]).reasons

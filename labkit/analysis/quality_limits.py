@@ -1,0 +1,47 @@
+"""Whether arms keep the limits of quality (``ablation.claims.quality``) fixed before the study.
+
+An arm keeps a limit if its whole interval lies inside, and breaks it if the whole interval lies
+outside. Otherwise the study cannot decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from labkit.analysis.statistics.block_jackknife import Interval
+from labkit.analysis.text_quality import TextQuality
+
+
+@dataclass(frozen=True)
+class QualityMetric:
+    """A metric that can have a limit. ``is_upper``: the limit is the largest value allowed."""
+
+    value: Callable[[TextQuality], Interval]
+    is_upper: bool
+
+
+QUALITY_METRICS: Mapping[str, QualityMetric] = {
+    "kl_mean": QualityMetric(lambda quality: quality.kl_mean, True),
+    "perplexity_ratio": QualityMetric(lambda quality: quality.perplexity_ratio, True),
+    "top1_agreement": QualityMetric(lambda quality: quality.top1_agreement, False),
+}
+
+
+def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator[str]:
+    """Yield a phrase for each limit that an arm breaks, or that its interval cannot decide."""
+    for name, limit in limits.items():
+        metric = QUALITY_METRICS[name]
+        interval = metric.value(quality)
+        bound = f"{'at most' if metric.is_upper else 'at least'} {limit:g}"
+        if interval.low is None or interval.high is None:
+            yield f"{name} is not decided: too few windows for an interval"
+            continue
+        extent = f"{interval.estimate:.4g} ({interval.low:.4g} to {interval.high:.4g})"
+        inside, outside = interval.high <= limit, interval.low > limit
+        if not metric.is_upper:
+            inside, outside = interval.low >= limit, interval.high < limit
+        if outside:
+            yield f"{name} is {extent}, and must be {bound}"
+        elif not inside:
+            yield f"{name} is not decided: {extent} reaches across {bound}; score more windows"
