@@ -164,12 +164,13 @@ def run_decode_worker(worker: int, launch: AttentionLaunch, lookup: Any) -> None
 
 
 @kernel
-def decode(launch: AttentionLaunch, lookup: Any) -> None:
+def decode(lookup: Any, *arguments: Any) -> None:
     """Run the decode kernel: one unit per query token, group of KV heads and split.
 
     A group has ``kv_heads_per_unit`` KV heads. Groups vary fastest, so that consecutive units read
     adjacent keys.
     """
+    launch = AttentionLaunch(*arguments)
     workers = len(launch.counters) - 1
     launch.counters[workers, 0] = 0
     for worker in prange(workers):
@@ -199,12 +200,13 @@ _run_tiled_units = _work_loop(run_tiled_unit, "tiled")
 
 
 @kernel
-def tiled(launch: AttentionLaunch, lookup: Any) -> None:
+def tiled(lookup: Any, *arguments: Any) -> None:
     """Run the tiled kernel: one unit per KV head and Q-block of ``BQ`` tokens.
 
     A packed grid has ``total_q // BQ + num_seqs`` Q-blocks. This upper bound does not depend on the
     individual query lengths. Surplus units exit at once.
     """
+    launch = AttentionLaunch(*arguments)
     workers = len(launch.counters) - 1
     columns = launch.num_kv_heads
     units = qblock_units(lookup, launch.cu_seqlens_q) * columns
@@ -266,8 +268,12 @@ def reduce(
 
 
 @kernel
-def scatter(write: KVWrite) -> None:
-    """Write the keys and values of new tokens to their slots in the KV pools."""
+def scatter(*arguments: Any) -> None:
+    """Write the keys and values of new tokens to their slots in the KV pools.
+
+    ``arguments`` are the fields of ``KVWrite``.
+    """
+    write = KVWrite(*arguments)
     for token in prange(len(write.slot_mapping)):
         write_token_kv(write, token)
 

@@ -103,7 +103,7 @@ class CpuBackend(PagedBackend):
                 launch.pool_dtype, address_of(k), address_of(v), k_pool, v_pool,
                 metadata.slot_mapping, launch.token_numbers,
             )  # fmt: skip
-            attention_launch.scatter(write)
+            attention_launch.scatter(*write)
         sinks = 0 if bound.sinks is None else address_of(bound.sinks)
         arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
         for view, address in zip(launch.array_fields, arrays, strict=True):
@@ -116,9 +116,9 @@ class CpuBackend(PagedBackend):
             dispatch.kv_heads_per_unit,
         )  # fmt: skip
         if dispatch.kernel == "tiled":
-            attention_launch.tiled(arguments, metadata.lookup)
+            attention_launch.tiled(metadata.lookup, *arguments)
         elif launch.splits == 1:
-            attention_launch.decode(arguments, metadata.lookup)
+            attention_launch.decode(metadata.lookup, *arguments)
         else:
             reduce_rows = _launch_split(launch, bound, metadata, arguments, q, out)
         metadata.launches.append(Launch(bound, dispatch, nonce, counters[:-1], reduce_rows))
@@ -208,7 +208,7 @@ def _launch_split(
     """
     params, parts = _split_params(launch, q)
     split = arguments._replace(params=address_of(params), splits=launch.splits)
-    attention_launch.decode(split, metadata.lookup)
+    attention_launch.decode(metadata.lookup, *split)
     if parts is None:
         return None
     return _merge_partitions(launch, layer, arguments.nonce, metadata, parts, out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.kernel_dispatch import Dispatch
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One launch of a fused kernel, as ``forward`` logs it.
 
     ``rows`` is the NumPy or MLX array of integers that the kernel wrote, [units, 4 or more], with a
