@@ -51,6 +51,7 @@ NOT_COMMANDS = {
     ("docs/binary-search.md", "0123"): "printed: tests/docs/test_binary_search_steps.py",
     ("docs/extending.md", "mine/"): "a tree of the page's files: tests/test_docs.py",
     ("docs/quantised.md", "15 rounds"): "the second line of an item of a list",
+    ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
     ("docs/statistics.md", "(k m - c m)"): "a formula that the text derives",
     ("docs/structures.md", ""): "printed: tests/docs/test_structures.py",
     ("docs/video.md", '{"clip"'): "a line of JSON: tests/workload/video",
@@ -60,6 +61,7 @@ NOT_COMMANDS = {
 # Commands that are neither composed nor parsed here, and why.
 LISTED = {
     "apt-get install slurm-wlm munge && service munge start": "needs root: tests/slurm does it",
+    "python -m labkit.regression main --on ragged": "runs: tests/test_regression.py",
     "python -m labkit.serve": "the command's name alone",
     "python -m mlx_lm server": "the name of another server",
     "python -m llama_cpp.server": "the name of another server",

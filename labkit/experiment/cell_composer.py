@@ -171,7 +171,7 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
         if environment.replaces_labkit:
             config = known_options(config, imports.defaults, default_options())
     except ConfigError as error:
-        raise ConfigError(f"arm {arm.name}: {error}") from None
+        raise type(error)(f"arm {arm.name}: {error}") from None
     _check_classes(arm.name, experiment, lambda module: module not in imports.missing)
     return replace(arm, config=config, environment=environment.identity()), imports
 

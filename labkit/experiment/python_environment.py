@@ -50,6 +50,10 @@ print(json.dumps({
 SMALLEST_EXPERIMENT = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}}
 
 
+class RevisionError(ConfigError):
+    """An environment exists, but an arm cannot run in it. The message is one line."""
+
+
 @dataclass
 class _Arm:
     """The part of an arm that describes its environment: its errors name the key."""
@@ -181,7 +185,7 @@ class PythonEnvironment:
 
         Raises
         ------
-        ConfigError
+        RevisionError
             Something cannot be imported, or the interpreter is not a Python.
         """
         smallest = json.dumps(SMALLEST_EXPERIMENT)
@@ -192,7 +196,7 @@ class PythonEnvironment:
         try:
             facts = json.loads(lines[-1] if result.returncode == 0 and lines else "")
         except ValueError:
-            raise ConfigError(self._import_error(result.stderr)) from None
+            raise RevisionError(self._import_error(result.stderr)) from None
         return Imports(facts["protocol"], facts["defaults"], tuple(facts["missing"]))
 
     def _import_error(self, stderr: bytes) -> str:
@@ -282,16 +286,14 @@ def known_options(
 
     Raises
     ------
-    ConfigError
+    RevisionError
         An option that the other revision does not have is not at its default.
     """
     known: dict[str, Any] = {}
     for key, value in config.items():
         if key not in theirs:
-            require(
-                key in ours and value == ours[key],
-                f"{where}{key}={value}: its revision has no such option",
-            )
+            if key not in ours or value != ours[key]:
+                raise RevisionError(f"{where}{key}={value}: its revision has no such option")
         elif all(isinstance(part.get(key), Mapping) for part in (config, theirs, ours)):
             known[key] = known_options(value, theirs[key], ours[key], f"{where}{key}.")
         else:

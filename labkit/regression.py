@@ -1,0 +1,275 @@
+"""``python -m labkit.regression BASE [HEAD] --on NAME...``: test whether a revision is slower.
+
+BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``. NAME is a workload
+or an ablation, whose arms are then tested one after the other. Every test is an ordinary study of
+the arms ``base`` and ``head`` with an A/A control, in live processes that take turns. Arguments
+``key=value`` are overrides of these studies. Exit codes, as ``git bisect run`` reads them: 0 if no
+primary row is worse by the margin or more; 1 if a row is worse; 125 if that is undecided, or a
+revision does not run; 2 for a mistake in the command; 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from labkit.cli_errors import OneLineParser, error_line, print_error
+from labkit.config import ConfigError, require
+from labkit.records import RecordError, read_cell
+
+BASE, HEAD = "base", "head"
+ALPHA = 0.05  # of all studies of a command together
+
+
+class Outcome(Enum):
+    """The outcome of a test; the value is the program's exit code."""
+
+    no_worse = 0
+    worse = 1
+    undecided = 125
+
+
+WORDS = {
+    "slower": Outcome.worse,
+    **dict.fromkeys(("faster", "equivalent", "trivial"), Outcome.no_worse),
+}
+TITLES = {
+    Outcome.no_worse: "No worse",
+    Outcome.worse: "Worse",
+    Outcome.undecided: "Undecided",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the revisions are compared on: the name of a study, and its overrides."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """The result of one primary row of one subject; numbers are in percent, or None if unknown."""
+
+    subject: str
+    row: Mapping[str, Any]
+    comparison: Mapping[str, Any]
+    outcome: Outcome
+
+
+def subjects(
+    names: Sequence[str], base: Mapping[str, Any], head: Mapping[str, Any]
+) -> list[Subject]:
+    """Return a subject for each workload, and for each arm of each ablation.
+
+    Parameters
+    ----------
+    names
+        The names of workloads and ablations.
+    base, head
+        The environments of the two arms.
+
+    Raises
+    ------
+    ConfigError
+        A name is neither a workload nor an ablation.
+    """
+    from labkit import app
+    from labkit.experiment.hydra_composer import Composer, hydra_quote
+
+    found: list[Subject] = []
+    composer = Composer()
+    with app.initialized():
+        for name in names:
+            group = next((g for g in ("ablation", "workload") if _file(g, name).is_file()), None)
+            if group is None:
+                raise ConfigError(f"--on {name}: there is no such ablation or workload")
+            arms = composer.compose([f"{group}={name}"]).ablation.arms
+            for arm, overrides in arms.items():
+                pair = {BASE: {**overrides, "environment": dict(base)}}
+                pair[HEAD] = {**overrides, "environment": dict(head)}
+                found.append(
+                    Subject(
+                        f"{name} ({arm})" if len(arms) > 1 else name,
+                        (
+                            f"{group}={name}",
+                            *(f"~ablation.arms.{other}" for other in arms),
+                            *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
+                            f"ablation.baseline={BASE}",
+                            "ablation.claims.identity=none",
+                            "ablation.published=null",
+                        ),
+                    )
+                )
+    return found
+
+
+def _file(group: str, name: str) -> Path:
+    from labkit import app
+
+    return app.CONF / group / f"{name}.yaml"
+
+
+def row_results(subject: str, cell: Mapping[str, Any]) -> Iterator[RowResult]:
+    """Yield the result of every primary row of a subject's ``cell.json``."""
+    margin = cell["design"]["margin_pct"]
+    for row in cell["rows"]:
+        if row["primary"] and row["skipped"] is None:
+            by_arm = {one["arm"]: one for one in row["comparisons"]}
+            if HEAD in by_arm:
+                outcome = _outcome(row, by_arm[HEAD], margin)
+                yield RowResult(subject, row, by_arm[HEAD], outcome)
+
+
+def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) -> Outcome:
+    """Return the outcome of a row.
+
+    A row without a verdict of equivalence is no worse if its adjusted interval ends before the
+    margin on the worse side, unless the A/A control varies by more than the margin.
+    """
+    from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
+
+    if one["verdict"] in WORDS:
+        return WORDS[one["verdict"]]
+    known = one["verdict"] == "inconclusive" and one["ci_low_pct"] is not None
+    if not known or one["reason"] == NOISE_EXCEEDS_MARGIN:
+        return Outcome.undecided
+    worst = -one["ci_low_pct"] if row["better"] == "higher" else one["ci_high_pct"]
+    return Outcome.no_worse if worst < margin_pct else Outcome.undecided
+
+
+def total(results: Sequence[RowResult]) -> Outcome:
+    """Return the outcome of all rows: worse if any row is worse."""
+    outcomes = {result.outcome for result in results}
+    if Outcome.worse in outcomes:
+        return Outcome.worse
+    return Outcome.no_worse if outcomes == {Outcome.no_worse} else Outcome.undecided
+
+
+def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str:
+    """Return the summary for a pull request."""
+    outcome = total(results)
+    lines = [
+        f"### {TITLES[outcome]}: {title}",
+        "",
+        f"Margin {margin_pct:g} %; intervals and p are adjusted over rows.",
+        "",
+        f"| on | row | metric | {BASE} | change, % | interval, % | p | outcome |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for result in results:
+        one, row = result.comparison, result.row
+        low, high = one["ci_low_pct"], one["ci_high_pct"]
+        interval = "" if low is None else f"{low:+.1f} to {high:+.1f}"
+        p = "" if one["p_adjusted"] is None else f"{one['p_adjusted']:.2g}"
+        effect = "" if one["effect_pct"] is None else f"{one['effect_pct']:+.1f}"
+        reason = f" ({one['reason']})" if one["reason"] and result.outcome.value == 125 else ""
+        median = row["arms"].get(BASE, {}).get("median")
+        base = "" if median is None else f"{median:,.4g} {row['unit']}"
+        cells = (result.subject, row["case"], row["metric"], base, effect, interval, p)
+        words = " | ".join(str(cell).replace("|", "\\|") for cell in cells)
+        lines.append(f"| {words} | {TITLES[result.outcome].lower()}{reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
+    """Run a subject's study and return its results. ``KeyboardInterrupt`` if it is interrupted."""
+    from labkit import app
+    from labkit.analysis.study_analysis import cell_dirs
+
+    words = [*subject.overrides, *overrides, f"out='{out}'"]
+    if app.run(app.parse(words)) == 130:
+        raise KeyboardInterrupt
+    results: list[RowResult] = []
+    for folder in cell_dirs(out):
+        results += row_results(subject.name, read_cell(folder))
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.experiment import StudyError
+    from labkit.experiment.python_environment import RevisionError
+
+    parser = _parser()
+    options = parser.parse_intermixed_args(argv)
+    try:
+        return _run(options)
+    except RevisionError as error:
+        print(error_line(parser.prog, error), file=sys.stderr)
+        return Outcome.undecided.value
+    except StudyError as error:
+        print(error_line(parser.prog, error), file=sys.stderr)
+        return Outcome.undecided.value
+    except (ConfigError, RecordError, OSError) as error:
+        return print_error(parser.prog, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="python -m labkit.regression",
+        description="Test whether a Git revision is slower than another (docs/regression.md).",
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="BASE [HEAD] [key=value ...]",
+        help="the revisions (HEAD: what is checked out), and overrides of the studies",
+    )
+    parser.add_argument(
+        "--on", nargs="+", required=True, metavar="NAME", help="workloads and ablations"
+    )
+    parser.add_argument(
+        "--repository", metavar="DIR", help="Git checkout of the revisions (default: labkit's own)"
+    )
+    parser.add_argument(
+        "--margin", type=float, default=2.0, metavar="PCT", help="design.margin_pct (default 2)"
+    )
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the studies")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from labkit import app
+    from labkit.experiment.python_environment import PythonEnvironment
+
+    given = [*options.words, *options.on]
+    revisions = [word for word in options.words if "=" not in word]
+    names = [word for word in options.on if "=" not in word]
+    overrides = [word for word in given if "=" in word]
+    require(0 < len(revisions) <= 2, f"{len(revisions)} revisions: write BASE, or BASE and HEAD")
+    base, head = (
+        PythonEnvironment.resolve({"revision": name, "repository": options.repository}).identity()
+        for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
+    )
+    app.register()
+    found = subjects(names, base, head)
+    design = [f"design.margin_pct={options.margin:g}"]
+    if len(found) > 1:
+        design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
+    out = options.out or app.study_folder(app.parse([]))[0]
+    results: list[RowResult] = []
+    for number, subject in enumerate(found):
+        results += _study(subject, out / str(number), [*design, *overrides])
+    commits = " against ".join(str(arm["revision"])[:12] for arm in (head, base))
+    text = markdown(commits, results, options.margin)
+    print(text)
+    for file in (options.summary, os.environ.get("GITHUB_STEP_SUMMARY")):
+        if file:
+            with open(file, "a", encoding="utf-8") as summary:
+                summary.write(text)
+    return total(results).value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

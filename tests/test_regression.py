@@ -1,0 +1,154 @@
+"""The regression program: exit codes, the studies that it composes, and its summary."""
+
+import os
+import subprocess
+
+import pytest
+
+from labkit import app, regression
+from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
+from labkit.experiment import StudyError, cell_composer
+from labkit.experiment.python_environment import Imports, RevisionError, default_options
+from labkit.experiment.turn_protocol import VERSION
+from labkit.machine import code_revision
+from labkit.regression import Outcome, row_results, total
+
+
+def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True):
+    one = {"arm": "head", "effect_pct": 0.1, "ci_low_pct": low, "ci_high_pct": high}
+    one |= {"p_adjusted": 0.5, "verdict": verdict, "reason": reason}
+    control = {**one, "arm": "control", "verdict": "slower"}
+    row = {"case": "a|b", "metric": "total_tok_s", "unit": "tok/s", "better": better}
+    row |= {"primary": primary, "skipped": None, "arms": {"base": {"median": 1234.5}}}
+    return {"design": {"margin_pct": 2.0}, "rows": [{**row, "comparisons": [one, control]}]}
+
+
+@pytest.mark.parametrize(
+    ("expected", "facts"),
+    [
+        (1, {"verdict": "slower", "low": -4.0, "high": -1.0}),
+        (0, {"verdict": "faster", "low": 1.0, "high": 4.0}),
+        (0, {"verdict": "equivalent", "low": -1.0, "high": 1.0}),
+        (0, {"verdict": "trivial", "low": -1.5, "high": -0.5}),
+        (0, {"verdict": "inconclusive", "low": -1.9, "high": 9.0}),
+        (125, {"verdict": "inconclusive", "low": -2.1, "high": 9.0}),
+        (125, {"verdict": "inconclusive", "low": -1.9, "high": 9.0, "better": "lower"}),
+        (0, {"verdict": "inconclusive", "low": -9.0, "high": 1.9, "better": "lower"}),
+        (125, {"verdict": "inconclusive", "low": 0, "high": 1, "reason": NOISE_EXCEEDS_MARGIN}),
+        (125, {"verdict": "inconclusive"}),
+        (125, {"verdict": "invalid", "low": -1.0, "high": 1.0}),
+        (125, {"verdict": "estimate_only", "low": -1.0, "high": 1.0}),
+        (125, {"verdict": "slower", "primary": False}),
+    ],
+)
+def test_the_outcome_of_a_row(expected, facts):
+    assert total(list(row_results("chat", cell(**facts)))).value == expected
+
+
+def test_one_worse_row_decides_and_one_undecided_row_leaves_it_open():
+    worse, fine, unknown = (
+        list(row_results("chat", cell(word))) for word in ("slower", "faster", "invalid")
+    )
+    assert total([*fine, *unknown, *worse]) is Outcome.worse
+    assert total([*fine, *unknown]) is Outcome.undecided
+    assert total([]) is Outcome.undecided
+
+
+def test_the_summary_is_a_table():
+    results = list(row_results("chat", cell("slower", -4.0, -1.0)))
+    text = regression.markdown("b against a", results, 2)
+    assert text.startswith("### Worse: b against a\n")
+    row = r"| chat | a\|b | total_tok_s | 1,234 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
+    assert text.splitlines()[-1] == row
+
+
+@pytest.fixture
+def studies(tmp_path, monkeypatch):
+    """Return a function that runs the program in a checkout with two commits, without processes.
+
+    It returns the exit code and the cells that were composed. ``studies.result`` is what each
+    study's ``cell.json`` holds, or the error that it raises.
+    """
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    who = ["-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2):
+        subprocess.run(["git", "-C", folder, *who, *words], check=True)
+    facts = Imports(VERSION, default_options(), ())
+    monkeypatch.setattr(code_revision, "CHECKOUT", folder)
+    monkeypatch.setattr(cell_composer, "imports_of", lambda environment, modules: facts)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    monkeypatch.chdir(tmp_path)
+    composed = []
+
+    def run(command):
+        composed.extend(app.compose_cells(command))
+        if isinstance(studies.result, Exception):
+            raise studies.result
+        return 1 if studies.result != "interrupted" else 130
+
+    def studies(*words):
+        composed.clear()
+        return regression.main(words), composed
+
+    studies.result = cell("equivalent", -1.0, 1.0)
+    monkeypatch.setattr(app, "run", run)
+    monkeypatch.setattr("labkit.analysis.study_analysis.cell_dirs", lambda out: [out])
+    monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result)
+    return studies
+
+
+def test_a_workload_is_one_study_of_two_revisions_and_a_control(studies, tmp_path):
+    code, (one,) = studies("HEAD~1", "engine.threads=1", "--on", "chat", "--margin", "3")
+    assert code == 0
+    assert [arm.name for arm in one.arms] == ["base", "head", "control"]
+    base, head, control = (arm.environment["revision"] for arm in one.arms)
+    assert base == control != head and len(head) == 40
+    assert one.experiment.workload.name == "chat"
+    assert one.experiment.engine.threads == 1 and one.experiment.design.margin_pct == 3
+    assert one.experiment.design.alpha == 0.05 and one.isolation.value == "live"
+    assert (tmp_path / "step.md").read_text().startswith("### No worse: ")
+
+
+def test_each_arm_of_an_ablation_is_a_study_and_they_share_alpha(studies, tmp_path):
+    words = ("--on", "seq_map", "kernel_decode", "--summary", str(tmp_path / "s.md"))
+    code, cells = studies("HEAD~1", "HEAD", *words)
+    assert code == 0 and [len(one.arms) for one in cells] == [3, 3, 3]
+    resolvers = [one.experiments["head"].engine.attention.resolver for one in cells]
+    assert resolvers[:2] == ["binary_search", "seq_map"]
+    assert cells[0].experiments["base"].workload.name == "kernel_seq_map"
+    assert {one.experiment.design.alpha for one in cells} == {0.0166667}
+    assert (tmp_path / "s.md").read_text().count("no worse |") == 3
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (cell("slower"), 1),
+        (cell("invalid"), 125),
+        ("interrupted", 130),
+        (RevisionError("arm head: no worker"), 125),
+        (StudyError("disk full"), 125),
+    ],
+)
+def test_exit_codes(studies, result, code, capsys):
+    studies.result = result
+    assert studies("HEAD~1", "--on", "chat")[0] == code
+    assert len(capsys.readouterr().err.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("nope", "--on", "chat"), "environment.revision=nope: no such revision"),
+        (("HEAD", "--on", "nope"), "--on nope: there is no such ablation or workload"),
+        (("HEAD", "--on", "chat", "engine.foo=1"), "engine.foo=1: no option 'foo'"),
+        (("a", "b", "c", "--on", "chat"), "3 revisions: write BASE, or BASE and HEAD"),
+        (("HEAD", "--on", "chat", "--repository", "/"), "/ is not a Git checkout"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(studies, words, line, capsys, tmp_path):
+    assert studies(*words)[0] == 2
+    error = capsys.readouterr().err
+    assert line in error and error.count("\n") == 1 and error.startswith("labkit.regression: ")
+    assert sorted(os.listdir(tmp_path)) == ["checkout"]
