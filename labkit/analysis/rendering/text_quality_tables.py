@@ -53,8 +53,8 @@ def scoring_notes(baseline: str, records: Sequence[Record]) -> tuple[str, ...]:
     return (
         f"{len(windows):,} windows, {sum(w['tokens'] for w in windows):,} predicted tokens; 95 % "
         "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
-        f"KL divergence compares the {notes['reference_top']} likeliest tokens of the baseline one "
-        f"by one and all others, {notes['reference_rest']:.2%} of the probability on average, as "
+        f"KL divergence compares the baseline's {notes['reference_top']:,} likeliest tokens one by "
+        f"one and all others, {notes['reference_rest']:.2%} of the probability on average, as "
         "one: it is a lower bound.",
     )
 
