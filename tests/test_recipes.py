@@ -458,8 +458,8 @@ TINY_BENCHMARKS = {
     ),
     "benchmarks/scheduler_scaling.py": ("--parts engine --rounds 1 --largest 1000", "blocks"),
     "benchmarks/sensitivity.py": ("kernels 1 {out}", "planted named in"),
-    "benchmarks/engine_and_machine_variance.py": ("1 {out}", "labkit, ragged on model=small"),
-    "benchmarks/server_compatibility.py": ("", "| call | labkit.serve | mlx_lm.server"),
+    "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
+    "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
 }
 
 

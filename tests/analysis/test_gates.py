@@ -46,6 +46,16 @@ UNHEALTHY = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("used_bytes", "status"), [(16 << 20, "pass"), ((16 << 20) + 1, "fail")])
+@pytest.mark.parametrize("swap_before", [None, {}, {"used_bytes": 0}])
+def test_swap_may_grow_by_16_mib_within_a_run(make_tokens, used_bytes, status, swap_before):
+    environments = {
+        "environment": {"host": "h", "swap": swap_before},
+        "environment_end": {"host": "h", "swap": {"used_bytes": used_bytes}},
+    }
+    assert gates.healthy(study(make_tokens, ("base", 1), environments)).status == status
+
+
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("fault", UNHEALTHY)
 def test_one_unhealthy_run_of_any_arm_invalidates_all_verdicts(make_tokens, arm, fault):

@@ -129,6 +129,15 @@ def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypat
             "engine.threads=two: must be an integer: 1 to 1024",
         ),
         ("sed=2", "sed=2: no option 'sed'"),
+        (
+            "engine.kv.blocksize=16",
+            "engine.kv.blocksize=16: no option 'blocksize' (did you mean 'block_size'?); "
+            "the options are: layout, block_size,",
+        ),
+        (
+            "workload=chatt",
+            "workload=chatt: no such workload (did you mean 'chat'?); must be one of: agent,",
+        ),
         ("engine.threads=1,2", "engine.threads=1,2"),
     ],
 )
