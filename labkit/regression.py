@@ -202,13 +202,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     try:
         return _run(options)
-    except RevisionError as error:
+    except (RevisionError, StudyError, RecordError, OSError) as error:
         print(error_line(parser.prog, error), file=sys.stderr)
         return Outcome.undecided.value
-    except StudyError as error:
-        print(error_line(parser.prog, error), file=sys.stderr)
-        return Outcome.undecided.value
-    except (ConfigError, RecordError, OSError) as error:
+    except ConfigError as error:
         return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130

@@ -11,6 +11,7 @@ from labkit.experiment import StudyError, cell_composer
 from labkit.experiment.python_environment import Imports, RevisionError, default_options
 from labkit.experiment.turn_protocol import VERSION
 from labkit.machine import code_revision
+from labkit.records import RecordError
 from labkit.regression import Outcome, row_results, total
 
 
@@ -129,6 +130,7 @@ def test_each_arm_of_an_ablation_is_a_study_and_they_share_alpha(studies, tmp_pa
         ("interrupted", 130),
         (RevisionError("arm head: no worker"), 125),
         (StudyError("disk full"), 125),
+        (RecordError("no cell"), 125),
     ],
 )
 def test_exit_codes(studies, result, code, capsys):
