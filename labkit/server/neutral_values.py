@@ -28,7 +28,10 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
     "use_beam_search": (False,),
 }
-MESSAGE_VALUES: Mapping[str, tuple[object, ...]] = {"annotations": ([],)}
+MESSAGE_VALUES: Mapping[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "provider_specific_fields": ({}, {"refusal": None}),  # LiteLLM's
+}
 MESSAGE_LISTS = ("messages", "input", "system", "tools")
 PART_LISTS = ("content", "tool_calls")
 
