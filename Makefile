@@ -12,7 +12,7 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compil
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-slow test-slurm test-ray mutants lint bench mac clean
+.PHONY: demo test test-slow test-slurm test-ray mutants clients lint bench mac clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -52,6 +52,10 @@ test-ray: $(DEV)  ## a local cluster of two workers
 
 mutants: $(DEV)  ## SAMPLE mutants of labkit, some of each package; SEED draws others
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
+
+clients: $(DEV)  ## clients of others, each with pinned versions in an environment of its own
+	@$(INSTALL) uv==0.13.9
+	$(RUN) tests/clients/client_table.py --write
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .
