@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from labkit.config import ConfigError, Environment, Experiment, from_plain, require, to_plain
@@ -31,22 +32,22 @@ INSTALL_TIMEOUT_S = 1800.0
 IMPORT_TIMEOUT_S = 120.0
 LABKIT_FOLDERS = ("labkit", "conf")  # of a revision of labkit; the other folders are large
 # Imports what a worker imports, and prints what the parent must know about it.
-IMPORT_SCRIPT = """
-import importlib.util, json, sys
-import mlx.core, numba, numpy, safetensors, tokenizers
-import labkit.experiment.worker
-from labkit.config import Experiment, from_plain, to_plain
-try:
-    from labkit.experiment.turn_protocol import VERSION
-except ImportError:
-    VERSION = None
-smallest, *modules = sys.argv[1:]
-print(json.dumps({
-    "protocol": VERSION,
-    "defaults": to_plain(from_plain(Experiment, json.loads(smallest))),
-    "missing": [m for m in modules if importlib.util.find_spec(m.partition(".")[0]) is None],
-}))
-"""
+IMPORT_SCRIPT = dedent("""
+    import importlib.util, json, sys
+    import mlx.core, numba, numpy, safetensors, tokenizers
+    import labkit.experiment.worker
+    from labkit.config import Experiment, from_plain, to_plain
+    try:
+        from labkit.experiment.turn_protocol import VERSION
+    except ImportError:
+        VERSION = None
+    smallest, *modules = sys.argv[1:]
+    print(json.dumps({
+        "protocol": VERSION,
+        "defaults": to_plain(from_plain(Experiment, json.loads(smallest))),
+        "missing": [m for m in modules if importlib.util.find_spec(m.partition(".")[0]) is None],
+    }))
+""")
 SMALLEST_EXPERIMENT = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}}
 
 

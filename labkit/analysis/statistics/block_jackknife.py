@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 MIN_BLOCKS = 4
 MAX_BLOCKS = 8
@@ -86,5 +86,5 @@ def _interval(estimate: float, without: NDArray[np.float64]) -> Interval:
         return Interval(estimate, None, None)
     pseudo = count * estimate - (count - 1) * without
     error = float(pseudo.std(ddof=1)) / math.sqrt(count)
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
+    reach = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * error
     return Interval(estimate, estimate - reach, estimate + reach)

@@ -108,8 +108,8 @@ def test_the_next_step_uses_a_changed_number_of_threads(model_dir, monkeypatch, 
         monkeypatch.setattr(PackedForward, "_replay", lambda *_: None)
 
     def counting(*arguments):
-        counters = arguments[4 if replays else 0].counters
-        shares.append((numba.get_num_threads(), counters.shape[-2] - 1))
+        launch = arguments[4] if replays else attention_launch.AttentionLaunch(*arguments[1:])
+        shares.append((numba.get_num_threads(), launch.counters.shape[-2] - 1))
         return run(*arguments)
 
     def alternating():
