@@ -13,6 +13,7 @@ from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, internal_error, invalid
+from labkit.server.tool_calls import ToolCallParser
 
 OnEnd = Callable[[str, bool, str], None]
 
@@ -57,15 +58,25 @@ class Generation:
 
     ``on_end`` is called when an engine request ends, with three arguments: the request's id,
     whether the engine must still abort the request, and the reason (stop, length or abort).
+
+    ``single_call_parser`` returns a parser that ends a choice after its first tool call, or None if
+    calls do not end a choice.
     """
 
-    def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, on_end: OnEnd) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer,
+        on_end: OnEnd,
+        single_call_parser: Callable[[], ToolCallParser | None] = lambda: None,
+    ) -> None:
         self.created = int(time.time())
         self._on_end = on_end
         self._choices = {
             request.request_id: (index, OutputProcessor(request, None, tokenizer))
             for index, request in enumerate(requests)
         }
+        self._parsers = [single_call_parser() for _ in requests]
         self.requests = {request.request_id: request for request in requests}
         self._num_cached_tokens = [0] * len(requests)
         now = time.monotonic()
@@ -86,6 +97,8 @@ class Generation:
         self._num_cached_tokens[index] = event.num_cached_tokens
         try:
             text, reason = processor.advance(event)
+            if self._has_single_call(index, text):
+                reason = "stop"
         except Exception as error:  # from the tokenizer's library; the other requests must go on
             self.fail(internal_error(error))
             return
@@ -97,6 +110,15 @@ class Generation:
         self._outputs.append(
             TokenOutput(index, token, text, finish_reason, event.logprobs, processor.stop_text)
         )
+
+    def _has_single_call(self, index: int, text: str) -> bool:
+        """Return whether a choice's next text completes the only call that it may have."""
+        parser = self._parsers[index]
+        if parser is None:
+            return False
+        for _ in parser.add(text):
+            pass
+        return parser.has_ended
 
     def num_cached_tokens(self, n: int = 1) -> int:
         """Return how many prompt tokens the prefix cache held, summed over the prompts.

@@ -65,7 +65,9 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     grammar = await _constraint(service, request, tools)
     constraint = grammar or min_tokens_constraint(service, request, max_tokens)
     call_id = new_id("chatcmpl")
-    generation = service.generate(call_id, [prompt], params, n, constraint)
+    generation = service.generate(
+        call_id, [prompt], params, n, constraint, tools.single_call_parser
+    )
     writer = ChatWriter(service, request, call_id, generation, prompt, n, tools)
     timeout_s = service.options.timeout_s
     if request.stream:
@@ -120,8 +122,8 @@ def _tools(service: Service, request: ChatRequest) -> RequestedTools:
         service,
         [tool.function for tool in request.tools or ()],
         choice.function if isinstance(choice, NamedTool) else choice,
+        single_call=request.parallel_tool_calls is False,
     )
-    tools.check_single_call(request.parallel_tool_calls)
     if not _is_text(request):
         tools.check_text_format("response_format")
     return tools

@@ -328,5 +328,7 @@ async def converse(
     params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
     constraint = constraint or await tools.grammar(service)
     call_id = new_id(kind)
-    generation = service.generate(call_id, [prompt], params, 1, constraint)
+    generation = service.generate(
+        call_id, [prompt], params, 1, constraint, tools.single_call_parser
+    )
     return Conversation(call_id, prompt, tools, generation)

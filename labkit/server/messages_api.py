@@ -31,6 +31,7 @@ from labkit.server.prompt_encoding import check_contents, encode_conversation
 from labkit.server.requested_tools import RequestedTools, resolve_tools
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import Service
+from labkit.server.structured_output import GrammarConstraint
 from labkit.server.template_messages import TemplateMessages
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
@@ -62,6 +63,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         sampling,
         limit=request.max_tokens,
         param="messages",
+        constraint=await _format_constraint(service, request, tools),
         options=options,
     )
     writer = MessageWriter(service.name, conversation)
@@ -110,14 +112,20 @@ def _tools(service: Service, request: CountTokensRequest) -> RequestedTools:
         Function(tool.name, tool.description, tool.input_schema, tool.strict)
         for tool in request.tools or ()
     ]
-    choice, name = request.tool_choice, _choice_name(request)
-    tools = resolve_tools(service, functions, name)
-    single = isinstance(choice, AutoChoice) and choice.disable_parallel_tool_use
-    if single and tools.call_format is not None and not tools.required:
-        raise invalid(
-            "tool_choice: disable_parallel_tool_use=true needs the type any or tool", "tool_choice"
-        )
-    return tools
+    choice = request.tool_choice
+    single = isinstance(choice, AutoChoice) and bool(choice.disable_parallel_tool_use)
+    return resolve_tools(service, functions, _choice_name(request), single_call=single)
+
+
+async def _format_constraint(
+    service: Service, request: CountTokensRequest, tools: RequestedTools
+) -> GrammarConstraint | None:
+    """Return the grammar of ``output_config.format``, or None if any text is allowed."""
+    output_format = request.output_config.format if request.output_config else None
+    if output_format is None:
+        return None
+    tools.check_text_format("output_config.format")
+    return await service.grammars.from_schema(output_format.schema, "output_config.format")
 
 
 def _choice_name(request: CountTokensRequest) -> str | FunctionName:

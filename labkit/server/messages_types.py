@@ -92,6 +92,19 @@ class UserMetadata(Struct, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
+class JsonOutputFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """The output format for JSON that matches ``schema``."""
+
+    schema: JsonObject
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    """The format of the message. The effort ``high`` is the API's default and has no effect."""
+
+    format: JsonOutputFormat | None = None
+    effort: Literal["high"] | None = None
+
+
 class CountTokensRequest(Cacheable, kw_only=True, forbid_unknown_fields=True):
     """The body of a ``POST /v1/messages/count_tokens`` request: what becomes the prompt."""
 
@@ -100,6 +113,7 @@ class CountTokensRequest(Cacheable, kw_only=True, forbid_unknown_fields=True):
     system: str | list[TextParam] | None = None
     tools: Annotated[list[ToolParam], Meta(max_length=128)] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolNameChoice | NoneChoice | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):

@@ -28,17 +28,24 @@ class RequestedTools:
         The functions as the chat template takes them, in the form of OpenAI's ``tools``.
     required
         The functions of which the model must call one. Empty: it may also answer with text.
+    single_call
+        Whether the output ends after the first call.
     """
 
     call_format: ToolCallFormat | None = None
     definitions: Sequence[Mapping[str, Any]] = ()
     required: Sequence[Mapping[str, Any]] = ()
+    single_call: bool = False
 
     def parser(self) -> ToolCallParser | None:
         """Return a parser for one choice's text, or None if the model may not call a function."""
         if self.call_format is None:
             return None
-        return ToolCallParser(self.call_format, self.definitions)
+        return ToolCallParser(self.call_format, self.definitions, single_call=self.single_call)
+
+    def single_call_parser(self) -> ToolCallParser | None:
+        """Return a parser that ends after a choice's first call, or None if calls end nothing."""
+        return self.parser() if self.single_call else None
 
     async def grammar(self, service: Service) -> GrammarConstraint | None:
         """Return the grammar of the required call, or None if no call is required.
@@ -63,20 +70,13 @@ class RequestedTools:
         if self.call_format is not None:
             raise invalid(f"{field} cannot be combined with tools unless tool_choice=none", field)
 
-    def check_single_call(self, parallel_tool_calls: bool | None) -> None:
-        """Raise ``ApiError`` if the request forbids parallel calls but does not require a call.
-
-        Only a required call is enforced to be the only one.
-        """
-        if parallel_tool_calls is False and self.call_format is not None and not self.required:
-            raise invalid(
-                "parallel_tool_calls=false needs tool_choice=required or a function's name",
-                "parallel_tool_calls",
-            )
-
 
 def resolve_tools(
-    service: Service, functions: Sequence[Function], choice: str | FunctionName | None
+    service: Service,
+    functions: Sequence[Function],
+    choice: str | FunctionName | None,
+    *,
+    single_call: bool,
 ) -> RequestedTools:
     """Return the tools of a request.
 
@@ -86,6 +86,8 @@ def resolve_tools(
         The functions that the request defines.
     choice
         ``auto`` (also None), ``none``, ``required``, or the function that must be called.
+    single_call
+        Whether the output ends after the first call.
 
     Raises
     ------
@@ -107,7 +109,7 @@ def resolve_tools(
         required = [tool for tool in definitions if tool["function"]["name"] == name]
         if not required:
             raise invalid(f"tool_choice: tools has no function {name!r}", "tool_choice")
-    return RequestedTools(service.tool_call_format, definitions, required)
+    return RequestedTools(service.tool_call_format, definitions, required, single_call)
 
 
 def _without_nulls(function: Function) -> dict[str, Any]:

@@ -69,9 +69,8 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 def _tools(service: Service, request: ResponsesRequest) -> RequestedTools:
     choice = request.tool_choice
     name = FunctionName(choice.name) if isinstance(choice, FunctionChoice) else choice
-    tools = resolve_tools(service, request.tools or (), name)
-    tools.check_single_call(request.parallel_tool_calls)
-    return tools
+    single_call = request.parallel_tool_calls is False
+    return resolve_tools(service, request.tools or (), name, single_call=single_call)
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:

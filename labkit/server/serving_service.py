@@ -26,7 +26,7 @@ from labkit.server.api_generation import Generation
 from labkit.server.engine_thread import EngineStep, EngineThread
 from labkit.server.prometheus_metrics import Metrics
 from labkit.server.structured_output import Grammars
-from labkit.server.tool_calls import detect_tool_call_format
+from labkit.server.tool_calls import ToolCallParser, detect_tool_call_format
 
 T = TypeVar("T")
 CACHE_CONFIG_LABELS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
@@ -154,8 +154,12 @@ class Service:
         params: SamplingParams,
         n: int,
         constraint: CopyableConstraint | None = None,
+        single_call_parser: Callable[[], ToolCallParser | None] = lambda: None,
     ) -> Generation:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
+
+        ``single_call_parser`` returns a parser that ends a choice after its first tool call, or
+        None if calls do not end a choice.
 
         Raises
         ------
@@ -184,7 +188,7 @@ class Service:
             for index, prompt in enumerate(prompts)
             for choice in range(n)
         ]
-        generation = Generation(requests, self.tokenizer, self.finish_request)
+        generation = Generation(requests, self.tokenizer, self.finish_request, single_call_parser)
         self.metrics.observe("request_params_n", n)
         for request in requests:
             self._live[request.request_id] = generation

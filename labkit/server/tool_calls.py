@@ -133,15 +133,29 @@ class ToolCallParser:
 
     It buffers an unfinished call, and any text that may be the beginning of a start mark. Text
     between calls that is only whitespace belongs to the format and is dropped.
+
+    With ``single_call``, the message ends with its first call, and what follows is dropped.
     """
 
-    def __init__(self, call_format: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        call_format: ToolCallFormat,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        single_call: bool = False,
+    ) -> None:
         self._format = call_format
         self._tools = tools
+        self._single_call = single_call
         self._buffer = ""
         self._inside = False
         self._whitespace = ""  # at the start of a text that has no other character yet
         self._in_text = self._has_call = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the message may have a single call only, and has it."""
+        return self._single_call and self._has_call
 
     def add(self, text: str) -> Iterator[str | ParsedToolCall]:
         """Add generated text and yield the plain text and calls that are now certain."""
@@ -159,6 +173,8 @@ class ToolCallParser:
         self, items: Iterator[str | ParsedToolCall]
     ) -> Iterator[str | ParsedToolCall]:
         for item in items:
+            if self.has_ended:
+                return
             if isinstance(item, ParsedToolCall):
                 self._in_text, self._has_call, self._whitespace = False, True, ""
             elif not self._in_text:

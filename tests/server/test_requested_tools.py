@@ -44,7 +44,8 @@ def respond(tmp_path):
                 status, body = await post(service, path, {"model": "fake", **BASES[path], **fields})
                 responses.append((status, body.decode()))
 
-        run_scenario(scenario, tmp_path, tokenizer=tokenizer, max_output_tokens=500)
+        options = {"tokenizer": tokenizer, "max_output_tokens": 500}
+        respond.engine = run_scenario(scenario, tmp_path, **options)
         return responses, tokenizer.encoded
 
     return respond
@@ -225,6 +226,49 @@ def test_a_call_that_is_cut_off_is_text(respond, stream):
     assert item["content"][0]["text"] == REPLY[:40]
 
 
+SINGLE = [
+    (CHAT, {"parallel_tool_calls": False}),
+    (RESPONSES, {"parallel_tool_calls": False}),
+    (MESSAGES, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+]
+LISTED = """<tool_call>
+[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "weather", "arguments": {}}]
+</tool_call>"""
+
+
+@pytest.mark.parametrize("reply", [REPLY, LISTED])
+def test_without_parallel_calls_the_output_ends_after_the_first_call(respond, reply):
+    before = reply[: reply.index("</tool_call>") + len("</tool_call>")]
+    streams = [(path, {**fields, "stream": True}) for path, fields in SINGLE]
+    responses, _ = respond(*SINGLE, *streams, reply=reply)
+    chat, response, message = (json.loads(text) for _, text in responses[:3])
+    (choice,) = chat["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (message["stop_reason"], response["status"]) == ("tool_use", "completed")
+    (item,) = [item for item in response["output"] if item["type"] == "function_call"]
+    (use,) = [block for block in message["content"] if block["type"] == "tool_use"]
+    arguments = [call["function"]["arguments"], item["arguments"], json.dumps(use["input"])]
+    assert [json.loads(text) for text in arguments] == [{"city": "Rome"}] * 3
+    for body, name in [(chat, "completion"), (response, "output"), (message, "output")]:
+        assert body["usage"][f"{name}_tokens"] == len(before)
+    items = list(map(without_ids, response["output"]))
+    chat, response, message = (text for _, text in responses[3:])
+    assert chat.count('"id":"call_') == chat.count('"finish_reason":"tool_calls"') == 1
+    assert list(map(without_ids, events(response)[-1]["response"]["output"])) == items
+    assert message.count('"type":"tool_use"') == 1
+    assert events(message)[-2]["delta"]["stop_reason"] == "tool_use"
+    assert len(respond.engine.aborted) == 6
+
+
+def test_without_parallel_calls_every_choice_may_have_a_call(respond):
+    ((_, text),), _ = respond((CHAT, {**SINGLE[0][1], "n": 2}))
+    for choice in json.loads(text)["choices"]:
+        assert len(choice["message"]["tool_calls"]) == 1
+    ((_, text),), _ = respond(SINGLE[0], reply="No tool is needed.")
+    assert json.loads(text)["choices"][0]["message"]["content"] == "No tool is needed."
+
+
 def test_a_stop_sequence_is_reported_after_a_call(respond):
     ((_, text),), _ = respond((MESSAGES, {"stop_sequences": ["Wait"]}), reply=REPLY + "Wait.")
     body = json.loads(text)
@@ -268,7 +312,7 @@ USE = {"type": "tool_use", "id": "toolu_9", "name": "weather", "input": {}}
 OUTPUT = {"type": "function_call_output", "call_id": "call_9", "output": "private"}
 CALL = {"type": "function_call", "call_id": "call_9", "name": "weather", "arguments": "private"}
 SCHEMA_FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
-SINGLE = {"type": "auto", "disable_parallel_tool_use": True}
+OUTPUT_CONFIG = {"format": {"type": "json_schema", "schema": SCHEMA}}
 
 
 @pytest.mark.parametrize(
@@ -283,8 +327,7 @@ SINGLE = {"type": "auto", "disable_parallel_tool_use": True}
         (MESSAGES, {"tools": [], "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         (RESPONSES, {"tool_choice": {"type": "function", "name": "x"}}, "no function 'x'"),
         (MESSAGES, {"tool_choice": {"type": "tool", "name": "x"}}, "no function 'x'"),
-        (RESPONSES, {"parallel_tool_calls": False}, "parallel_tool_calls=false needs"),
-        (MESSAGES, {"tool_choice": SINGLE}, "disable_parallel_tool_use=true needs"),
+        (MESSAGES, {"output_config": OUTPUT_CONFIG}, "output_config.format cannot be combined"),
         (RESPONSES, {"text": {"format": SCHEMA_FORMAT}}, "text.format cannot be combined"),
         (RESPONSES, {"input": [USER, OUTPUT]}, "the id of no earlier tool call"),
         (RESPONSES, {"input": [USER, CALL]}, "not a JSON object"),

@@ -140,6 +140,18 @@ def test_a_message_matches_the_chat_api(server, client):
     assert num_prompt_tokens == chat.usage.prompt_tokens
 
 
+def test_a_message_matches_its_schema(server):
+    schema = {"enum": ["yes", "no"]}
+    config = {"format": {"type": "json_schema", "schema": schema}, "effort": None}
+    status, text = post_message(server, output_config=config)
+    message = json.loads(text)
+    assert status == 200 and message["stop_reason"] == "end_turn"
+    assert json.loads(message["content"][0]["text"]) in schema["enum"]
+    broken = {"format": {"type": "json_schema", "schema": {"type": "colour"}}}
+    status, text = post_message(server, output_config=broken)
+    assert status == 400 and "output_config.format" in json.loads(text)["error"]["message"]
+
+
 def test_the_matched_stop_sequence_is_reported(server):
     whole = json.loads(post_message(server, max_tokens=10)[1])["content"][0]["text"]
     stop = whole.split()[2]

@@ -117,7 +117,6 @@ def test_tools_and_their_results_are_in_the_prompt(client):
     ("options", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": TOOLS, "response_format": json_schema_format(SCHEMA)}, "response_format"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
          "tool_choice"),
