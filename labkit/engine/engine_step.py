@@ -148,9 +148,7 @@ class StepLoop:
         """Wait for a step's logits; return new tokens and prompt log probabilities by request."""
         logits, batch = step.wait_logits(), step.batch
         rows = self._sampler(logits, batch.sampling)
-        scored = (
-            score_step(logits, len(batch.sampling), batch.scored) if batch.scored else {}
-        )
+        scored = score_step(logits, len(batch.sampling), batch.scored) if batch.scored else {}
         return self._speculation.accept(step.scheduled, rows), scored
 
     def discard(self) -> None:
