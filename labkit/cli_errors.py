@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 
@@ -24,3 +25,9 @@ def print_error(prog: str, error: object) -> int:
     """Print an error to standard error and return exit code 2."""
     print(error_line(prog, error), file=sys.stderr)
     return 2
+
+
+def print_notes(prog: str, notes: Iterable[str]) -> None:
+    """Print notes to standard error, one line each."""
+    for note in notes:
+        print(error_line(prog, f"note: {note}"), file=sys.stderr)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli_errors import OneLineParser, print_error, print_notes
 from labkit.records import RecordError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130
+    print_notes(parser.prog, analysis_cache.notes())
     _print(comparison)
     failed = any(change.verdict.word in options.fail_on for change in comparison.changes)
     if options.fail_on and not failed and not comparison.decidable:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import OneLineParser, print_error
+from labkit.cli_errors import OneLineParser, print_error, print_notes
 from labkit.records import RecordError
 
 
@@ -45,7 +45,9 @@ def post(article: Path, *, html: bool = False, check: bool = False) -> int:
     from labkit.analysis.rendering.report_files import write_text
     from labkit.analysis.study_analysis import AnalysisCache
 
-    text = articles.render(article, AnalysisCache())
+    analysis_cache = AnalysisCache()
+    text = articles.render(article, analysis_cache)
+    print_notes("labkit.post", analysis_cache.notes())
     files = {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
     stale = [
         path

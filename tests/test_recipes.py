@@ -53,6 +53,8 @@ NOT_COMMANDS = {
     ("docs/quantised.md", "15 rounds"): "the second line of an item of a list",
     ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
     ("docs/statistics.md", "(k m - c m)"): "a formula that the text derives",
+    ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
+    ("docs/studies.md", "labkit.report: "): "printed: tests/records/test_record_digests.py",
     ("docs/structures.md", ""): "printed: tests/docs/test_structures.py",
     ("docs/video.md", '{"clip"'): "a line of JSON: tests/workload/video",
     ("docs/workloads.md", '{"prompt"'): "lines of JSON: tests/test_docs.py",

@@ -39,17 +39,22 @@ from labkit.records import (
     read_arms,
     read_cell,
     read_runs,
+    unlisted_records,
 )
 
 
 @dataclass(frozen=True)
 class CellData:
-    """The contents of a cell's files: its manifest, the arms (baseline first) and the records."""
+    """The contents of a cell's files: its manifest, the arms (baseline first) and the records.
+
+    ``unlisted``: the number of records without a digest, whose edits would go unseen.
+    """
 
     dir: Path
     manifest: Mapping[str, Any]
     arms: tuple[Arm, ...]
     records: tuple[Record, ...]
+    unlisted: int = 0
 
     @cached_property
     def design(self) -> Mapping[str, Any]:
@@ -166,7 +171,7 @@ def read_data(cell_dir: Path) -> CellData:
         raise RecordError(
             f"{cell_dir / 'runs' / stray.run}.json: its arm {stray.arm!r} is not in arms/"
         )
-    return CellData(cell_dir, facts, tuple(arms), tuple(records))
+    return CellData(cell_dir, facts, tuple(arms), tuple(records), unlisted_records(cell_dir))
 
 
 def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from labkit.analysis.arm_comparison import row_tests
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.host_groups import host_groups, machine_name
+from labkit.analysis.number_format import count_text
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
 from labkit.records import PROCESSES_SUFFIX, SCHEMA_VERSION, RecordError
@@ -50,6 +51,15 @@ class AnalysisCache:
         }
         return bool(words) and words <= DECIDED_WORDS
 
+    def notes(self) -> list[str]:
+        """Return a line for each study that was read and has records without a digest."""
+        counts: dict[Path, tuple[int, int]] = {}
+        for cell_dir, (_, analysis) in self._known.items():
+            unlisted, records = counts.get(cell_dir.parent, (0, 0))
+            data = analysis.data
+            counts[cell_dir.parent] = unlisted + data.unlisted, records + len(data.records)
+        return [undigested_note(study, *count) for study, count in counts.items() if count[0]]
+
     def _companion(self, cell_dir: Path) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.
 
@@ -68,6 +78,14 @@ def _stamp(cell_dir: Path) -> Stamp:
     """Return the names and modification times of a cell's runs."""
     files = (cell_dir / "runs").glob("*.json")
     return frozenset((path.name, path.stat().st_mtime_ns) for path in files)
+
+
+def undigested_note(study_dir: Path, unlisted: int, records: int) -> str:
+    """Return the sentence that says that some of a study's records have no digest."""
+    return (
+        f"{study_dir}: {unlisted} of {count_text(records, 'record')} have no digest (an older "
+        "version of labkit wrote them), so a later edit would go unseen"
+    )
 
 
 def is_cell(folder: Path) -> bool:

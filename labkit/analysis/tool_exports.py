@@ -6,6 +6,7 @@ Each run is exported as one sample, so that no tool counts repeats as independen
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,9 @@ from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.analysis.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
-from labkit.analysis.study_analysis import cell_dirs
+from labkit.analysis.study_analysis import cell_dirs, undigested_note
 from labkit.analysis.verdict_sentences import row_name, verdict_sentence
-from labkit.records import Arm, Metric, Record, read_runs
+from labkit.records import Arm, Metric, Record, read_runs, unlisted_records
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -278,8 +279,11 @@ def load(study_dir: str | Path) -> DataFrame:
     import pandas as pd
 
     rows: list[tuple[Any, ...]] = []
+    unlisted = runs = 0
     for cell in cell_dirs(Path(study_dir)):
-        for r in read_runs(cell):
+        records = read_runs(cell)
+        unlisted, runs = unlisted + unlisted_records(cell), runs + len(records)
+        for r in records:
             run = (cell.name, r.run, r.arm, r.role, r.block, r.position, r.outcome)
             for case in r.cases:
                 rows += [
@@ -291,4 +295,6 @@ def load(study_dir: str | Path) -> DataFrame:
                     rows.append((*run, case.case, case.skipped, *[None] * 6))
             if not r.cases:
                 rows.append((*run, *[None] * 8))
+    if unlisted:
+        warnings.warn(undigested_note(Path(study_dir), unlisted, runs), stacklevel=2)
     return pd.DataFrame(rows, columns=list(FRAME_COLUMNS))

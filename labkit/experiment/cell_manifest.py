@@ -21,6 +21,7 @@ from labkit.records import (
     SCHEMA_VERSION,
     Record,
     RecordError,
+    publish_arm,
     read_arms,
     read_cell,
     write_json,
@@ -182,7 +183,7 @@ def write_manifest(cell: Cell, blocks: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for arm in cell.arms:
         if not paths.arm(arm.name).exists():
-            write_json(paths.arm(arm.name), arm.to_json())
+            publish_arm(cell.dir, arm)
     old = _old_design(cell)
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:

@@ -37,7 +37,7 @@ from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher, RunLauncher
 from labkit.machine import fingerprint
 from labkit.machine.cache_dir import CacheError
-from labkit.records import Record, RecordError, read_record, write_record
+from labkit.records import Record, RecordError, publish_record, read_digests, read_record
 
 Block = Sequence[Run]  # all runs of one block, in their order
 
@@ -153,7 +153,7 @@ class _BlockRunner:
             self.signals.check()
             self.progress.started(runs)
             for record in self.launcher.launch(runs, self.cell):
-                write_record(self.cell.paths.runs / f"{record.run}.json", record)
+                publish_record(self.cell.dir, record)
                 records.append(record)
                 self._show(record)
         return records
@@ -195,13 +195,13 @@ class _BlockStatus:
 
 
 def _block_status(block: Block, cell: Cell, redo_failed: bool) -> _BlockStatus:
-    records: list[Record] = []
+    records, digests = list[Record](), read_digests(cell.dir)
     for run in block:
         path = cell.paths.record(run)
         if not path.exists():
             return _BlockStatus(records, "unfinished")
         try:
-            records.append(read_record(path))
+            records.append(read_record(path, digests.get(f"runs/{path.name}")))
         except RecordError as error:
             return _BlockStatus(records, str(error))
     redo = redo_failed and not all(record.ok for record in records)

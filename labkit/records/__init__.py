@@ -12,6 +12,7 @@ from labkit.records.cell_session_file import (
     session_path,
 )
 from labkit.records.record_codec import read_json, write_json
+from labkit.records.record_digests import DIGESTS_FILE, read_digests
 from labkit.records.record_schema import (
     BETTER,
     MACHINE_FIELDS,
@@ -30,16 +31,21 @@ from labkit.records.record_schema import (
 )
 from labkit.records.record_store import (
     output_values_path,
+    publish_arm,
+    publish_record,
     read_arm,
     read_arms,
     read_cell,
     read_record,
     read_runs,
+    record_paths,
+    unlisted_records,
     write_record,
 )
 
 __all__ = [
     "BETTER",
+    "DIGESTS_FILE",
     "MACHINE_FIELDS",
     "OUTCOMES",
     "PROCESSES_SUFFIX",
@@ -57,14 +63,19 @@ __all__ = [
     "machine_difference",
     "output_values_path",
     "parse_run_name",
+    "publish_arm",
+    "publish_record",
     "read_arm",
     "read_arms",
     "read_cell",
+    "read_digests",
     "read_json",
     "read_record",
     "read_runs",
+    "record_paths",
     "run_name",
     "session_path",
+    "unlisted_records",
     "write_json",
     "write_record",
 ]

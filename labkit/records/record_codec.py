@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit.records.atomic_write import atomic_write
+from labkit.records.record_digests import check_digest
 from labkit.records.record_schema import (
     SCHEMA_VERSION,
     Arm,
@@ -26,18 +27,23 @@ from labkit.records.record_schema import (
 )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, digest: str | None = None) -> dict[str, Any]:
     """Read one JSON object of this schema version, without NaN or infinity.
+
+    ``digest``: the SHA-256 that the file must have; None if it is unknown.
 
     Raises
     ------
     RecordError
-        The file is missing, unreadable or truncated, or lacks this schema version.
+        The file is missing, unreadable, truncated or edited, or lacks this schema version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        content = path.read_bytes()
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from None
+    check_digest(path, content, digest)
+    try:
+        data = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except ValueError as error:
         raise RecordError(f"{path} is not valid JSON, perhaps truncated: {error}") from None
     if not isinstance(data, dict) or "schema_version" not in data:
@@ -60,9 +66,18 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
     OSError
         The disk is full or the folder cannot be written. ``path`` is unchanged.
     """
-    text = json.dumps(data, allow_nan=False, indent=indent) + "\n"
-    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
+    write_synced(path, to_bytes(data, indent=indent))
+
+
+def to_bytes(data: Mapping[str, Any], *, indent: int | None = 2) -> bytes:
+    """Return strict JSON as a file holds it; raises ``ValueError`` for NaN or infinity."""
+    return (json.dumps(data, allow_nan=False, indent=indent) + "\n").encode()
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a temporary file beside ``path``, sync it and rename it; raises ``OSError``."""
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from labkit.records import record_codec
-from labkit.records.record_codec import read_json, write_json
+from labkit.records.record_codec import read_json, to_bytes, write_json, write_synced
+from labkit.records.record_digests import list_digest, read_digests
 from labkit.records.record_schema import ROLES, Arm, Record, RecordError, require
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, digest: str | None = None) -> Record:
     """Read and check one run's record.
+
+    ``digest``: the SHA-256 that the file must have; None if it is unknown.
 
     Raises
     ------
     RecordError
-        The file is missing, truncated or not a record of this schema version, or its name is not
-        the name of its run.
+        The file is missing, truncated, edited or not a record of this schema version, or its name
+        is not the name of its run.
     """
-    data = read_json(path)
+    data = read_json(path, digest)
     try:
         record = record_codec.record_from_json(data)
         require(
@@ -47,9 +50,21 @@ def read_runs(cell_dir: Path) -> list[Record]:
     RecordError
         As in :func:`read_record`, for the first file that is not a valid record.
     """
-    paths = (p for p in (cell_dir / "runs").glob("*.json") if not p.name.startswith("."))
+    digests = read_digests(cell_dir)
     with _without_garbage_collection():
-        return sorted((read_record(p) for p in paths), key=lambda r: (r.block, r.position, r.arm))
+        records = (read_record(p, digests.get(f"runs/{p.name}")) for p in record_paths(cell_dir))
+        return sorted(records, key=lambda r: (r.block, r.position, r.arm))
+
+
+def record_paths(cell_dir: Path) -> list[Path]:
+    """Return the paths of a cell's records, in no particular order."""
+    return [p for p in (cell_dir / "runs").glob("*.json") if not p.name.startswith(".")]
+
+
+def unlisted_records(cell_dir: Path) -> int:
+    """Return the number of a cell's records without a digest, whose edits would go unseen."""
+    digests = read_digests(cell_dir)
+    return sum(f"runs/{path.name}" not in digests for path in record_paths(cell_dir))
 
 
 @contextmanager
@@ -64,9 +79,12 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def read_arm(path: Path) -> Arm:
-    """Read and check one ``arms/ARM.json``; raises :class:`RecordError`."""
-    data = read_json(path)
+def read_arm(path: Path, digest: str | None = None) -> Arm:
+    """Read and check one ``arms/ARM.json``; raises :class:`RecordError`.
+
+    ``digest``: the SHA-256 that the file must have; None if it is unknown.
+    """
+    data = read_json(path, digest)
     try:
         arm = record_codec.arm_from_json(data)
         require(path.stem == arm.name, f"the file holds arm {arm.name}")
@@ -79,7 +97,9 @@ def read_arms(cell_dir: Path) -> list[Arm]:
     """Read a cell's arms: the baseline first, the control last, the others sorted by name."""
     paths = (p for p in (cell_dir / "arms").glob("*.json") if not p.name.startswith("."))
     order = {role: rank for rank, role in enumerate(ROLES)}
-    return sorted((read_arm(p) for p in paths), key=lambda arm: (order[arm.role], arm.name))
+    digests = read_digests(cell_dir)
+    arms = (read_arm(p, digests.get(f"arms/{p.name}")) for p in paths)
+    return sorted(arms, key=lambda arm: (order[arm.role], arm.name))
 
 
 def read_cell(cell_dir: Path) -> dict[str, Any]:
@@ -107,8 +127,32 @@ def write_record(path: Path, record: Record) -> None:
     ValueError
         A value is NaN, infinite or not JSON.
     """
+    _refuse_to_overwrite(path, record)
+    write_json(path, record.to_json(), indent=None)
+
+
+def publish_record(cell_dir: Path, record: Record) -> None:
+    """Write a run's record to ``runs`` as :func:`write_record` does, and list its digest.
+
+    The digest is listed first: if the process is killed in between, the list names a record that
+    does not exist, which is harmless. Only the process that holds the cell's lock may publish.
+    """
+    path = cell_dir / "runs" / f"{record.run}.json"
+    _refuse_to_overwrite(path, record)
+    content = to_bytes(record.to_json(), indent=None)
+    list_digest(cell_dir, path, content)
+    write_synced(path, content)
+
+
+def publish_arm(cell_dir: Path, arm: Arm) -> None:
+    """Write an arm to ``arms`` and list its digest, as :func:`publish_record` does."""
+    path, content = cell_dir / "arms" / f"{arm.name}.json", to_bytes(arm.to_json())
+    list_digest(cell_dir, path, content)
+    write_synced(path, content)
+
+
+def _refuse_to_overwrite(path: Path, record: Record) -> None:
     if path.stem != record.run:
         raise RecordError(f"{path}: the file of run {record.run} must be {record.run}.json")
     if path.exists():
         raise RecordError(f"{path} exists, and records are never overwritten")
-    write_json(path, record.to_json(), indent=None)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.records import Arm, CaseRecord, Metric, Record, write_json, write_record
+from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_record, write_json
 
 PUBLISHED = {
     "source": "One Launch for Any Batch (12 June 2026)",
@@ -127,7 +127,7 @@ class CellMaker:
         (self.dir / "runs").mkdir(parents=True, exist_ok=True)
         (self.dir / "arms").mkdir(exist_ok=True)
         for arm in arms:
-            write_json(self.dir / "arms" / f"{arm.name}.json", arm.to_json())
+            publish_arm(self.dir, arm)
         write_json(self.dir / "cell.json", self.facts(arms))
         noise = np.random.default_rng(self.seed)
         shuffler = random.Random(self.seed)
@@ -139,7 +139,7 @@ class CellMaker:
                 if self.change is not None:
                     record = self.change(record)
                 if record is not None:
-                    write_record(self.dir / "runs" / f"{record.run}.json", record)
+                    publish_record(self.dir, record)
         return self.dir
 
     def facts(self, arms: list[Arm]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbed_runs import disturbed_blocks
 from labkit.analysis.rendering.cell_report_content import noise_lines
 from labkit.analysis.sensitivity_analysis import probe_correlations, sensitivity_results
+from labkit.records import publish_arm, read_arm
 
 
 def caveats_text(path):
@@ -79,8 +80,10 @@ def test_each_disturbance_of_the_machine_is_a_caveat(make_cell, change, words):
 def test_emulated_kernels_and_a_missing_control_are_caveats(make_cell):
     path = make_cell(control=False)
     assert "no A/A control" in caveats_text(path)
-    arm = path / "arms" / "seq_map.json"
-    arm.write_text(arm.read_text().replace('"device": "cpu"', '"device": "emulated"'))
+    arm = read_arm(path / "arms" / "seq_map.json")
+    attention = {"attention": {"device": "emulated"}}
+    engine = {**arm.config["engine"], **attention}
+    publish_arm(path, replace(arm, config={**arm.config, "engine": engine}))
     assert "seq_map: the Metal kernels were emulated on a CPU" in caveats_text(path)
 
 

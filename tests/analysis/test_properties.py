@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.analysis import analyse_cell
+from labkit.records import publish_arm, read_arm
 
 NUMBERS = ("effect_pct", "ci_low_pct", "ci_high_pct", "p", "p_adjusted", "mde_pct")
 EXACT = ("p_floor", "wins", "blocks", "verdict")
@@ -149,8 +150,7 @@ def test_swapping_baseline_and_arm_inverts_the_effect(write_fresh, seed):
     path = write_fresh(seed=seed, control=False, noise=0.01, effects={"seq_map": 0.97})
     one = comparisons_by_key(analyse_cell(path))
     for name, role in (("binary_search", "arm"), ("seq_map", "baseline")):
-        file = path / "arms" / f"{name}.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "role": role}))
+        publish_arm(path, replace(read_arm(path / "arms" / f"{name}.json"), role=role))
     other = comparisons_by_key(analyse_cell(path))
     for (case, metric, _), comparison in one.items():
         back = other[case, metric, "binary_search"]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -61,7 +62,7 @@ def test_rebuilt_byte_for_byte_pictures_included(study, tmp_path):
     first = snapshot(study)
     names = {name.split("/")[0] for name in first}
     assert {"study.json", "report.md", "report.html", "tables", "plots"} <= names
-    assert {name.rsplit(".", 1)[1] for name in first} >= {"png", "svg", "csv", "tex", "md"}
+    assert {Path(name).suffix for name in first} >= {".png", ".svg", ".csv", ".tex", ".md"}
     plots = {name.removeprefix("plots/") for name in first if name.startswith("plots/")}
     stems = ["chat--memory--binary_search", "chat--memory--seq_map", "kernel--roofline"]
     assert {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg")} <= plots

@@ -19,6 +19,7 @@ from labkit.analysis.statistics.effect_size import breakpoints
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.analysis.study_diff import compare_studies
 from labkit.compare import main
+from labkit.records import DIGESTS_FILE, publish_arm, read_arm
 
 
 def machine(**fields):
@@ -348,12 +349,24 @@ def test_other_machines_are_refused_but_not_other_hosts(make_cell, capsys):
 def test_other_configs_and_arms_are_refused(make_cell, capsys):
     old = make_cell("old/cell").parent
     new = make_cell("new/cell").parent
-    path = new / "cell" / "arms" / "seq_map.json"
-    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "metal"'))
+    arm = read_arm(new / "cell" / "arms" / "seq_map.json")
+    engine = {**arm.config["engine"], "attention": {"device": "metal"}}
+    publish_arm(new / "cell", replace(arm, config={**arm.config, "engine": engine}))
     message = refusal(capsys, old, new)
     assert "configs of arm seq_map differ: engine.attention.device was cpu, now metal" in message
     arms = make_cell("arms/cell", effects={"identity": 1.0}).parent
     assert "different arms: only one of them has identity, seq_map" in refusal(capsys, old, arms)
+
+
+def test_an_edited_record_is_refused_and_an_old_study_is_named_once(make_cell, capsys):
+    old, new = (make_cell(f"{name}/cell").parent for name in ("old", "new"))
+    (old / "cell" / DIGESTS_FILE).unlink()
+    assert main([str(old), str(new)]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert f"note: {old}: 24 of 24 records have no digest" in note
+    record = next((new / "cell" / "runs").glob("*seq_map.json"))
+    record.write_text(record.read_text().replace('"repeats": [', '"repeats": [9'))
+    assert f"{record.name} was edited after it was written" in refusal(capsys, old, new)
 
 
 def test_unshared_rows_are_listed_and_studies_without_shared_rows_refused(make_cell, capsys):

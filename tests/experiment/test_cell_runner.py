@@ -25,6 +25,7 @@ from labkit.records import (
     read_cell,
     read_record,
     read_runs,
+    unlisted_records,
     write_record,
 )
 
@@ -292,3 +293,14 @@ def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell, launch
     assert read_runs(cell.dir) == []
     assert "time limit" in describe_last_session(cell.dir)
     assert run_cell(cell, launcher).ran == 3
+
+
+def test_an_edited_record_runs_its_block_again(make_cell):
+    cell, runs = make_cell(blocks=2), NumberedRuns()
+    run_cell(cell, runs)
+    assert unlisted_records(cell.dir) == 0 and unfinished(cell) == []
+    edited = cell.paths.record(of_block(cell, 1)[1])
+    edited.write_text(edited.read_text().replace('"seed"', '"energy_j": 1, "seed"'))
+    assert unfinished(cell) == of_block(cell, 1)
+    assert run_cell(cell, runs).ran == 3
+    assert unlisted_records(cell.dir) == 0 and len(read_runs(cell.dir)) == 6

@@ -128,8 +128,8 @@ _RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
 FORMATS = tuple(_RENDERERS)
 
 
-def render(folder: Path, format_name: str) -> str:
-    """Return a study in one of :data:`FORMATS`.
+def render(folder: Path, format_name: str, analysis_cache: AnalysisCache | None = None) -> str:
+    """Return a study in one of :data:`FORMATS`, with cached analyses if there are any.
 
     Raises
     ------
@@ -138,4 +138,5 @@ def render(folder: Path, format_name: str) -> str:
     FormatError
         The study lacks what this format needs.
     """
-    return _RENDERERS[format_name](folder, AnalysisCache().study(folder))
+    analyses = (analysis_cache or AnalysisCache()).study(folder)
+    return _RENDERERS[format_name](folder, analyses)

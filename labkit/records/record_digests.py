@@ -1,0 +1,71 @@
+"""Digests of a cell's records and arms, which show later edits.
+
+``SHA256SUMS`` in a cell's folder has the SHA-256 of every record and arm, in the format that
+``sha256sum -c`` reads. The runner lists a file just before it publishes the file, and no other
+program changes the list. A reader refuses a file whose digest is not the listed one. Studies of
+older versions of labkit have no list, so their edits go unseen; readers say so.
+
+The list is no signature: whoever edits a record may also edit the list. An archive's own digest
+(:mod:`labkit.records.study_archive`) can be published beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from labkit.records.atomic_write import atomic_write
+from labkit.records.record_schema import RecordError
+
+DIGESTS_FILE = "SHA256SUMS"
+LINE = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>\S.*)")
+
+
+def read_digests(cell_dir: Path) -> dict[str, str]:
+    """Return the listed SHA-256 digests by path within the cell's folder; empty without a list.
+
+    Raises
+    ------
+    RecordError
+        The list cannot be read, or one of its lines is not ``DIGEST  PATH``.
+    """
+    path = cell_dir / DIGESTS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from None
+    matches = [LINE.fullmatch(line) for line in lines]
+    for number, match in enumerate(matches, 1):
+        if match is None:
+            raise RecordError(f"{path}, line {number}: must be a SHA-256 and a path")
+    return {match["name"]: match["digest"] for match in matches if match is not None}
+
+
+def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
+    """Add the digest of ``content``, which is about to be written to ``path``, to the cell's list.
+
+    Only one process may do so at a time: the one that holds the cell's lock.
+    """
+    name = path.relative_to(cell_dir).as_posix()
+    digests = {**read_digests(cell_dir), name: hashlib.sha256(content).hexdigest()}
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    with atomic_write(cell_dir / DIGESTS_FILE) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def check_digest(path: Path, content: bytes, digest: str | None) -> None:
+    """Check a file's content against its listed digest, if there is one.
+
+    Raises
+    ------
+    RecordError
+        The file was edited. The message says how to go on.
+    """
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise RecordError(
+            f"{path} was edited after it was written (its SHA-256 is not the one in "
+            f"{DIGESTS_FILE}); restore it from a copy, or run the study's command again"
+        )
