@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, PromptLogprobs, TokenEvent
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request
 from labkit.models.tokenizer import Tokenizer
@@ -39,7 +39,8 @@ class TokenOutput:
 
     ``token`` is None if the choice ends without another token. ``text`` is the text that this
     output adds to the choice (often empty). ``finish_reason`` is set only on a choice's last
-    output. ``stop`` is the stop string that ended the choice, or None.
+    output. ``stop`` is the stop string that ended the choice, or None. ``prompt_logprobs`` is set
+    in a choice's first output, if the request asked for it.
     """
 
     index: int
@@ -48,6 +49,7 @@ class TokenOutput:
     finish_reason: Literal["stop", "length"] | None
     logprobs: Logprobs | None
     stop: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Generation:
@@ -60,7 +62,7 @@ class Generation:
     whether the engine must still abort the request, and the reason (stop, length or abort).
 
     ``single_call_parser`` returns a parser that ends a choice after its first tool call, or None if
-    calls do not end a choice.
+    calls do not end a choice. ``prompt_only``: the only token that the engine generates is dropped.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Generation:
         tokenizer: Tokenizer,
         on_end: OnEnd,
         single_call_parser: Callable[[], ToolCallParser | None] = lambda: None,
+        *,
+        prompt_only: bool = False,
     ) -> None:
         self.created = int(time.time())
         self._on_end = on_end
@@ -76,6 +80,7 @@ class Generation:
             request.request_id: (index, OutputProcessor(request, None, tokenizer))
             for index, request in enumerate(requests)
         }
+        self._prompt_only = prompt_only
         self._parsers = [single_call_parser() for _ in requests]
         self.requests = {request.request_id: request for request in requests}
         self._num_cached_tokens = [0] * len(requests)
@@ -107,8 +112,18 @@ class Generation:
             self._on_end(event.request_id, event.finish_reason is None, reason)
         token = None if event.token == NO_TOKEN else event.token
         finish_reason: Any = reason
+        if self._prompt_only:
+            token, text, finish_reason = None, "", "length"
         self._outputs.append(
-            TokenOutput(index, token, text, finish_reason, event.logprobs, processor.stop_text)
+            TokenOutput(
+                index,
+                token,
+                text,
+                finish_reason,
+                event.logprobs,
+                processor.stop_text,
+                event.prompt_logprobs,
+            )
         )
 
     def _has_single_call(self, index: int, text: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from labkit.models.chat_template import Message, RenderOptions
+from labkit.server import prompt_logprobs
 from labkit.server.api_error import invalid
 from labkit.server.chat_responses import ChatWriter
 from labkit.server.endpoint_helpers import (
@@ -61,7 +62,14 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         service, prompt, requested, param="messages", min_tokens=min_output(request, requested)
     )
     logprobs = _requested_logprobs(request)
-    params = to_params(service, request, max_tokens=max_tokens, logprobs=logprobs)
+    prompt_logprobs.check_count([prompt], n, request.prompt_logprobs)
+    params = to_params(
+        service,
+        request,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+    )
     grammar = await _constraint(service, request, tools)
     constraint = grammar or min_tokens_constraint(service, request, max_tokens)
     call_id = new_id("chatcmpl")

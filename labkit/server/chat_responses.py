@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs
+from labkit.server import prompt_logprobs
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.message_parts import Part, message_parts, output_parts
@@ -23,6 +24,7 @@ from labkit.server.openai_types import (
     FunctionCall,
     FunctionDelta,
     Message,
+    PromptLogprobObjects,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -105,6 +107,11 @@ class ChatWriter:
     async def full_body(self) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         generated = await collect(self._generation, self._n)
+        if self._request.prompt_logprobs is not None:
+            return await self._service.run_in_thread(self._body, generated)
+        return self._body(generated)
+
+    def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
         return _encode(
             ChatCompletion(
@@ -115,7 +122,13 @@ class ChatWriter:
                 choices,
                 self._usage(sum(len(choice.tokens) for choice in generated)),
                 list(self._prompt) if self._with_token_ids else UNSET,
+                self._prompt_logprobs(generated[0]),
             )
+        )
+
+    def _prompt_logprobs(self, generated: GeneratedChoice) -> PromptLogprobObjects | UnsetType:
+        return prompt_logprobs.to_objects(
+            self._service, self._prompt, generated.prompt_logprobs, self._request.prompt_logprobs
         )
 
     def _choice(self, index: int, generated: GeneratedChoice) -> ChatChoice:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from labkit.engine.engine_protocol import Logprobs
+from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.request import SamplingParams
 from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import ApiError, invalid
@@ -89,7 +89,12 @@ def check_model(service: Service, model: str) -> None:
 
 
 def to_params(
-    service: Service, sampling: Sampling, *, max_tokens: int, logprobs: int | None
+    service: Service,
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Return the engine's sampling parameters. ``temperature`` and ``top_p`` default to 1.
 
@@ -110,6 +115,7 @@ def to_params(
             frequency_penalty=sampling.frequency_penalty or 0.0,
             logit_bias=_logit_bias(service, sampling.logit_bias or {}),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             max_tokens=max_tokens,
             stop=stop,
             stop_token_ids=tuple(sampling.stop_token_ids or ()),
@@ -130,7 +136,9 @@ def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
 
 
 def check_stream(sampling: Sampling) -> None:
-    """Raise ``ApiError`` if ``stream_options`` is given without ``stream``."""
+    """Raise ``ApiError`` for options that need a stream without it, or that a stream lacks."""
+    if sampling.stream and sampling.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs cannot be combined with stream=true", "prompt_logprobs")
     if sampling.stream_options is not None and not sampling.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
 
@@ -227,6 +235,7 @@ class GeneratedChoice:
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:
@@ -241,6 +250,8 @@ class GeneratedChoice:
             self.texts.append(output.text)
         if output.logprobs is not None:
             self.logprobs.append(output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.finish_reason, self.stop = output.finish_reason, output.stop
 
 

@@ -3,7 +3,8 @@
 Unknown fields in a request are errors. Besides OpenAI's fields, requests may contain these of vLLM:
 ``top_k``, ``min_p``, ``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``,
 ``return_token_ids``, ``continuous_usage_stats``, ``min_tokens``, ``structured_outputs``,
-``chat_template_kwargs``, ``add_generation_prompt`` and ``continue_final_message``.
+``chat_template_kwargs``, ``add_generation_prompt``, ``continue_final_message`` and
+``prompt_logprobs``.
 """
 
 from __future__ import annotations
@@ -73,13 +74,19 @@ class Sampling(Labels, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """The body of a ``POST /v1/completions`` request."""
+    """The body of a ``POST /v1/completions`` request.
+
+    ``max_tokens`` may be 0 if the response has the prompt (``echo``) or its log probabilities.
+    """
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -200,13 +207,30 @@ class Usage(Struct, frozen=True):
 class TextLogprobs(Struct, frozen=True):
     """Natural log-probabilities of a completion's tokens.
 
-    ``text_offset`` is the position of each token in the completion's text, in characters.
+    ``text_offset`` is the position of each token in the completion's text, in characters. The first
+    token of a prompt (``echo``) has null instead of log-probabilities.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(Struct, frozen=True):
+    """A token's log-probability at a position of the prompt, as in vLLM's ``prompt_logprobs``.
+
+    ``rank`` is 1 for the likeliest token. It is null for a prompt token that is not one of the
+    likeliest that the request asked for.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# One entry per prompt token, by token id. The first token has none.
+PromptLogprobObjects = list[dict[int, PromptLogprob] | None]
 
 
 class TextChoice(Struct, frozen=True):
@@ -218,6 +242,7 @@ class TextChoice(Struct, frozen=True):
     logprobs: TextLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobObjects | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -287,6 +312,7 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobObjects | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, frozen=True):

@@ -155,11 +155,14 @@ class Service:
         n: int,
         constraint: CopyableConstraint | None = None,
         single_call_parser: Callable[[], ToolCallParser | None] = lambda: None,
+        *,
+        prompt_only: bool = False,
     ) -> Generation:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
         ``single_call_parser`` returns a parser that ends a choice after its first tool call, or
-        None if calls do not end a choice.
+        None if calls do not end a choice. With ``prompt_only``, outputs have no tokens: ``params``
+        must have ``max_tokens=1``, because the engine generates one token at least.
 
         Raises
         ------
@@ -188,7 +191,13 @@ class Service:
             for index, prompt in enumerate(prompts)
             for choice in range(n)
         ]
-        generation = Generation(requests, self.tokenizer, self.finish_request, single_call_parser)
+        generation = Generation(
+            requests,
+            self.tokenizer,
+            self.finish_request,
+            single_call_parser,
+            prompt_only=prompt_only,
+        )
         self.metrics.observe("request_params_n", n)
         for request in requests:
             self._live[request.request_id] = generation

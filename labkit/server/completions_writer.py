@@ -1,0 +1,182 @@
+"""The responses of ``/v1/completions``: a single JSON body, or the chunks of a stream."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET
+
+from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
+from labkit.server import prompt_logprobs
+from labkit.server.api_generation import Generation, TokenOutput
+from labkit.server.endpoint_helpers import GeneratedChoice, clamp_logprob, collect, usage
+from labkit.server.openai_types import (
+    Completion,
+    CompletionRequest,
+    TextChoice,
+    TextLogprobs,
+    Usage,
+)
+from labkit.server.response_streams import DONE, sse_event
+from labkit.server.serving_service import Service
+
+EMPTY = TextLogprobs([], [], [], [])
+_encode = msgspec.json.Encoder().encode
+
+
+class CompletionWriter:
+    """Writes a generation as a response of the completions API.
+
+    ``prompt_texts`` are the texts of the prompts, which are read only if the request has ``echo``.
+    ``n`` is the number of choices per prompt.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        request: CompletionRequest,
+        call_id: str,
+        generation: Generation,
+        prompts: Sequence[Sequence[int]],
+        prompt_texts: Sequence[str],
+        n: int,
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._id = call_id
+        self._generation = generation
+        self._prompts = prompts
+        self._prompt_texts = prompt_texts
+        self._n = n
+        self._started: set[int] = set()
+        self._text_offsets = [0] * (len(prompts) * n)
+
+    async def full_body(self) -> bytes:
+        """Return the JSON body of a response that is not streamed."""
+        generated = await collect(self._generation, len(self._text_offsets))
+        if any(choice.prompt_logprobs is not None for choice in generated):
+            return await self._service.run_in_thread(self._body, generated)
+        return self._body(generated)
+
+    def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
+        choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
+        num_tokens = sum(len(choice.tokens) for choice in generated)
+        return _encode(self._completion(choices, self._usage(num_tokens)))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the stream in parts. Each part contains the events of one engine step."""
+        options = self._request.stream_options
+        with_usage = bool(options and options.include_usage)
+        continuous_usage = bool(options and options.continuous_usage_stats)
+        num_tokens = 0
+        async for outputs in self._generation.outputs():
+            parts = []
+            for output in outputs:
+                num_tokens += output.token is not None
+                if not self._has_chunk(output):
+                    continue
+                generated = GeneratedChoice()
+                generated.add(output)
+                if generated.prompt_logprobs is None:
+                    choice = self._choice(output.index, generated)
+                else:
+                    choice = await self._service.run_in_thread(
+                        self._choice, output.index, generated
+                    )
+                current: Any = None if with_usage else UNSET
+                if continuous_usage:
+                    current = self._usage(num_tokens)
+                parts.append(sse_event(_encode(self._completion([choice], current))))
+            if parts:
+                yield b"".join(parts)
+        usage_chunk = self._completion([], self._usage(num_tokens))
+        yield (sse_event(_encode(usage_chunk)) if with_usage else b"") + DONE
+
+    def _has_chunk(self, output: TokenOutput) -> bool:
+        request = self._request
+        if request.return_token_ids or (request.echo and output.index not in self._started):
+            return True
+        return bool(output.text or output.logprobs or output.finish_reason)
+
+    def _choice(self, index: int, generated: GeneratedChoice) -> TextChoice:
+        """Return a choice, or its next part in a stream. The first part may have the prompt."""
+        request, prompt = self._request, self._prompts[index // self._n]
+        is_first, ids = index not in self._started, bool(request.return_token_ids)
+        self._started.add(index)
+        text, logprobs = generated.text, []
+        if is_first and request.echo:
+            prompt_text = self._prompt_texts[index // self._n]
+            text = prompt_text + text
+            self._text_offsets[index] = len(prompt_text)
+            logprobs = [self._echoed_logprobs(prompt, prompt_text, generated.prompt_logprobs)]
+        logprobs.append(self._output_logprobs(index, generated))
+        return TextChoice(
+            index,
+            text,
+            cast(Any, generated.finish_reason),
+            None if request.logprobs is None else _joined(logprobs),
+            generated.tokens if ids else UNSET,
+            list(prompt) if ids and is_first else UNSET,
+            prompt_logprobs.to_objects(
+                self._service, prompt, generated.prompt_logprobs, request.prompt_logprobs
+            ),
+        )
+
+    def _echoed_logprobs(
+        self, prompt: Sequence[int], text: str, logprobs: PromptLogprobs | None
+    ) -> TextLogprobs:
+        if self._request.logprobs is None:
+            return EMPTY
+        by_token = prompt_logprobs.by_token(logprobs, prompt, self._request.logprobs)
+        offsets = prompt_logprobs.token_offsets(self._service.tokenizer, text, prompt)
+        return self._text_logprobs(prompt, by_token, offsets)
+
+    def _output_logprobs(self, index: int, generated: GeneratedChoice) -> TextLogprobs:
+        if self._request.logprobs is None:
+            return EMPTY
+        lengths = (len(self._service.token_text(token)) for token in generated.tokens)
+        *offsets, end = itertools.accumulate(lengths, initial=self._text_offsets[index])
+        self._text_offsets[index] = end
+        return self._text_logprobs(generated.tokens, generated.logprobs, offsets)
+
+    def _text_logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[Logprobs | None], offsets: list[int]
+    ) -> TextLogprobs:
+        texts = [self._service.token_text(token) for token in tokens]
+        own = [None if item is None else clamp_logprob(item.token) for item in logprobs]
+        top = [
+            None if item is None else top_by_text(self._service.token_text, token, item)
+            for token, item in zip(tokens, logprobs, strict=True)
+        ]
+        return TextLogprobs(texts, own, top, offsets)
+
+    def _completion(self, choices: list[TextChoice], current: Any) -> Completion:
+        created, name = self._generation.created, self._service.name
+        return Completion(self._id, "text_completion", created, name, choices, current)
+
+    def _usage(self, num_tokens: int) -> Usage:
+        num_cached = self._generation.num_cached_tokens(self._n)
+        return usage(sum(map(len, self._prompts)), num_tokens, num_cached)
+
+
+def top_by_text(
+    token_text: Callable[[int], str], token: int, logprobs: Logprobs
+) -> dict[str, float]:
+    """Return the log probabilities of the likeliest tokens and of ``token``, by the tokens' texts.
+
+    Of several tokens with the same text, such as incomplete characters, the likeliest counts.
+    """
+    top: dict[str, float] = {}
+    for other, value in (*logprobs.top, (token, logprobs.token)):
+        top.setdefault(token_text(other), clamp_logprob(value))
+    return top
+
+
+def _joined(parts: Sequence[TextLogprobs]) -> TextLogprobs:
+    names = TextLogprobs.__struct_fields__
+    return TextLogprobs(
+        *([item for part in parts for item in getattr(part, name)] for name in names)
+    )
