@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs
-from labkit.server import prompt_logprobs
+from labkit.server import scored_prompts
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, collect, token_logprob, usage
 from labkit.server.message_parts import Part, message_parts, output_parts
@@ -127,7 +127,7 @@ class ChatWriter:
         )
 
     def _prompt_logprobs(self, generated: GeneratedChoice) -> PromptLogprobObjects | UnsetType:
-        return prompt_logprobs.to_objects(
+        return scored_prompts.to_objects(
             self._service, self._prompt, generated.prompt_logprobs, self._request.prompt_logprobs
         )
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
-from labkit.server import prompt_logprobs
+from labkit.server import scored_prompts
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, clamp_logprob, collect, usage
 from labkit.server.openai_types import (
@@ -120,7 +120,7 @@ class CompletionWriter:
             None if request.logprobs is None else _joined(logprobs),
             generated.tokens if ids else UNSET,
             list(prompt) if ids and is_first else UNSET,
-            prompt_logprobs.to_objects(
+            scored_prompts.to_objects(
                 self._service, prompt, generated.prompt_logprobs, request.prompt_logprobs
             ),
         )
@@ -130,8 +130,8 @@ class CompletionWriter:
     ) -> TextLogprobs:
         if self._request.logprobs is None:
             return EMPTY
-        by_token = prompt_logprobs.by_token(logprobs, prompt, self._request.logprobs)
-        offsets = prompt_logprobs.token_offsets(self._service.tokenizer, text, prompt)
+        by_token = scored_prompts.by_token(logprobs, prompt, self._request.logprobs)
+        offsets = scored_prompts.token_offsets(self._service.tokenizer, text, prompt)
         return self._text_logprobs(prompt, by_token, offsets)
 
     def _output_logprobs(self, index: int, generated: GeneratedChoice) -> TextLogprobs:
