@@ -26,6 +26,7 @@ ABLATIONS = sorted(Path(name).stem for name in FILES if name.startswith("mine/ab
 WORKLOADS = sorted(Path(name).stem for name in FILES if name.startswith("mine/workload/"))
 # What the workloads' page says of lines of JSON, which cannot name their file.
 LINES = re.findall(r"^    (\{.*\})$", (ROOT / "docs/workloads.md").read_text("utf-8"), re.M)
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,374,44\n" * 3
 TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n' * 100
 
 
@@ -45,6 +46,7 @@ def beside(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "mine" / "prompts.jsonl").write_text("\n".join(LINES), encoding="utf-8")
     (tmp_path / "mine" / "trace.jsonl").write_text(TRACE, encoding="utf-8")
+    (tmp_path / "mine" / "azure_code.csv").write_text(AZURE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:

@@ -130,10 +130,20 @@ class ListedRequest(Group):
 
 
 SOURCE = "workload.prompts.source"
-SOURCES = ("chat", "agent", "listed", "file", "trace", "synthetic")
-TIMESTAMPED_SOURCES = ("listed", "file", "trace")  # sources whose requests may have timestamps
+LENGTH_TRACES = ("trace", "burstgpt", "azure")  # files of lengths and arrival times, without texts
+SOURCES = (
+    "chat",
+    "agent",
+    "listed",
+    "file",
+    "sharegpt",
+    "vllm_custom",
+    *LENGTH_TRACES,
+    "synthetic",
+)
+TIMESTAMPED_SOURCES = ("listed", "file", *LENGTH_TRACES)  # whose requests may have timestamps
 SYNTHETIC = ReadBy(SOURCE, ("synthetic",))
-FROM_FILE = ReadBy(SOURCE, ("file", "trace"))
+FROM_FILE = ReadBy(SOURCE, ("file", "sharegpt", "vllm_custom", *LENGTH_TRACES))
 
 
 @dataclass
@@ -143,7 +153,8 @@ class Prompts(Group, place="workload.prompts"):
     source: str = option(
         "chat",
         "Source of prompts: packaged texts (chat, agent), the listed requests, a JSON Lines file, "
-        "a Mooncake trace, or random token ids (synthetic).",
+        "a ShareGPT file, vLLM's custom dataset, a trace of Mooncake (trace), BurstGPT or Azure, "
+        "or random token ids (synthetic).",
         choices=SOURCES,
     )
     path: str | None = option(
@@ -168,11 +179,11 @@ class Prompts(Group, place="workload.prompts"):
     )  # fmt: skip
     length_scale: float = option(
         1.0, "Factor on a trace's lengths.", gt=0, le=100,
-        read_by=ReadBy(SOURCE, ("trace",)),
+        read_by=ReadBy(SOURCE, LENGTH_TRACES),
     )  # fmt: skip
     seed: int | None = option(
         None, "Seed of lengths and texts.", ge=0, le=(1 << 32) - 1, null_means="the experiment's",
-        read_by=ReadBy(SOURCE, ("listed", "file", "trace", "synthetic")),
+        read_by=ReadBy(SOURCE, ("listed", "file", "vllm_custom", *LENGTH_TRACES, "synthetic")),
     )  # fmt: skip
     unshared: bool = option(
         False,
@@ -201,7 +212,8 @@ class Prompts(Group, place="workload.prompts"):
             f"workload.prompts.input: {source} does not read it (read by {SYNTHETIC})",
         )
         require(
-            self.source in ("synthetic", "listed", "file") or self.output == Lengths(),
+            self.source in ("synthetic", "listed", "file", "vllm_custom")
+            or self.output == Lengths(),
             f"workload.prompts.output: {source} does not read it, because its requests "
             "have output lengths of their own",
         )

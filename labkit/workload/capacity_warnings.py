@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
+from labkit.config.requests import LENGTH_TRACES
 from labkit.engine import budget
 from labkit.engine.budget.kv_demand import slots_for
 
-EXACT_SOURCES = ("synthetic", "trace")  # sources whose lengths are known without a tokenizer
+EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known without a tokenizer
 
 
 def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:

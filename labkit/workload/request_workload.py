@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FLOPS = 60e9
 STEP_SECONDS = 1.5e-3
 PROCESS_BYTES = 250 << 20
-CONVERSATION_SOURCES = ("chat", "agent", "listed", "file")
+CONVERSATION_SOURCES = ("chat", "agent", "listed", "file", "sharegpt", "vllm_custom")
 MAX_PROMPT_TOKENS = 20_000_000  # token ids are cached as text
 
 

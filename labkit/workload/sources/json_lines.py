@@ -18,10 +18,15 @@ MAX_FILE_BYTES = 256 << 20
 MAX_QUOTE_LENGTH = 200  # characters of a line that an error message quotes
 
 
-def read(path: str, kind: type[T]) -> tuple[T, ...]:
+def read(path: str, kind: type[T], *, other_keys: bool = False) -> tuple[T, ...]:
     """Read a file and return one instance of ``kind`` per line.
 
-    ``kind``: a dataclass that validates its instances.
+    Parameters
+    ----------
+    kind
+        A dataclass that validates its instances.
+    other_keys
+        Whether a line may have keys that ``kind`` lacks, which are then ignored.
 
     Raises
     ------
@@ -39,23 +44,23 @@ def read(path: str, kind: type[T]) -> tuple[T, ...]:
         status.st_size <= MAX_FILE_BYTES,
         f"{path} has {status.st_size:,} bytes; it must have at most {MAX_FILE_BYTES:,}",
     )
-    return _read(path, kind, status.st_mtime_ns, status.st_size)  # type: ignore[arg-type]
+    return _read(path, kind, other_keys, status.st_mtime_ns, status.st_size)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, kind: type[T], modified: int, size: int) -> tuple[T, ...]:
+def _read(path: str, kind: type[T], other_keys: bool, modified: int, size: int) -> tuple[T, ...]:
     try:
         text = Path(path).read_text("utf-8")
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
-    items = tuple(_items(path, text, kind))
+    items = tuple(_items(path, text, kind, other_keys))
     require(bool(items), f"{path} has no requests")
     return items
 
 
-def _items(path: str, text: str, kind: type[T]) -> Iterator[T]:
+def _items(path: str, text: str, kind: type[T], other_keys: bool) -> Iterator[T]:
     allowed = [item.name for item in fields(kind)]  # type: ignore[arg-type]
     count = 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -67,6 +72,8 @@ def _items(path: str, text: str, kind: type[T]) -> Iterator[T]:
             count <= MAX_REQUESTS, f"{where}: the file must have at most {MAX_REQUESTS:,} requests"
         )
         data = _object(where, line)
+        if other_keys:
+            data = {key: value for key, value in data.items() if key in allowed}
         unknown = next((key for key in data if key not in allowed), None)
         require(
             unknown is None,

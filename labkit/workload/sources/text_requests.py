@@ -24,7 +24,8 @@ class TextRequest:
 
     ``messages``: the conversation, used if the model has a chat template. ``parts``: the plain
     text, used otherwise. Each part is tokenised separately, so that a part repeated by a later
-    request gets the same token ids.
+    request gets the same token ids. ``answer``: a recorded answer, whose number of tokens replaces
+    ``max_tokens``, which is then an estimate.
     """
 
     parts: tuple[str, ...]
@@ -32,6 +33,7 @@ class TextRequest:
     messages: tuple[Mapping[str, str], ...] | None = None
     session: str | None = None
     timestamp_ms: float | None = None
+    answer: str | None = None
 
     @property
     def name(self) -> str:
@@ -70,13 +72,14 @@ class TextSource:
         """Return the prompts, tokenised with the model's own tokenizer and chat template."""
         from labkit.models import tokenizer
 
-        ids = _ids(tokenizer.load(model.path))
+        reader = tokenizer.load(model.path)
+        ids = _ids(reader)
         named = experiment.workload.per_request
         return tuple(
             Prompt(
                 text.name if named else f"r{index:03d}",
                 ids(text),
-                text.max_tokens,
+                text.max_tokens if text.answer is None else len(reader.encode(text.answer)),
                 text.session,
                 text.timestamp_ms,
                 text.messages,

@@ -1,6 +1,7 @@
 """Requests of a recorded trace: lengths, arrival times and hashes of 512-token blocks.
 
 The format is that of Mooncake's published traces (Qin et al., FAST 2025). A trace has no texts.
+:class:`TraceSource` also serves the formats of :mod:`.burstgpt` and :mod:`.azure`, without hashes.
 Each block's tokens are drawn from the seed and the block's hash, so prompts share exactly the
 prefixes that they shared when the trace was recorded.
 """
@@ -8,7 +9,7 @@ prefixes that they shared when the trace was recorded.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +53,27 @@ class TraceLine(Group):
 
 
 class TraceSource:
-    """The first ``workload.num_requests`` requests of a trace, with scaled lengths."""
+    """The first ``workload.num_requests`` requests of a trace, with scaled lengths.
+
+    ``read`` returns the trace's requests, or at least as many of them as are needed.
+    """
+
+    def __init__(self, read: Callable[[Experiment], Sequence[TraceLine]]) -> None:
+        self._read = read
 
     def _lines(self, experiment: Experiment) -> Sequence[TraceLine]:
-        prompts = experiment.workload.prompts
-        return take_first(experiment, json_lines.read(prompts.path or "", TraceLine))
+        return take_first(experiment, self._read(experiment))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Return the digest of the trace's lines, the length scale and the seed."""
         lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
         scale = experiment.workload.prompts.length_scale
-        return {"source": "trace", "lines": lines, "scale": scale, "seed": _seed(experiment)}
+        return {
+            "source": experiment.workload.prompts.source,
+            "lines": lines,
+            "scale": scale,
+            "seed": _seed(experiment),
+        }
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Return prompts whose blocks have token ids drawn below the model's vocabulary size."""
@@ -104,4 +115,8 @@ def _seed(experiment: Experiment) -> int:
     return experiment.seed if own is None else own
 
 
-SOURCE = TraceSource()
+def _mooncake(experiment: Experiment) -> Sequence[TraceLine]:
+    return json_lines.read(experiment.workload.prompts.path or "", TraceLine)
+
+
+SOURCE = TraceSource(_mooncake)

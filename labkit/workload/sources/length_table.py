@@ -1,0 +1,85 @@
+"""Traces that are CSV files of arrival times and lengths, without texts.
+
+A request whose prompt or output has no tokens failed when the trace was recorded, and is left out.
+Prompts are random token ids that share nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+from labkit.config import ConfigError, Experiment
+from labkit.workload.sources import bounded_text
+from labkit.workload.sources.trace import TraceLine, TraceSource
+
+MAX_COUNT = 10**12  # beyond, a number is a mistake that would fill a message with its digits
+
+
+@dataclass(frozen=True)
+class LengthTable:
+    """The format of a trace: its columns, and how to read its times.
+
+    Parameters
+    ----------
+    columns
+        Names of the columns of arrival times, prompt tokens and output tokens.
+    seconds
+        Returns the seconds of an arrival time, from any origin; raises ``ValueError``.
+    """
+
+    columns: tuple[str, str, str]
+    seconds: Callable[[str], float]
+
+    def source(self) -> TraceSource:
+        """Return the source of the requests of such files."""
+        return TraceSource(self._first_requests)
+
+    def _first_requests(self, experiment: Experiment) -> tuple[TraceLine, ...]:
+        path = experiment.workload.prompts.path or ""
+        return _read(self, path, bounded_text.limit(experiment), bounded_text.modified_ns(path))
+
+    def requests(self, path: str) -> Iterator[TraceLine]:
+        """Yield a file's requests with times from the first one; raise :class:`ConfigError`."""
+        start: float | None = None
+        for where, (time, *lengths) in bounded_text.table_rows(path, self.columns):
+            seconds = self._time(where, time)
+            prompt, output = (
+                _count(where, *named) for named in zip(self.columns[1:], lengths, strict=True)
+            )
+            if not (prompt and output):
+                continue
+            start = seconds if start is None else start
+            try:
+                yield TraceLine(round((seconds - start) * 1e3, 3), prompt, output)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+
+    def _time(self, where: str, text: str) -> float:
+        try:
+            seconds = self.seconds(text)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            raise ConfigError(f"{where}: {self.columns[0]} is {text[:40]!r}, not a time")
+        return seconds
+
+
+def _count(where: str, name: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 <= value <= MAX_COUNT and value.is_integer()):
+        raise ConfigError(f"{where}: {name} is {text[:40]!r}, not a whole number of 0 or more")
+    return int(value)
+
+
+@lru_cache(maxsize=4)
+def _read(table: LengthTable, path: str, limit: int, modified: int) -> tuple[TraceLine, ...]:
+    requests = tuple(islice(table.requests(path), limit))
+    bounded_text.refuse_more(path, requests)
+    return requests
