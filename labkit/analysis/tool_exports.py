@@ -1,4 +1,4 @@
-"""Exports for other tools: pandas, benchstat, pyperf, vLLM, github-action-benchmark.
+"""Exports for other tools: benchstat, pyperf, vLLM, github-action-benchmark.
 
 Each run is exported as one sample, so that no tool counts repeats as independent samples.
 """
@@ -6,10 +6,8 @@ Each run is exported as one sample, so that no tool counts repeats as independen
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +15,10 @@ from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.analysis.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
-from labkit.analysis.study_analysis import cell_dirs, undigested_note
 from labkit.analysis.verdict_sentences import row_name, verdict_sentence
-from labkit.records import Arm, Metric, Record, read_runs, unlisted_records
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from labkit.records import Arm, Metric, Record
 
 Json = Mapping[str, Any]
-FRAME_COLUMNS = (
-    "cell", "run", "arm", "role", "block", "position", "outcome",
-    "case", "skipped", "metric", "unit", "better", "primary", "value", "repeats",
-)  # fmt: skip
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -259,42 +249,3 @@ def _github_entry(
             cell, row, comparison, claim if claim in IDENTITY_CLAIMS else "none"
         )
     return entry
-
-
-def load(study_dir: str | Path) -> DataFrame:
-    """Load the records of a study (or of one cell) as a table for Python.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One line per run, case and metric. ``value`` is the run's value in ``unit`` (the median
-        of its repeats on the log scale), ``repeats`` the number of repeats. A failed run without
-        cases and a skipped case each have a line without a value.
-
-    Raises
-    ------
-    RecordError
-        A record is not valid, or there is no cell in the folder.
-    """
-    import pandas as pd
-
-    rows: list[tuple[Any, ...]] = []
-    unlisted = runs = 0
-    for cell in cell_dirs(Path(study_dir)):
-        records = read_runs(cell)
-        unlisted, runs = unlisted + unlisted_records(cell), runs + len(records)
-        for r in records:
-            run = (cell.name, r.run, r.arm, r.role, r.block, r.position, r.outcome)
-            for case in r.cases:
-                rows += [
-                    (*run, case.case, None, m.name, m.unit, m.better, m.primary,
-                     run_value(m.repeats), len(m.repeats))
-                    for m in case.metrics
-                ]  # fmt: skip
-                if not case.metrics:
-                    rows.append((*run, case.case, case.skipped, *[None] * 6))
-            if not r.cases:
-                rows.append((*run, *[None] * 8))
-    if unlisted:
-        warnings.warn(undigested_note(Path(study_dir), unlisted, runs), stacklevel=2)
-    return pd.DataFrame(rows, columns=list(FRAME_COLUMNS))
