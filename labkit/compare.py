@@ -1,7 +1,8 @@
-"""``python -m labkit.compare OLD NEW``: test whether arms' effects changed between two studies.
+"""``python -m labkit.compare OLD NEW...``: test whether arms' effects changed between studies.
 
-The program is meant for CI. Both studies must be of the same machine and the same config. For each
-arm, the change of its difference from the baseline is tested. Exit codes: 0 on success; 1 if a row
+The program is meant for CI. The studies must be of the same machine and the same config. For each
+arm, the change of its difference from the baseline is tested, from OLD to each NEW, with p-values
+adjusted over all of them. Exit codes: 0 on success; 1 if a row
 has a verdict that ``--fail-on`` names; 2, with a one-line message, if the studies cannot be
 compared, or if ``--fail-on`` is given and no row can be compared.
 """
@@ -37,14 +38,16 @@ def margin(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.study_analysis import AnalysisCache
-    from labkit.analysis.study_diff import StudiesNotComparable, compare_studies
+    from labkit.analysis.study_diff import StudiesNotComparable, compare_with_first
 
     parser = OneLineParser(
         prog="python -m labkit.compare",
         description="Test whether arms' differences from the baseline changed between studies.",
     )
     parser.add_argument("old", type=Path, metavar="OLD", help="folder of the earlier study")
-    parser.add_argument("new", type=Path, metavar="NEW", help="folder of the later study")
+    parser.add_argument(
+        "new", type=Path, nargs="+", metavar="NEW", help="folder of a later study (one or more)"
+    )
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -62,27 +65,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     analysis_cache = AnalysisCache()
     try:
-        comparison = compare_studies(
-            analysis_cache.study(options.old), analysis_cache.study(options.new), options.margin
-        )
+        old = analysis_cache.study(options.old)
+        later = [analysis_cache.study(new) for new in options.new]
+        comparisons = compare_with_first(old, later, options.margin)
     except (RecordError, StudiesNotComparable, OSError) as error:
         return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130
     print_notes(parser.prog, analysis_cache.notes())
-    _print(comparison)
-    failed = any(change.verdict.word in options.fail_on for change in comparison.changes)
-    if options.fail_on and not failed and not comparison.decidable:
-        return print_error(parser.prog, "no row can be compared, so --fail-on cannot be met")
+    _print(options.old, options.new, comparisons)
+    changes = [change for comparison in comparisons for change in comparison.changes]
+    failed = any(change.verdict.word in options.fail_on for change in changes)
+    undecidable = [
+        str(new)
+        for new, comparison in zip(options.new, comparisons, strict=True)
+        if not comparison.decidable
+    ]
+    if options.fail_on and not failed and undecidable:
+        where = f" in {', '.join(undecidable)}" if len(comparisons) > 1 else ""
+        return print_error(
+            parser.prog, f"no row can be compared{where}, so --fail-on cannot be met"
+        )
     return int(failed)
 
 
-def _print(comparison: StudyComparison) -> None:
+def _print(old: Path, later: Sequence[Path], comparisons: Sequence[StudyComparison]) -> None:
     from rich.console import Console
+    from rich.text import Text
 
     from labkit.analysis.rendering.terminal_report import print_changes
 
-    print_changes(comparison, Console())
+    console = Console()
+    for new, comparison in zip(later, comparisons, strict=True):
+        if len(comparisons) > 1:
+            console.print(Text(f"from {old} to {new}", style="bold"), soft_wrap=True)
+        print_changes(comparison, console)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
+In a folder of studies it writes an index page of their questions, answers, dates and machines.
 ``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a one-line
 message, if the study cannot be read or lacks data that the format needs.
 """
@@ -23,18 +24,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.rendering.report_files import FORMATS, FormatError, render
     from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.study_index import holds_studies
 
     parser = OneLineParser(
         prog="python -m labkit.report",
         description="Rebuild every table, plot and report of a study from its records.",
     )
     parser.add_argument(
-        "dir", type=Path, metavar="DIR", help="folder of a study, or of one of its cells"
+        "dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of a study, of one of its cells, or of several studies (for their index)",
     )
     parser.add_argument("--format", choices=FORMATS, help="print this format and write nothing")
     options, analysis_cache = parser.parse_args(argv), AnalysisCache()
     try:
-        if options.format is not None:
+        if holds_studies(options.dir):
+            _index(options.dir, options.format)
+        elif options.format is not None:
             _print(render(options.dir, options.format, analysis_cache))
         else:
             _rebuild(options.dir, analysis_cache)
@@ -53,6 +60,15 @@ def _print(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _index(folder: Path, format_name: str | None) -> None:
+    from labkit.analysis.rendering.index_page import render_index, write_index
+
+    if format_name is not None:
+        _print(render_index(folder, format_name))
+    else:
+        print(write_index(folder))
 
 
 def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:

@@ -64,6 +64,7 @@ NOT_COMMANDS = {
 LISTED = {
     "apt-get install slurm-wlm munge && service munge start": "needs root: tests/slurm does it",
     "python -m labkit.regression main --on ragged": "runs: tests/test_regression.py",
+    "python -m labkit.report outputs": "runs: tests/analysis/test_study_index.py",
     "python -m labkit.serve": "the command's name alone",
     "python -m mlx_lm server": "the name of another server",
     "python -m llama_cpp.server": "the name of another server",
@@ -154,6 +155,7 @@ SERVERS = [c for c in RECIPES if c.startswith("python -m labkit.serve ")]
 OTHERS = [
     c for c in RECIPES
     if re.match(r"python (-m labkit\.(doctor|report|compare|post)|-m docs\.|docs/)", c)
+    and c not in LISTED
 ]  # fmt: skip
 BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]
 TARGETS = [c for c in RECIPES if c.startswith("make ")]

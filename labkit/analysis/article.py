@@ -72,7 +72,7 @@ def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_
     return f"{picture}[{rendered.text}]({rendered.target} '{{{{ {call} }}}}')"
 
 
-def html(text: str) -> str:
+def html(text: str, max_width: str = "46rem") -> str:
     """Return a rendered article as an HTML page that loads only its own pictures."""
     from jinja2 import Environment, FileSystemLoader
     from markdown_it import MarkdownIt
@@ -81,4 +81,7 @@ def html(text: str) -> str:
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(plain)
     title = next((line[2:] for line in plain.splitlines() if line.startswith("# ")), "labkit")
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
-    return pages.get_template("article.html.j2").render(title=title, body=body) + "\n"
+    return (
+        pages.get_template("article.html.j2").render(title=title, body=body, max_width=max_width)
+        + "\n"
+    )

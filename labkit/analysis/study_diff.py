@@ -1,4 +1,4 @@
-"""Changes between two studies of the same machine and config.
+"""Changes between studies of the same machine and config.
 
 The runs of two studies were not interleaved, so a change of the machine looks like a change of the
 code. But both studies measured the baseline. So the change of each arm's difference from the
@@ -127,15 +127,46 @@ class _ArmPair:
 def compare_studies(
     old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
 ) -> StudyComparison:
-    """Compare two studies row by row, arm by arm.
+    """Compare two studies row by row, arm by arm, as :func:`compare_with_first` does."""
+    (comparison,) = compare_with_first(old, [new], margin_pct)
+    return comparison
 
-    p-values are adjusted over all rows and arms by the method of S. Holm (1979).
+
+def compare_with_first(
+    old: Sequence[CellAnalysis], later: Sequence[Sequence[CellAnalysis]], margin_pct: float
+) -> list[StudyComparison]:
+    """Compare each of the ``later`` studies with ``old``, row by row and arm by arm.
+
+    p-values are adjusted over all rows, arms and studies by the method of S. Holm (1979).
 
     Raises
     ------
     StudiesNotComparable
         The machines or configs differ, or there is no cell or row in common.
     """
+    matched = [_match_studies(old, new, margin_pct) for new in later]
+    family = [item for one in matched for item in one.family]
+    adjusted = dict(zip(map(id, family), _compare_family(family), strict=True))
+    return [_conclude(one, adjusted, family) for one in matched]
+
+
+@dataclass(frozen=True)
+class _MatchedStudies:
+    """The cells and rows that two studies share, and what weakens their comparison."""
+
+    pairs: Sequence[_CellPair]
+    compared: Sequence[_ArmPair]
+    caveats: Sequence[str]
+
+    @property
+    def family(self) -> list[_ArmPair]:
+        """The arms under test whose change is known."""
+        return [item for item in self.compared if item.role == "arm" and item.change is not None]
+
+
+def _match_studies(
+    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
+) -> _MatchedStudies:
     cells, caveats = _shared_cells(old, new)
     pairs = [_cell_pair(old_cell, new_cell, margin_pct) for old_cell, new_cell in cells]
     for pair in pairs:
@@ -154,11 +185,14 @@ def compare_studies(
     compared = [item for pair in pairs for item in _shared_rows(pair)]
     if not compared:
         raise StudiesNotComparable("the studies have no row in common that both measured")
-    family = [item for item in compared if item.role == "arm" and item.change is not None]
-    comparisons = {
-        id(item): comparison
-        for item, comparison in zip(family, _compare_family(family), strict=True)
-    }
+    return _MatchedStudies(pairs, compared, caveats)
+
+
+def _conclude(
+    matched: _MatchedStudies, comparisons: Mapping[int, ArmComparison], family: Sequence[_ArmPair]
+) -> StudyComparison:
+    """Return two studies' comparison. ``family``: everything that p-values are adjusted over."""
+    compared = matched.compared
     controls = [item for item in compared if item.role == "control" and item.change is not None]
     noise = {
         (item.pair.name, item.old.case, item.old.metric): _compare_control(item)
@@ -175,8 +209,9 @@ def compare_studies(
         changes.append(
             RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
         )
-    notes = (*_undecided_note(changes), *_method_notes(pairs, family, controls))
-    return StudyComparison(tuple(changes), tuple(caveats), notes)
+    method = _method_notes(matched.pairs, family if matched.family else [], controls)
+    notes = (*_undecided_note(changes), *method)
+    return StudyComparison(tuple(changes), tuple(matched.caveats), notes)
 
 
 def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:

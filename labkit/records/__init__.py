@@ -30,6 +30,7 @@ from labkit.records.record_schema import (
     run_name,
 )
 from labkit.records.record_store import (
+    check_digests,
     output_values_path,
     publish_arm,
     publish_record,
@@ -58,6 +59,7 @@ __all__ = [
     "Metric",
     "Record",
     "RecordError",
+    "check_digests",
     "describe_last_session",
     "is_locked",
     "machine_difference",

@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.records import record_codec
 from labkit.records.record_codec import read_json, to_bytes, write_json, write_synced
-from labkit.records.record_digests import list_digest, read_digests
+from labkit.records.record_digests import check_digest, list_digest, read_digests
 from labkit.records.record_schema import ROLES, Arm, Record, RecordError, require
 
 
@@ -77,6 +77,23 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def check_digests(cell_dir: Path) -> None:
+    """Check every record and arm of a cell against the cell's list, without parsing the files.
+
+    Raises
+    ------
+    RecordError
+        A file was edited after it was written, or cannot be read.
+    """
+    digests = read_digests(cell_dir)
+    for path in (*record_paths(cell_dir), *(cell_dir / "arms").glob("*.json")):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RecordError(f"{path}: {error.strerror or error}") from None
+        check_digest(path, content, digests.get(f"{path.parent.name}/{path.name}"))
 
 
 def read_arm(path: Path, digest: str | None = None) -> Arm:

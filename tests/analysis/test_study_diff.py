@@ -16,8 +16,9 @@ from labkit.analysis.statistics.difference_in_differences import (
     estimate_effect,
 )
 from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.study_analysis import AnalysisCache
-from labkit.analysis.study_diff import compare_studies
+from labkit.analysis.study_diff import compare_studies, compare_with_first
 from labkit.compare import main
 from labkit.records import DIGESTS_FILE, publish_arm, read_arm
 
@@ -455,3 +456,30 @@ def test_equivalence_is_adjusted_for_the_family(make_cell):
         min(1.0, 8 * comparisons[False].equivalence.p)
     )
     assert 0 < comparisons[True].equivalence.p < 1
+
+
+def test_each_later_study_is_compared_with_the_first(make_cell, capsys):
+    old = make_cell("old/cell", blocks=8, noise=0.002).parent
+    same = make_cell("same/cell", blocks=8, noise=0.002, seed=2).parent
+    slower = make_cell(
+        "slower/cell", blocks=8, noise=0.002, seed=3, effects={"seq_map": 1.2}
+    ).parent
+    assert main([str(old), str(same), str(slower), "--fail-on", "slower"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"to {same}" in out and out.index(f"to {same}") < out.index(f"to {slower}")
+    assert "slower" in out and "adjusted over 4 rows and arms (Holm)" in out
+    assert main([str(old), str(same), "--fail-on", "slower"]) == 0
+
+
+def test_p_is_adjusted_over_all_later_studies(make_cell):
+    cache = AnalysisCache()
+    old, *later = (
+        cache.study(make_cell(f"{name}/cell", seed=seed).parent)
+        for seed, name in enumerate(("old", "new", "newer"), 1)
+    )
+    alone = [compare_studies(old, new, 2.0) for new in later]
+    together = compare_with_first(old, later, 2.0)
+    ps = [item.comparison.p for one in alone for item in one.changes if item.comparison]
+    adjusted = [item.comparison.p_adjusted for one in together for item in one.changes
+                if item.comparison]  # fmt: skip
+    assert adjusted == pytest.approx(holm(ps))

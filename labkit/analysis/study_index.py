@@ -1,0 +1,134 @@
+"""The index of a folder of studies: each cell's question, answer, dates and machine.
+
+Answers are read from ``study.json``, so that a hundred studies are listed in seconds; a study
+without that file is analysed. Digests of all records are checked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.study_analysis import AnalysisCache, cell_dirs, is_cell, study_json
+from labkit.records import RecordError, check_digests, parse_run_name, read_json, record_paths
+
+MAX_DEPTH = 3  # folders between the index and a study, such as outputs/2026-11-24/12-00-00
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """One cell of the index.
+
+    Parameters
+    ----------
+    study
+        The study's folder.
+    cell
+        The cell's name.
+    question, answer, machine
+        As in the study's report.
+    began, ended
+        When the first and the last run started, UTC, as in records.
+    runs
+        Number of records.
+    gates
+        The status of each gate.
+    error
+        Why the study cannot be read; None if it can. Then all other facts are empty.
+    """
+
+    study: Path
+    cell: str = ""
+    question: str = ""
+    answer: str = ""
+    machine: str = ""
+    began: str = ""
+    ended: str = ""
+    runs: int = 0
+    gates: dict[str, str] | None = None
+    error: str | None = None
+
+
+def index_entries(root: Path) -> list[IndexEntry]:
+    """Return an entry for each cell of each study in a folder, the newest study first.
+
+    Raises
+    ------
+    RecordError
+        The folder does not exist, or holds no study.
+    """
+    studies = sorted(study_dirs(root))
+    if not studies:
+        raise RecordError(f"{root} has no study (a folder with cells, at most {MAX_DEPTH} deep)")
+    by_study = [list(_entries(study)) for study in studies]
+    by_study.sort(key=lambda entries: max(entry.ended for entry in entries), reverse=True)
+    return [entry for entries in by_study for entry in entries]
+
+
+def holds_studies(folder: Path) -> bool:
+    """Return whether a folder is neither a study nor a cell, but holds studies."""
+    if not folder.is_dir() or is_cell(folder):
+        return False
+    return folder not in (studies := list(study_dirs(folder))) and bool(studies)
+
+
+def study_dirs(root: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Yield the studies in a folder; raise :class:`RecordError` if there is no such folder."""
+    if not root.is_dir():
+        raise RecordError(f"{root}: no such directory")
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    if any(is_cell(path) for path in folders):
+        yield root
+    elif depth:
+        for path in folders:
+            yield from study_dirs(path, depth - 1)
+
+
+def _entries(study: Path) -> Iterator[IndexEntry]:
+    try:
+        cells = {path.name: path for path in cell_dirs(study)}
+        for path in cells.values():
+            check_digests(path)
+        entries = [
+            _entry(study, cells[fact["dir"]], fact)
+            for fact in _facts(study, cells)
+            if fact["dir"] in cells
+        ]
+    except (RecordError, OSError) as error:
+        yield IndexEntry(study, error=str(error))
+        return
+    yield from entries
+
+
+def _facts(study: Path, cells: dict[str, Path]) -> list[dict[str, Any]]:
+    """Return the cells of ``study.json``, or of a new analysis if the file lacks a cell."""
+    if (study / "study.json").is_file():
+        facts: list[dict[str, Any]] = read_json(study / "study.json").get("cells", [])
+        if {fact.get("dir") for fact in facts} >= set(cells):
+            return facts
+    return list(study_json(study, AnalysisCache().study(study))["cells"])
+
+
+def _entry(study: Path, cell: Path, fact: dict[str, Any]) -> IndexEntry:
+    started = _started(cell)
+    return IndexEntry(
+        study,
+        str(fact.get("cell") or cell.name),
+        str(fact.get("question") or ""),
+        str(fact.get("answer") or ""),
+        str(fact.get("machine") or UNKNOWN),
+        *started,
+        runs=len(record_paths(cell)),
+        gates=dict(fact.get("gates") or {}),
+    )
+
+
+def _started(cell: Path) -> tuple[str, str]:
+    """Return when the first and the last run of a cell started; empty without runs."""
+    paths = sorted(record_paths(cell), key=lambda path: parse_run_name(path.stem))
+    ends = [paths[0], paths[-1]] if paths else []
+    times = [str(read_json(path).get("started", "")) for path in ends]
+    return (times[0], times[-1]) if times else ("", "")
