@@ -8,6 +8,8 @@ from labkit.config import (
     KV,
     Ablation,
     Admission,
+    ArrivalKind,
+    Arrivals,
     Attention,
     Budget,
     CacheState,
@@ -23,6 +25,7 @@ from labkit.config import (
     Engine,
     Experiment,
     KVLayout,
+    LatencySLO,
     Mlx,
     Model,
     ModelShape,
@@ -48,6 +51,28 @@ def experiment(**changes):
 
 def kernel(**changes):
     return Workload(name="k", kind="kernel", cases=[Case("d", decode=1, context=1)], **changes)
+
+
+def asking(metric, **changes):
+    return experiment(ablation=Ablation(arms={"base": {}}, metric=metric), **changes)
+
+
+def test_a_question_is_about_its_own_metric_or_about_what_its_requests_are_for():
+    assert asking("e2e_p99_ms").primary_metrics == ("e2e_p99_ms",)
+    both = asking(["ttft_p50_ms", "total_tok_s"], workload=Workload(limits=LatencySLO(e2e_ms=9)))
+    assert both.primary_metrics == ("ttft_p50_ms", "total_tok_s")
+    rate = Arrivals(kind=ArrivalKind.poisson, rate=2)
+    primary = {
+        "total_tok_s": Workload(),
+        "goodput_req_s": Workload(arrivals=rate, limits=LatencySLO(ttft_ms=200)),
+        "e2e_p50_ms": Workload(arrivals=rate),
+        "e2e_ms": Workload(per_request=True),
+        "dispatch_us": kernel(),
+    }
+    for metric, workload in primary.items():
+        assert experiment(workload=workload).primary_metrics == (metric,)
+    assert Workload(arrivals=Arrivals(kind=ArrivalKind.at_once)).primary_metrics == ("total_tok_s",)
+    assert Workload(kind="mine.kinds:Kind").primary_metrics == ()
 
 
 def test_plain_round_trip():
@@ -258,6 +283,14 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Ablation(arms={"a b": {}}), "'a b' is not a valid name"),
         (lambda: Ablation(arms={"a": 3}), "ablation.arms.a"),
         (lambda: Ablation(arms={"a": {}}, baseline="b"), "ablation.baseline=b"),
+        (lambda: Ablation(metric=3), "ablation.metric=3: must be the name of a metric"),
+        (lambda: Ablation(metric=[]), "ablation.metric=[]: must be"),
+        (lambda: Ablation(metric=["e2e_ms", "e2e_ms"]), "a list of different names"),
+        (lambda: asking("dispatch_us"), "ablation.metric=dispatch_us: workload=chat has no such"),
+        (lambda: asking("total_tok_s", workload=kernel()), "must be one of: dispatch_us"),
+        (lambda: asking("goodput_req_s"), "needs a limit such as workload.limits.ttft_ms=200"),
+        (lambda: asking("row_steps"), "needs workload.per_request=true"),
+        (lambda: asking("late_p99_ms"), "needs an open loop such as workload.arrivals.kind"),
         (lambda: Design(blocks=0), "design.blocks=0"),
         (lambda: Design(runs_per_block=3), "design.runs_per_block=3"),
         (lambda: Design(alpha=0), "design.alpha=0"),

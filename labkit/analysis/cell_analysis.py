@@ -363,11 +363,12 @@ def _rows(
     """Return the rows that get verdicts, the alternative rows, and the attribution of stalls."""
     interleaved = Isolation(data.design.get("isolation", "process")).takes_turns
     paired_baseline = data.baseline if interleaved else None
-    rows = tuple(build_rows(data.records, paired_baseline))
+    metrics = tuple(data.design.get("metrics", ()))
+    rows = tuple(build_rows(data.records, paired_baseline, metrics))
     stalls = attribute_stalls(data.records, data.arms) if interleaved else None
     if stalls is None:
         return rows, (), None
-    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline))
+    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, metrics))
     return (
         (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
     )

@@ -161,13 +161,17 @@ def _medians(values: Floats) -> Floats:
     return np.asarray((ordered[..., half - 1] + ordered[..., half]) / 2.0)
 
 
-def build_rows(records: Iterable[Record], paired_baseline: str | None = None) -> list[MetricRow]:
-    """Build a cell's rows: cases in the order of the records, each case's primary metric first.
+def build_rows(
+    records: Iterable[Record], paired_baseline: str | None = None, metrics: Sequence[str] = ()
+) -> list[MetricRow]:
+    """Build a cell's rows: cases in the order of the records, each case's primary metrics first.
 
     Parameters
     ----------
     paired_baseline
         The baseline's name if the arms of a block were interleaved in one process, else None.
+    metrics
+        The primary metrics, the most important first; empty: those that the records name.
 
     Raises
     ------
@@ -197,14 +201,22 @@ def build_rows(records: Iterable[Record], paired_baseline: str | None = None) ->
     ordered: list[MetricRow] = []
     for name, rows in cases.items():
         if rows:
-            ordered += sorted(rows.values(), key=lambda row: not row.primary)
             for row in rows.values():
                 _check_rounds(row)
+                row.primary = row.metric in metrics if metrics else row.primary
+            ordered += sorted(rows.values(), key=lambda row: _rank(row, metrics))
         else:
             ordered.append(
                 MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
             )
     return _name_skipped(ordered)
+
+
+def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
+    """Return a row's place within its case."""
+    if not row.primary:
+        return len(metrics) + 1
+    return metrics.index(str(row.metric)) if metrics else 0
 
 
 def _row(

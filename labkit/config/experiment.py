@@ -12,8 +12,9 @@ from labkit.config.design import Design
 from labkit.config.engine import PRESET_LAYOUTS, Engine
 from labkit.config.kv_cache import Precision
 from labkit.config.model import Model, ModelShape
-from labkit.config.option import Group, option, require
+from labkit.config.option import Group, option, override_text, require
 from labkit.config.workload import Workload
+from labkit.records.metric_registry import metric_names
 
 CONTROL = "control"
 YAML_KEYWORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
@@ -89,6 +90,14 @@ class Ablation(Group, place="ablation"):
         meaning="Arms by name, each with its overrides: {arm: {option: value}}; the key "
         "environment sets what the arm's process imports (docs/regression.md).",
     )
+    metric: Any = option(
+        None,
+        "Primary metric, which the answer is about, or a list of metrics that share alpha "
+        "(docs/metrics.md).",
+        type_name="a name or a list of names",
+        null_means="goodput if workload.limits are set, latency if requests arrive at a rate, else "
+        "the speed of the workload",
+    )
     claims: Claims = field(default_factory=Claims)
     published: Any = option(
         None,
@@ -124,6 +133,26 @@ class Ablation(Group, place="ablation"):
             self.baseline is None or self.baseline in self.arms,
             f"ablation.baseline={self.baseline}: no such arm; the arms are {', '.join(self.arms)}",
         )
+
+        require(
+            self.metric is None or isinstance(self.metric, str | list | tuple),
+            f"ablation.metric={self.metric}: must be the name of a metric or a list of names",
+        )
+        names = self.metrics
+        require(
+            all(isinstance(name, str) and name for name in names)
+            and len(set(names)) == len(names)
+            and (self.metric is None or bool(names)),
+            f"ablation.metric={override_text(self.metric)}: must be the name of a metric, or a "
+            "list of different names, such as ablation.metric=[ttft_p50_ms,output_tok_s]",
+        )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the question as set, the most important first; empty: the default."""
+        if self.metric is None:
+            return ()
+        return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
 
     @property
     def baseline_arm(self) -> str:
@@ -182,6 +211,7 @@ class Experiment(Group):
             "to a GGUF file",
         )
         self._check_identity()
+        self._check_metrics()
         if not self.workload.has_engine:
             self._check_no_engine()
         elif self.workload.times_kernels:
@@ -246,6 +276,28 @@ class Experiment(Group):
             + ("frames; set frames, bitwise or none" if video else "no frames; set another claim"),
         )
         self._check_quality()
+
+    @property
+    def primary_metrics(self) -> tuple[str, ...]:
+        """The metrics that the answer is about, the most important first.
+
+        They are those of ``ablation.metric`` or, if it is null, the workload's own. They are empty
+        for a user's own kind of workload, whose records name their primary metric.
+        """
+        return self.ablation.metrics or self.workload.primary_metrics
+
+    def _check_metrics(self) -> None:
+        """Check that the workload gives the metrics of the question."""
+        workload, known = self.workload, metric_names(self.workload.kind)
+        for name in self.ablation.metrics:
+            where = f"ablation.metric={name}"
+            require(
+                name in known or not known,
+                f"{where}: workload={workload.name} has no such metric; it must be one of: "
+                f"{', '.join(known)}",
+            )
+            missing = workload.missing_for(name)
+            require(missing is None, f"{where}: workload={workload.name} needs {missing} for it")
 
     def _check_quality(self) -> None:
         """Check the limits of quality, and that the workload can compare with them."""

@@ -84,6 +84,8 @@ class Option:
         Whether ``engine=mlx_lm`` or ``engine=openai`` reads the option, too.
     on_metal
         Whether the option has an effect on Metal only.
+    type_name
+        The type as a phrase, for an option whose annotation is ``Any``; empty: a map.
     """
 
     default: Any
@@ -100,6 +102,7 @@ class Option:
     mlx_lm: bool = False
     openai: bool = False
     on_metal: bool = False
+    type_name: str = ""
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value of the right type is allowed."""

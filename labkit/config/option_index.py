@@ -45,7 +45,8 @@ class OptionEntry:
         """The allowed values as a phrase, such as ``8, 16 and 32 (tokens)``."""
         if self.option.choices or self.option.range:
             return self.option.allowed
-        kind = ", ".join(self.choices) or KIND_NAMES.get(self.kind) or _container(self.kind)
+        kind = ", ".join(self.choices) or self.option.type_name or KIND_NAMES.get(self.kind)
+        kind = kind or _container(self.kind)
         null = f", or {self.option.allowed}" if self.option.allowed else ""
         return kind + null
 

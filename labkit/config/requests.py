@@ -271,6 +271,11 @@ class Arrivals(Group, place="workload.arrivals"):
             f"{ARRIVALS}={self.kind.value}: set workload.arrivals.rate (requests/s)",
         )
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether requests arrive at times of their own, so that they set the throughput."""
+        return self.kind in AT_A_RATE or self.kind is ArrivalKind.trace
+
 
 @dataclass
 class LatencySLO(Group, place="workload.limits"):

@@ -98,6 +98,14 @@ REPEATED = ReadBy(KIND, ("kernel", "video"))
 IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", "scoring", CLASS_PATH))
 
 
+PRIMARY_METRICS = {
+    "kernel": "dispatch_us",
+    "video": "decode_ms",
+    "headroom": "taken_pct",
+    "scoring": "total_tok_s",
+}
+
+
 @dataclass
 class Workload(Group, place="workload"):
     """The workload: its kind, load, sampling and cases."""
@@ -265,6 +273,33 @@ class Workload(Group, place="workload"):
     def has_engine(self) -> bool:
         """Whether the workload runs an engine or its kernels."""
         return self.kind not in VIDEO
+
+    @property
+    def primary_metrics(self) -> tuple[str, ...]:
+        """The metrics that a question is about unless it names its own.
+
+        Where requests arrive at a rate, throughput is the offered load, so it is the latency. Empty
+        for a kind of the user's own.
+        """
+        if self.kind in PRIMARY_METRICS:
+            return (PRIMARY_METRICS[self.kind],)
+        if self.kind != "requests":
+            return ()
+        if self.limits.is_set:
+            return ("goodput_req_s",)
+        if self.per_request:
+            return ("e2e_ms",)
+        return ("e2e_p50_ms",) if self.arrivals.is_paced else ("total_tok_s",)
+
+    def missing_for(self, metric: str) -> str | None:
+        """Return the setting that a metric needs and this workload lacks, or None."""
+        if metric == "goodput_req_s" and not self.limits.is_set:
+            return "a limit such as workload.limits.ttft_ms=200"
+        if metric in ("e2e_ms", "row_steps") and not self.per_request:
+            return "workload.per_request=true"
+        if metric in ("sent_req_s", "late_p99_ms") and self.arrivals.kind is ArrivalKind.closed:
+            return "an open loop such as workload.arrivals.kind=at_once"
+        return None
 
     def _check_video(self) -> None:
         require(

@@ -83,6 +83,8 @@ class Cell:
         An article's numbers, shown beside the measured ones; None if there are none.
     scale
         The experiment's scale; None if the experiment has no scales.
+    metrics
+        The primary metrics, the most important first; empty: those that the records name.
     """
 
     dir: Path
@@ -93,6 +95,7 @@ class Cell:
     question: str = ""
     published: Any = None
     scale: str | None = None
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that there is one baseline and that no two arms share a name."""

@@ -74,6 +74,11 @@ class ComposedCell:
     isolation: Isolation
     separate_processes_reason: str | None = None
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The primary metrics (:attr:`labkit.config.Experiment.primary_metrics`)."""
+        return self.experiments[self.arms[0].name].primary_metrics
+
 
 def compose_cell(
     hydra_overrides: Sequence[str],
@@ -281,6 +286,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         question=experiment.ablation.question,
         published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
         scale=experiment.scale.value if experiment.scales else None,
+        metrics=composed.metrics,
     )
 
 

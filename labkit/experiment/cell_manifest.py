@@ -36,6 +36,7 @@ FIXED_DESIGN_KEYS = (
     "alpha",
     "margin_pct",
     "looks",
+    "metrics",
 )
 
 # Analyses a cell's folder and returns whether every comparison has its verdict.
@@ -79,6 +80,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
             "looks": [to_plain(look) for look in cell.design.looks],
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
+            "metrics": list(cell.metrics),
         },
         "identity": cell.identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
@@ -129,7 +131,7 @@ def _design_difference(cell: Cell) -> str | None:
     old, new = _old_design(cell), new_manifest(cell, cell.design.blocks)["design"]
     for key in FIXED_DESIGN_KEYS:
         if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
-            name = "seed" if key == "seed" else f"design.{key}"
+            name = {"seed": "seed", "metrics": "ablation.metric"}.get(key, f"design.{key}")
             return f"{name} was {old[key]}, now {new[key]}"
     if old.get("blocks", 0) > new["blocks"]:
         return f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
@@ -189,6 +191,8 @@ def write_manifest(cell: Cell, blocks: int) -> None:
     if old.get("blocks", 0) < blocks or across_hosts_changed:
         manifest = new_manifest(cell, max(blocks, old.get("blocks", 0)))
         manifest["design"] |= {key: old[key] for key in ("looks_taken",) if key in old}
+        if old and "metrics" not in old:  # an older version began it: the records name the metric
+            del manifest["design"]["metrics"]
         manifest["design"]["shown"] = blocks_when_shown(cell)
         write_json(cell.dir / "cell.json", manifest)
 

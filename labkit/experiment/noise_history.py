@@ -79,7 +79,7 @@ def _manifests(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class CellNoise:
-    """The noise of a cell's primary rows: medians over rows and arms.
+    """The noise of a cell's rows of some metrics: medians over rows and arms.
 
     ``sd``: standard deviation between runs, log scale, with ``degrees_of_freedom``.
     ``alpha_share``: the share of an arm's alpha that each of its rows gets; None if no p-value
@@ -91,25 +91,29 @@ class CellNoise:
     degrees_of_freedom: int
 
 
-def cell_noise(manifest: Mapping[str, Any]) -> CellNoise | None:
-    """Return the noise in a cell's manifest, or None if it has no results or too few blocks."""
+def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> CellNoise | None:
+    """Return the noise in a cell's manifest, or None if it has no results or too few blocks.
+
+    ``metrics``: the metrics whose noise it is; empty: the cell's primary ones.
+    """
     runs = int(manifest["design"]["runs_per_block"])
-    comparisons = [
-        comparison
+    measured = [
+        (row["primary"], comparison)
         for row in manifest.get("rows", [])
-        if row["primary"] and not row["skipped"]
+        if (row["metric"] in metrics if metrics else row["primary"]) and not row["skipped"]
         for comparison in row["comparisons"]
         if comparison.get("sd") is not None
         and degrees_of_freedom(comparison["blocks"], runs) >= MIN_DEGREES_OF_FREEDOM
     ]
-    if not comparisons:
+    if not measured:
         return None
+    comparisons = [comparison for _, comparison in measured]
     roles = {arm["name"]: arm["role"] for arm in manifest["arms"]}
     arms = sum(role == "arm" for role in roles.values())
     shares = [
         alpha_share(c["alpha_row"], c["blocks"], runs, (1.0 - c["level"]) / arms)
-        for c in comparisons
-        if c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
+        for primary, c in measured
+        if primary and c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
     ]
     return CellNoise(
         median(c["sd"] for c in comparisons),

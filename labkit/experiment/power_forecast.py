@@ -21,6 +21,7 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.noise_history import StudyHistory
+from labkit.records.metric_registry import METRICS
 
 ISOLATION_PHRASES = {
     Isolation.in_process: "interleaved",
@@ -84,7 +85,7 @@ class _KnownNoise:
 
 def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
     for path, manifest in history.studies(composed):
-        if (noise := noise_history.cell_noise(manifest)) is not None:
+        if (noise := noise_history.cell_noise(manifest, composed.metrics)) is not None:
             return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, str(path))
     pilot = _pilot_noise(composed)
     if pilot is not None and cell.design.isolation is not Isolation.live:
@@ -92,7 +93,7 @@ def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownN
         sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
         return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed))
     noise_sd = doctor_noise.load_noise_sd()
-    if noise_sd is None:
+    if noise_sd is None or not _is_pilot_metric(composed):
         return None
     return _KnownNoise(noise_sd, None, None, "the doctor, within one process; runs vary more")
 
@@ -138,7 +139,10 @@ def _one_minute_effect(
     Returns None if the noise is not known.
     """
     for path, manifest in history.studies(composed, isolation):
-        noise, block_s = noise_history.cell_noise(manifest), noise_history.median_block_s(path)
+        noise, block_s = (
+            noise_history.cell_noise(manifest, composed.metrics),
+            noise_history.median_block_s(path),
+        )
         if noise is not None and block_s is not None:
             runs = int(manifest["design"]["runs_per_block"])
             effect = one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
@@ -166,11 +170,20 @@ def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
 def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
     """Return the noise of the doctor's pilot study of this kind of workload.
 
-    Returns None if it was not measured. Pilot studies exist only for engines on the CPU.
+    Returns None if it was not measured. Pilot studies exist only for engines on the CPU, and only
+    of speed.
     """
-    if not _engines_on_cpu(composed):
+    if not _engines_on_cpu(composed) or not _is_pilot_metric(composed):
         return None
     return doctor_noise.load_pilot_noise(_workload_kind(composed))
+
+
+def _is_pilot_metric(composed: ComposedCell) -> bool:
+    """Return whether the doctor measures noise like that of the question's metrics.
+
+    It times launches and whole studies of requests, so it knows nothing of latencies or goodput.
+    """
+    return all(METRICS[name].is_speed for name in composed.metrics if name in METRICS)
 
 
 def _pilot_name(composed: ComposedCell) -> str:

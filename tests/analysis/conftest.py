@@ -95,6 +95,7 @@ class CellMaker:
     unit_scale: float = 1.0
     published: Any = None
     looks: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[str] | None = None
     isolation: str = "process"
     clients: int | None = None
     change: Any = None  # (Record) -> Record | None, called before writing
@@ -162,6 +163,7 @@ class CellMaker:
                 "looks": self.looks,
                 "alpha": self.alpha,
                 "margin_pct": self.margin_pct,
+                **({} if self.metrics is None else {"metrics": self.metrics}),
             },
             "gates": dict.fromkeys(("healthy", "engaged", "identical"), gate),
             "rows": [],

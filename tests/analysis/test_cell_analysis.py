@@ -361,3 +361,16 @@ def test_load_gives_a_frame_of_runs(make_cell):
     median = analyse_cell(path)["rows"][0]["arms"]["seq_map"]["median"]
     assert values[values.arm == "seq_map"].value.median() == pytest.approx(median)
     assert len(load(path)) == len(frame)
+
+
+def test_the_question_s_metrics_are_primary_and_one_family(make_cell):
+    alone = analyse(make_cell("a/x", requests=True))
+    assert [row.metric for row in alone.rows if row.primary] == ["total_tok_s"]
+    asked = analyse(make_cell("b/x", requests=True, metrics=["ttft_p50_ms", "output_tok_s"]))
+    assert [row.metric for row in asked.rows if row.primary] == ["ttft_p50_ms", "output_tok_s"]
+    assert [row["metric"] for row in asked.json["rows"]][:2] == ["ttft_p50_ms", "output_tok_s"]
+    one, both = (
+        next(c for r, c in zip(a.rows, a.comparisons, strict=True) if r.metric == "output_tok_s")
+        for a in (analyse(make_cell("c/x", requests=True, metrics=["output_tok_s"])), asked)
+    )
+    assert one["seq_map"].alpha_row > both["seq_map"].alpha_row, "two metrics share alpha"

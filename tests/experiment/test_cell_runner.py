@@ -26,6 +26,7 @@ from labkit.records import (
     read_record,
     read_runs,
     unlisted_records,
+    write_json,
     write_record,
 )
 
@@ -100,6 +101,22 @@ def test_another_design_is_refused(make_cell, launcher, change, message):
         refuse_changes(cell)
     with pytest.raises(ConfigError, match=message):
         run_cell(cell, launcher)
+
+
+def test_another_metric_is_refused_and_a_study_without_one_stays_so(make_cell, replace):
+    cell = replace(make_cell(), metrics=("total_tok_s",))
+    write_manifest(cell, 1)
+    message = r"ablation.metric was \['total_tok_s'\], now \['e2e_p50_ms'\]"
+    with pytest.raises(ConfigError, match=message):
+        refuse_changes(replace(cell, metrics=("e2e_p50_ms",)))
+    manifest = read_cell(cell.dir)
+    del manifest["design"]["metrics"]  # as an older version wrote it
+    write_json(cell.dir / "cell.json", manifest)
+    grown = replace(cell, metrics=("e2e_p50_ms",), design=replace(cell.design, blocks=2))
+    refuse_changes(grown)
+    write_manifest(grown, 2)
+    design = read_cell(cell.dir)["design"]
+    assert design["blocks"] == 2 and "metrics" not in design
 
 
 def test_another_arm_is_refused_with_the_difference(make_cell, replace):

@@ -21,14 +21,15 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
         {"arm": name, "sd": sd, "alpha_row": alpha_row, "level": level, "blocks": blocks}
         for name in names
     ]
-    row = {"primary": True, "skipped": None, "comparisons": comparisons}
-    other = {**row, "primary": False, "comparisons": [{**comparisons[0], "sd": 9.0}]}
+    row = {"metric": "x", "primary": True, "skipped": None, "comparisons": comparisons}
+    other = {"metric": "y", "primary": False, "skipped": None}
+    other["comparisons"] = [{**comparisons[0], "sd": 9.0}]
     roles = [{"name": "base", "role": "baseline"}, *({"name": n, "role": "arm"} for n in names)]
     design = {"runs_per_block": runs}
     return {"arms": roles, "rows": [row, row, other], "design": design}
 
 
-def forecast(design, tmp_path, arms=1, cases=10):
+def forecast(design, tmp_path, arms=1, cases=10, metrics=()):
     cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
     experiment = SimpleNamespace(
         workload=SimpleNamespace(has_engine=True, times_kernels=bool(cases), cases=cases),
@@ -39,6 +40,7 @@ def forecast(design, tmp_path, arms=1, cases=10):
         experiment=experiment,
         arms=[SimpleNamespace(role=role) for role in roles],
         experiments=dict.fromkeys(range(len(roles)), experiment),
+        metrics=metrics,
     )
     return power_forecast.detectable_effect_line(
         SimpleNamespace(design=design), composed, StudyHistory(tmp_path)
@@ -116,3 +118,21 @@ def test_a_study_without_results_has_no_noise():
     assert noise_history.cell_noise(cell_json(sd=None)) is None
     unreached = noise_history.cell_noise(cell_json(alpha_row=0.0))
     assert (unreached.sd, unreached.alpha_share) == (0.01, None)
+
+
+def test_the_noise_is_that_of_the_question_s_metrics():
+    earlier = cell_json(sd=0.02)
+    assert noise_history.cell_noise(earlier).sd == 0.02
+    of_y = noise_history.cell_noise(earlier, ("y",))
+    assert of_y.sd == 9.0 and of_y.alpha_share is None, "a row of another family"
+    assert noise_history.cell_noise(earlier, ("z",)) is None
+
+
+def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
+    pilot = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
+    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    design = Design(blocks=8, runs_per_block=1, isolation=Isolation.in_process)
+    assert "the doctor" in forecast(design, tmp_path, metrics=("total_tok_s",))
+    assert "is not known" in forecast(design, tmp_path, metrics=("total_tok_s", "e2e_p50_ms"))

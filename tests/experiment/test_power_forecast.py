@@ -66,7 +66,7 @@ def studied(monkeypatch):
             path: None if sd is None else CellNoise(sd, None, 4) for path, (_, sd) in known.items()
         }
         monkeypatch.setattr(StudyHistory, "studies", studies)
-        monkeypatch.setattr(noise_history, "cell_noise", lambda data: noise[data["path"]])
+        monkeypatch.setattr(noise_history, "cell_noise", lambda data, metrics: noise[data["path"]])
         monkeypatch.setattr(noise_history, "median_block_s", lambda path: known[str(path)][0])
 
     return plant

@@ -1,0 +1,171 @@
+"""Registry of the metrics that labkit's workloads give: name, unit, direction and meaning.
+
+``ablation.metric``, the sentences of reports and ``docs/metrics.md`` read it. A workload of a
+user's own may give other metrics; their sentences follow from their units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """One metric.
+
+    Parameters
+    ----------
+    name, unit, better
+        As in a record's :class:`labkit.records.Metric`.
+    kinds
+        The kinds of workload that give it (``workload.kind``).
+    label
+        The metric in a sentence: ``time to first token (median)``.
+    meaning
+        One line for people.
+    is_speed
+        Whether a better value is called faster, and a worse one slower.
+    is_mass_noun
+        Whether there is more or less of it; other values are higher or lower.
+    computed
+        Whether it follows from sizes and counts. A value that is the same in every run of an arm
+        then has no noise and gets no test.
+    """
+
+    name: str
+    unit: str
+    better: str
+    kinds: tuple[str, ...]
+    label: str
+    meaning: str
+    is_speed: bool = False
+    is_mass_noun: bool = False
+    computed: bool = False
+
+
+def _latencies() -> Iterator[MetricDefinition]:
+    """Yield the percentiles of the requests' latencies."""
+    for name, label, meaning in (
+        ("ttft", "time to first token", "from submission to the first token"),
+        ("tpot_excl_first", "time per output token", "per token after the first"),
+        ("itl_chunk", "gap between tokens", "between two chunks of a request's output"),
+        ("e2e", "end-to-end latency", "from submission to the last token"),
+    ):
+        for percentile, word in ((50, "median"), (99, "p99")):
+            yield MetricDefinition(
+                f"{name}_p{percentile}_ms", "ms", "lower", REQUESTS, f"{label} ({word})",
+                f"Time {meaning}, {word} over requests."
+                if name != "itl_chunk"
+                else f"Time {meaning}, {word} over all gaps.",
+            )  # fmt: skip
+
+
+REQUESTS = ("requests",)
+HEADROOM = ("headroom",)
+DEFINITIONS: tuple[MetricDefinition, ...] = (
+    MetricDefinition(
+        "dispatch_us", "us", "lower", ("kernel",), "time per launch",
+        "Time of one launch in a chain of launches.", is_speed=True,
+    ),
+    MetricDefinition(
+        "single_us", "us", "lower", ("kernel",), "time of a single launch",
+        "Time of one launch by itself.", is_speed=True,
+    ),
+    MetricDefinition(
+        "total_tok_s", "tok/s", "higher", ("requests", "scoring"), "throughput",
+        "Prompt and output tokens per second; in a scoring workload, scored tokens.",
+        is_speed=True,
+    ),
+    MetricDefinition(
+        "output_tok_s", "tok/s", "higher", REQUESTS, "output throughput",
+        "Output tokens per second.", is_speed=True,
+    ),
+    MetricDefinition(
+        "request_s", "req/s", "higher", ("requests", "video"), "request throughput",
+        "Served requests per second.", is_speed=True,
+    ),
+    MetricDefinition(
+        "wall_s", "s", "lower", REQUESTS, "time for all requests",
+        "Time from the first submission to the last token.", is_speed=True,
+    ),
+    MetricDefinition(
+        "goodput_req_s", "req/s", "higher", REQUESTS, "goodput",
+        "Requests per second that met every limit of workload.limits.",
+    ),
+    *_latencies(),
+    MetricDefinition(
+        "e2e_ms", "ms", "lower", REQUESTS, "end-to-end latency",
+        "Time from submission to the last token of one request, with workload.per_request.",
+    ),
+    MetricDefinition(
+        "row_steps", "steps", "lower", REQUESTS, "number of steps of a row",
+        "Steps that produced a token of one request, and steps wasted on its row after it had "
+        "ended, with workload.per_request.", computed=True,
+    ),
+    MetricDefinition(
+        "peak_kv_bytes", "bytes", "lower", REQUESTS, "peak KV memory",
+        "Peak of the KV memory held.", is_mass_noun=True, computed=True,
+    ),
+    MetricDefinition(
+        "kv_waste_pct", "%", "lower", REQUESTS, "wasted KV memory",
+        "Share of the KV memory of finished requests that no token filled.",
+        is_mass_noun=True, computed=True,
+    ),
+    MetricDefinition(
+        "shape_repeated_pct", "%", "higher", REQUESTS, "share of repeated shapes",
+        "Share of steps that have the shape of the step before.", computed=True,
+    ),
+    MetricDefinition(
+        "host_ms_per_step", "ms", "lower", REQUESTS, "host time per step",
+        "Time per step in which the host does not wait for the model.",
+    ),
+    MetricDefinition(
+        "sent_req_s", "req/s", "higher", REQUESTS, "rate of sent requests",
+        "Requests sent per second in an open loop.",
+    ),
+    MetricDefinition(
+        "late_p99_ms", "ms", "lower", REQUESTS, "lateness of the load generator (p99)",
+        "Time by which requests of an open loop were sent late, p99.",
+    ),
+    MetricDefinition(
+        "taken_pct", "% of RAM", "lower", HEADROOM, "memory taken",
+        "Share of RAM that the budget takes.", is_mass_noun=True, computed=True,
+    ),
+    MetricDefinition(
+        "left_pct", "% of RAM", "higher", HEADROOM, "memory left",
+        "Share of RAM that the budget leaves; negative if it takes more than there is.",
+        is_mass_noun=True, computed=True,
+    ),
+    MetricDefinition(
+        "ceiling_pct", "% of RAM", "higher", HEADROOM, "memory allowed",
+        "The policy's limit on weights, activations and KV memory together.",
+        is_mass_noun=True, computed=True,
+    ),
+    MetricDefinition(
+        "kv_tokens", "tokens", "higher", HEADROOM, "KV capacity",
+        "Tokens that the KV memory can hold.", computed=True,
+    ),
+    MetricDefinition(
+        "decode_ms", "ms", "lower", ("video",), "decoding time",
+        "Time to decode the picked frames of one clip.", is_speed=True,
+    ),
+)  # fmt: skip
+METRICS = {definition.name: definition for definition in DEFINITIONS}
+SPEED_UNITS = ("us", "ms", "s", "tok/s", "req/s")
+
+
+def define_metric(name: str | None, unit: str | None) -> MetricDefinition:
+    """Return a metric's definition; that of an unregistered metric follows from its unit."""
+    known = METRICS.get(name or "")
+    if known is not None and unit in (known.unit, None):
+        return known
+    return MetricDefinition(
+        name or "", unit or "", "lower", (), name or "", "",
+        is_speed=unit in SPEED_UNITS, is_mass_noun=unit == "bytes",
+    )  # fmt: skip
+
+
+def metric_names(kind: str) -> tuple[str, ...]:
+    """Return the metrics that a kind of workload can give; empty for a user's own kind."""
+    return tuple(name for name, definition in METRICS.items() if kind in definition.kinds)

@@ -1,0 +1,60 @@
+"""The registry of metrics: complete, and as the workloads record them."""
+
+from pathlib import Path
+
+from docs.generators import metrics as metrics_page
+from labkit.config import LatencySLO
+from labkit.records.metric_registry import DEFINITIONS, METRICS, define_metric, metric_names
+from labkit.workload.memory_headroom import Claim
+from labkit.workload.memory_headroom import metrics as headroom_metrics
+from labkit.workload.serving_metrics import (
+    ServedRequest,
+    counted_metrics,
+    request_metrics,
+    sending_metrics,
+    serving_metrics,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def served(due=0.0):
+    return ServedRequest("a", 4, due, [1, 2], chunk_times=[due + 1.0, due + 2.0], finish="length",
+                         due=due)  # fmt: skip
+
+
+def test_a_workload_records_metrics_as_they_are_registered():
+    counters = {
+        "steps.total": 2.0, "host_ms": 1.0, "shape.repeated": 1.0, "kv.slots_held": 2.0,
+        "kv.slots_filled": 1.0,
+    }  # fmt: skip
+    requests = (
+        *serving_metrics([served()], 8.0, limits=LatencySLO(e2e_ms=1.0)),
+        *sending_metrics([served(), served(1.0)]),
+        *counted_metrics(counters),
+        *request_metrics(served()),
+    )
+    assert {metric.name for metric in requests} == set(metric_names("requests"))
+    headroom = headroom_metrics(Claim(8, 4, 2, 1))
+    assert {metric.name for metric in headroom} == set(metric_names("headroom"))
+    for metric in (*requests, *headroom):
+        known = METRICS[metric.name]
+        assert (known.unit, known.better) == (metric.unit, metric.better), metric.name
+
+
+def test_every_metric_is_registered_once_with_label_and_meaning():
+    assert len(METRICS) == len(DEFINITIONS)
+    assert all(d.label and d.meaning.endswith(".") and d.kinds for d in DEFINITIONS)
+
+
+def test_a_metric_of_a_users_own_follows_from_its_unit():
+    assert define_metric("answers", "req/s").is_speed
+    assert not define_metric("errors", "%").is_speed
+    assert define_metric("cache", "bytes").is_mass_noun
+    assert define_metric("total_tok_s", "answers").unit == "answers"  # another metric of that name
+
+
+def test_the_docs_page_is_current():
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page.page(), (
+        "python -m docs.generators.metrics > docs/metrics.md"
+    )
