@@ -1,7 +1,8 @@
 """Serving metrics, as vLLM's serving benchmark defines them.
 
 TTFT is the time from submission to the first token, E2E from submission to the last. TPOT is
-``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ITL is the gap between two chunks
+``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ``tpot_incl_first`` is
+``E2E / tokens``, for comparison with tables that count the first token too. ITL is the gap between two chunks
 of one request, pooled over all requests. A chunk is the output of one engine step for a request:
 one token, or several with speculation. Over HTTP a chunk is the text that the client read at once,
 whatever number of tokens it holds. Goodput counts the requests that met every limit. For goodput, a
@@ -133,6 +134,8 @@ def serving_metrics(
         Metric("wall_s", "s", "lower", False, (wall,)),
         *_percentiles("ttft", (r.ttft for r in served)),
         *_percentiles("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
+        *_mean("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
+        *_mean("tpot_incl_first", (r.e2e / r.output_tokens for r in served)),
         *_percentiles("itl_chunk", (gap for r in served for gap in r.itl)),
         *_percentiles("e2e", (r.e2e for r in served)),
     ]
@@ -210,6 +213,13 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
         Metric(f"{name}_p{p}_ms", "ms", "lower", False, (float(value),))
         for p, value in zip(PERCENTILES, percentiles, strict=True)
     ]
+
+
+def _mean(name: str, seconds: Iterable[float]) -> list[Metric]:
+    values = np.fromiter(seconds, dtype=np.float64)
+    if not values.size:
+        return []
+    return [Metric(f"{name}_mean_ms", "ms", "lower", False, (float(values.mean()) * 1e3,))]
 
 
 def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:

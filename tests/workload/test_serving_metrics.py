@@ -93,9 +93,17 @@ def test_itl_is_per_chunk_and_tpot_per_token():
     assert got["tpot_excl_first_p50_ms"] == pytest.approx(500)
 
 
+def test_means_of_the_time_per_token():
+    fast = served("a", 1, 0.0, [1.0, 1.5, 2.0])
+    slow = served("b", 1, 0.0, [2.0, 4.0, 10.0])
+    got = values(serving_metrics([fast, slow], 1))
+    assert got["tpot_excl_first_mean_ms"] == pytest.approx((500 + 4000) / 2)
+    assert got["tpot_incl_first_mean_ms"] == pytest.approx((2000 / 3 + 10000 / 3) / 2)
+
+
 def test_metrics_without_a_value_are_left_out():
     got = values(serving_metrics([served("a", 1, 0.0, [1.0])], None))
-    assert not any(name.startswith(("tpot", "itl", "peak")) for name in got)
+    assert not any(name.startswith(("tpot_excl", "itl", "peak")) for name in got)
     assert "e2e_p99_ms" in got
 
 

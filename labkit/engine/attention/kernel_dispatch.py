@@ -8,6 +8,7 @@ from typing import Literal
 
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.resolvers.resolver import has_prefill
 from labkit.kernel_abi import BQ
 
 SPLIT_TOKENS = 512  # keys per partition of split_kv=auto
@@ -111,7 +112,7 @@ def _kernel(
         raise ValueError(f"kernel=tiled does not support {row}")
     if kernel != "auto":
         return kernel, f"{kernel} was requested ({batch})"
-    if metadata.total_q <= metadata.num_seqs:
+    if not has_prefill(metadata.cu_seqlens_q):
         return "decode", f"no prefill ({batch})"
     if metadata.max_query_len < switches.tile_threshold:
         return "decode", f"at most {metadata.max_query_len} query tokens, below tile_threshold"

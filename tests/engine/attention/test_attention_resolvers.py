@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.engine import attention
+from labkit.engine.attention import resolvers
 from labkit.engine.attention.resolvers import seq_map
 
 
@@ -107,6 +108,21 @@ def test_resolvers_without_a_search_give_the_same_bits(make_batch, lengths, reso
     assert not other.stale and other.stamp != report.stamp
     oracle, _ = batch.attend("reference", resolver=resolver)
     assert np.array_equal(oracle, batch.attend("reference")[0])
+
+
+@pytest.mark.parametrize(
+    ("resolver", "tokens", "qblocks"),
+    [("seq_map", "token_map", "qblock_map"), ("work_plan", "tokens", "qblocks")],
+)
+def test_maps_of_the_tiled_kernel_are_built_only_for_a_batch_with_prefill(
+    resolver, tokens, qblocks
+):
+    lookups = resolvers.create(resolver).lookup
+    seq_lens = np.array([9, 40, 7], np.int32)
+    decode, _ = lookups(np.array([0, 1, 2, 3], np.int32), seq_lens)
+    mixed, _ = lookups(np.array([0, 1, 34, 35], np.int32), seq_lens)
+    assert [len(getattr(decode, name)) for name in (tokens, qblocks)] == [3, 0]
+    assert len(getattr(mixed, tokens)) == 35 and len(getattr(mixed, qblocks)) >= 4
 
 
 def test_dependent_loads_of_a_known_batch(make_batch):

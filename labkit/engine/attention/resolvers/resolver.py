@@ -23,6 +23,11 @@ from labkit.kernel_abi import BQ
 Int32Array = NDArray[np.int32]
 
 
+def has_prefill(cu_seqlens_q: Int32Array) -> bool:
+    """Return whether a batch has more query tokens than sequences: it may run the tiled kernel."""
+    return int(cu_seqlens_q[-1]) >= len(cu_seqlens_q)
+
+
 class Resolver:
     """Builds a kernel's lookup on the host, and finds the sequence of a unit in the lookup.
 

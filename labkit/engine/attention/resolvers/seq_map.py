@@ -1,8 +1,8 @@
 """Maps built on the host: one load in the kernel instead of a search.
 
 ``token_map`` int32 [total_q] has the sequence of every token. ``qblock_map`` int32
-[total_q // BQ + num_seqs] has that of every Q-block, or -1 for a surplus Q-block. A user's class
-may supply both. Wrong maps with values in range are not detected here: the identity gate catches
+[total_q // BQ + num_seqs] has that of every Q-block, or -1 for a surplus Q-block. It is empty in a
+batch without prefill, which never runs the tiled kernel. A user's class may supply both. Wrong maps with values in range are not detected here: the identity gate catches
 them.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine import user_classes
-from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver, has_prefill
 from labkit.kernel_abi import BQ
 from labkit.machine.exception_text import one_line_with_type
 
@@ -51,7 +51,7 @@ def qblock_map(cu_seqlens_q: Int32Array, total_q: int, bq: int) -> Int32Array:
 
 
 class SeqMapResolver(Resolver):
-    """Builds both maps with NumPy."""
+    """Builds with NumPy the maps that a batch needs."""
 
     variant = "seq_map"
     lookup_type = SeqMapLookup
@@ -60,7 +60,12 @@ class SeqMapResolver(Resolver):
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         total_q = int(cu_seqlens_q[-1])
-        maps = SeqMapLookup(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, BQ))
+        qblocks = (
+            qblock_map(cu_seqlens_q, total_q, BQ)
+            if has_prefill(cu_seqlens_q)
+            else np.empty(0, np.int32)
+        )
+        maps = SeqMapLookup(token_map(cu_seqlens_q), qblocks)
         return maps, (time.perf_counter() - start) * 1e6
 
     @staticmethod

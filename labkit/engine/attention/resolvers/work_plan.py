@@ -10,19 +10,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver, has_prefill
 from labkit.kernel_abi import BQ
 
 
 class WorkPlanLookup(NamedTuple):
-    """The lookup: two arrays int32 [units, 2], for units of one token and for Q-blocks."""
+    """The lookup: two arrays int32 [units, 2], for units of one token and for Q-blocks.
+
+    ``qblocks`` is empty in a batch without prefill, which never runs the tiled kernel.
+    """
 
     tokens: Int32Array
     qblocks: Int32Array
 
 
 class WorkPlanResolver(Resolver):
-    """Builds the plans of both kernels with NumPy, because either may run."""
+    """Builds with NumPy the plans that a batch needs."""
 
     variant = "work_plan"
     lookup_type = WorkPlanLookup
@@ -32,7 +35,12 @@ class WorkPlanResolver(Resolver):
     ) -> tuple[WorkPlanLookup, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
-        plan = WorkPlanLookup(*(work_plan(cu_seqlens_q, seq_lens, rows) for rows in (1, BQ)))
+        qblocks = (
+            work_plan(cu_seqlens_q, seq_lens, BQ)
+            if has_prefill(cu_seqlens_q)
+            else np.empty((0, 2), np.int32)
+        )
+        plan = WorkPlanLookup(work_plan(cu_seqlens_q, seq_lens, 1), qblocks)
         return plan, (time.perf_counter() - start) * 1e6
 
     @staticmethod
