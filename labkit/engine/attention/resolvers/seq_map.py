@@ -2,8 +2,8 @@
 
 ``token_map`` int32 [total_q] has the sequence of every token. ``qblock_map`` int32
 [total_q // BQ + num_seqs] has that of every Q-block, or -1 for a surplus Q-block. It is empty in a
-batch without prefill, which never runs the tiled kernel. A user's class may supply both. Wrong maps with values in range are not detected here: the identity gate catches
-them.
+batch without prefill, which never runs the tiled kernel. A user's class may supply both. Wrong maps
+with values in range are not detected here: the identity gate catches them.
 """
 
 from __future__ import annotations
