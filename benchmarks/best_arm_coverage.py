@@ -3,10 +3,11 @@
     python benchmarks/best_arm_coverage.py 2000
 
 Studies of 2, 4 and 12 arms are simulated: how the arms truly differ and the noise of the machine
-vary. *Interval*: the share of studies in which the winner's interval contains its true difference
-from the reference arm (arm 0). *Set*: the share in which the set contains the best arm. *Size*: the
-mean number of arms in it. The prefix *usual* marks Student's interval, which ignores that the
-winner was chosen. Differences are in standard errors of the difference of two arms:
+vary (a stall or a slow process makes a run worse). *Interval*: the share of studies in which the
+winner's interval contains its true difference from the reference arm (arm 0). *Usual*: the share
+for Student's interval, which ignores that the winner was chosen. *Set*: the share of studies in
+which the set contains the best arm. *Size*: the mean number of arms in it. Differences are in
+standard errors of the difference of two arms:
 
 - *equal*: all arms are equal; the best is arm 0 by convention;
 - *close*: one arm is better by 1.5;
@@ -82,9 +83,9 @@ def draw_noise(rng: np.random.Generator, noise: str, blocks: int, runs: int, arm
     if noise == "drift":
         values += np.linspace(0.0, 0.05, size)
     elif noise == "slow processes":
-        values += SLOW * (rng.random(size) < SLOW_SHARE)
+        values -= SLOW * (rng.random(size) < SLOW_SHARE)
     elif noise == "heavy tails":
-        values += (rng.random(size) < TAIL_SHARE) * rng.exponential(TAIL, size)
+        values -= (rng.random(size) < TAIL_SHARE) * rng.exponential(TAIL, size)
     shuffled = rng.permuted(values.reshape(blocks, runs * arms), axis=1)
     shuffled = shuffled.reshape(blocks, runs, arms)
     if noise == "unequal":
@@ -107,7 +108,7 @@ def rates(
         possible = best_arm.possibly_best(values, alpha)
         counts += (
             winner.interval[0] <= true <= winner.interval[1],
-            abs(usual_difference(values, winner) - true) <= usual_reach(values, alpha),
+            abs(usual_difference(values, winner) - true) <= usual_reach(values, winner, alpha),
             best in possible,
             len(possible),
         )
@@ -120,10 +121,11 @@ def usual_difference(values: Floats, winner: best_arm.Winner) -> float:
     return float(means[winner.arm] - means[winner.reference])
 
 
-def usual_reach(values: Floats, alpha: float) -> float:
+def usual_reach(values: Floats, winner: best_arm.Winner, alpha: float) -> float:
     """Return half the width of Student's interval of a difference that was not chosen."""
     arms = best_arm.ArmValues(values)
-    return -float(stdtrit(arms.degrees_of_freedom, alpha / 2)) * arms.standard_error
+    error = arms.standard_error(winner.arm, winner.reference)
+    return -float(stdtrit(arms.degrees_of_freedom, alpha / 2)) * error
 
 
 def table(studies: int) -> Iterator[str]:

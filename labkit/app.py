@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -206,6 +206,31 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     return composed
 
 
+def with_sweep_as_arms(command: Command) -> Command:
+    """Return the command with its swept options as arms of one cell, where that is possible.
+
+    A launcher for other processes or machines keeps a cell for every combination, because it
+    distributes cells.
+    """
+    from labkit.experiment.hydra_composer import Composer
+    from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.experiment.option_sweep import sweep_as_arms
+
+    launched = any(o.startswith("hydra/launcher=") for o in command.overrides)
+    if not command.multirun or launched:
+        return command
+    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
+    task = [o for o in command.overrides if o not in hydra]
+    with initialized():
+        try:
+            swept = sweep_as_arms(task, Composer())
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(explain_config_error(error, task)) from None
+    return replace(command, overrides=(*hydra, *swept))
+
+
 def overrides_to_print(command: Command) -> list[str]:
     """Return the overrides to give to Hydra for a command that only prints.
 
@@ -305,6 +330,7 @@ def run(command: Command) -> int:
     from labkit.machine import cache_dir
     from labkit.study_runner import Study
 
+    typed, command = command, with_sweep_as_arms(command)
     with cache_dir.recorded_entries() as written:
         cells, launcher = compose_cells(command), launcher_of(command)
         out, overrides = study_folder(command, absolute=not launcher.is_local)
@@ -315,7 +341,7 @@ def run(command: Command) -> int:
 
             print_plan(cells, out, written)
             return 0
-    same_command = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
+    same_command = _resuming_command(typed, overrides)
     jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
         cells_to_run = count_text(len(cells), "cell")
@@ -339,6 +365,13 @@ def run(command: Command) -> int:
         if missing:
             say(f"all records are kept; continue with: {same_command}")
     return status
+
+
+def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
+    """Return the command as it was typed, with the folder of the study that it continues."""
+    out = [override for override in overrides if override.startswith("out=")]
+    words = [*(o for o in typed.overrides if not o.startswith("out=")), *out]
+    return " ".join(["python -m labkit", *_quoted(words), *(["-m"] * typed.multirun)])
 
 
 def _quoted(words: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
 from labkit.analysis.rendering.table_model import Column, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.verdict_sentences import row_name
 from labkit.config.option_index import did_you_mean
 
 Json = Mapping[str, Any]
@@ -66,6 +67,7 @@ class PlaceholderFunctions:
         self._folder, self._analysis_cache = folder, analysis_cache
         self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
             "table": self.table,
+            "settings": self.settings,
             "value": self.value,
             "figure": self.figure,
             "sentence": self.sentence,
@@ -107,6 +109,15 @@ class PlaceholderFunctions:
         if links:
             selected = [_linked(column, page) for column in selected]
         return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
+
+    def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
+        """Return a sweep's values by its options in a primary row, by default the first."""
+        report, _ = self._report(study, cell)
+        names = [row_name(best) for best in report.cell.get("best", ())]
+        require(bool(names), f"{study} is no sweep, so it has no settings")
+        index = 0 if row is None else names.index(_one_of("row", row, names))
+        table = report.settings[index]
+        return ArticleBlock("\n\n".join([markdown_table(table), *table.notes]))
 
     def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> ArticleBlock:
         """Return a sentence of the study's report; ``what`` is a key of ``SENTENCES``."""

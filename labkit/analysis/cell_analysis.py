@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.analysis import gates, output_identity
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
+from labkit.analysis.best_setting import BestSetting, best_settings
 from labkit.analysis.first_divergence import StoredValues
 from labkit.analysis.machine_or_arm_stalls import (
     StallAttribution,
@@ -76,6 +77,11 @@ class CellData:
     def treatment_arms(self) -> list[str]:
         """Names of the arms under test: all but the baseline and the control."""
         return [arm.name for arm in self.arms if arm.role == "arm"]
+
+    @property
+    def sweep(self) -> Mapping[str, Sequence[Any]]:
+        """The options of a sweep, whose combinations are the arms; empty if it is none."""
+        return self.manifest.get("sweep") or {}
 
     @property
     def emulated(self) -> list[str]:
@@ -286,11 +292,19 @@ class CellAnalysis:
             for comparison in row.values()
         )
 
-    def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
+    @cached_property
+    def best(self) -> tuple[BestSetting, ...]:
+        """The best setting of every primary row of a sweep; empty if it is none."""
+        return tuple(best_settings(self)) if self.data.sweep else ()
+
+    def causes(self, arm: str) -> list[str]:
+        """Return the reasons for which failed gates forbid a verdict on an arm."""
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
-        causes = [cause for gate in gates if (cause := gate.cause(comparison.arm)) is not None]
+        return [cause for gate in gates if (cause := gate.cause(arm)) is not None]
+
+    def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
         criteria, row = self.data.criteria, self.rows[index]
-        verdict = judge(comparison, row.better, criteria, causes, noise)
+        verdict = judge(comparison, row.better, criteria, self.causes(comparison.arm), noise)
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
         return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct)
@@ -320,7 +334,18 @@ class CellAnalysis:
             ],
             "environment": self.environment,
             "published": data.manifest.get("published"),
+            **self._optional_json(),
         }
+
+    def _optional_json(self) -> dict[str, Any]:
+        """Return the cell's overrides, which older manifests lack, and the keys of a sweep."""
+        optional: dict[str, Any] = {}
+        if "overrides" in self.data.manifest:
+            optional["overrides"] = self.data.manifest["overrides"]
+        if self.data.sweep:
+            optional["sweep"] = dict(self.data.sweep)
+            optional["best"] = [one.to_json() for one in self.best]
+        return optional
 
     def _row(self, index: int) -> dict[str, Any]:
         row = self.rows[index]

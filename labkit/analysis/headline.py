@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.arm_comparison import ArmComparison
+from labkit.analysis.best_setting import best_sentence
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import count_text, magnitude_text, percent_text
 from labkit.analysis.observations import MetricRow
@@ -50,6 +51,8 @@ class _RowVerdict:
 def headline(analysis: CellAnalysis) -> str:
     """Return a cell's headline, from the verdicts on its primary rows."""
     arms, baseline = analysis.data.treatment_arms, analysis.data.baseline
+    if analysis.data.sweep:
+        return best_sentence(analysis.json)
     if not arms:
         return _no_arms(analysis)
     by_arm = {arm: _row_verdicts(analysis, arm) for arm in arms}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 MINUS = "−"
@@ -91,6 +92,11 @@ def count_text(n: int, noun: str) -> str:
 def slug(text: str, longest: int = 80) -> str:
     """Turn a name into a file stem of at most ``longest`` characters.
 
-    The stem has only ASCII letters, digits, dots, underscores and dashes.
+    The stem has only ASCII letters, digits, dots, underscores and dashes. A longer name is cut and
+    ends in a digest of the whole name.
     """
-    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:longest].strip("-.") or "unnamed"
+    stem = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
+    if len(stem) > longest:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        stem = f"{stem[: longest - 9].strip('-.')}-{digest}"
+    return stem or "unnamed"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.analysis.arm_comparison import row_tests
+from labkit.analysis.best_setting import is_decided
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.host_groups import host_groups, machine_name
@@ -41,8 +43,13 @@ class AnalysisCache:
         return [self.cell(path) for path in cell_dirs(study_dir)]
 
     def decided(self, cell_dir: Path) -> bool:
-        """Return whether every treatment arm has a decided verdict in every primary row."""
+        """Return whether every treatment arm has a decided verdict in every primary row.
+
+        A sweep is decided if one setting is left as the best in every primary row.
+        """
         analysis = self.cell(cell_dir)
+        if analysis.data.sweep:
+            return is_decided(analysis.best)
         arms = analysis.data.treatment_arms
         words = {
             one.verdict.word
@@ -99,7 +106,7 @@ def is_cell(folder: Path) -> bool:
 
 
 def cell_dirs(study_dir: Path) -> list[Path]:
-    """Return a study's cell folders, sorted by name.
+    """Return a study's cell folders, sorted by name, and by size where names differ in a number.
 
     If ``study_dir`` is itself a cell, the list holds only that folder.
 
@@ -112,10 +119,16 @@ def cell_dirs(study_dir: Path) -> list[Path]:
         raise RecordError(f"{study_dir}: no such directory")
     if is_cell(study_dir):
         return [study_dir]
-    cells = sorted(path for path in study_dir.iterdir() if is_cell(path))
+    cells = sorted((path for path in study_dir.iterdir() if is_cell(path)), key=_sort_key)
     if not cells:
         raise RecordError(f"{study_dir} has no cell (a folder with arms/ and runs/)")
     return cells
+
+
+def _sort_key(path: Path) -> list[tuple[int, float, str]]:
+    """Return a key that sorts names by their words and numbers: ``seed=2`` before ``seed=10``."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", path.name)
+    return [(0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in enumerate(parts)]
 
 
 def exit_code(study_dir: str | Path) -> int:

@@ -13,10 +13,12 @@ from labkit.config.engine import PRESET_LAYOUTS, Engine
 from labkit.config.kv_cache import Precision
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, override_text, require
+from labkit.config.sweep import check_sweep
 from labkit.config.workload import Workload
 from labkit.records.metric_registry import metric_names
 
 CONTROL = "control"
+NAME_SIGNS = "_-.=,"  # in an arm's name; a swept arm is named order=a,threads=2
 YAML_KEYWORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 
 
@@ -98,6 +100,11 @@ class Ablation(Group, place="ablation"):
         null_means="goodput if workload.limits are set, latency if requests arrive at a rate, else "
         "the speed of the workload",
     )
+    sweep: dict[str, Any] = option(
+        factory=dict,
+        meaning="Options to compare: {option: [values]}. Every combination of values is an arm, "
+        "and the report names the best (docs/sweeps.md). The ablation itself has one arm.",
+    )
     claims: Claims = field(default_factory=Claims)
     published: Any = option(
         None,
@@ -109,11 +116,14 @@ class Ablation(Group, place="ablation"):
     )
 
     def __post_init__(self) -> None:
-        """Check the arms' names and that the baseline is one of them."""
+        """Check the sweep, the arms' names, and that the baseline is one of them."""
         super().__post_init__()
+        check_sweep(self.sweep, "ablation.sweep")
         for arm, overrides in self.arms.items():
             require(
-                bool(arm) and all(c.isalnum() or c in "_-." for c in arm) and arm[0] not in ".-",
+                bool(arm)
+                and all(c.isalnum() or c in NAME_SIGNS for c in arm)
+                and arm[0] not in ".-",
                 f"ablation.arms: {arm!r} is not a valid name (letters, digits, '_', '-', '.')",
             )
             require(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ class Cell:
         The experiment's scale; None if the experiment has no scales.
     metrics
         The primary metrics, the most important first; empty: those that the records name.
+    sweep
+        The options whose combinations of values are the arms: ``{option: [values]}``; empty if the
+        arms are not those of a sweep.
+    overrides
+        The overrides that name the cell, such as ``workload=chat``.
     """
 
     dir: Path
@@ -96,6 +102,8 @@ class Cell:
     published: Any = None
     scale: str | None = None
     metrics: tuple[str, ...] = ()
+    sweep: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that there is one baseline and that no two arms share a name."""

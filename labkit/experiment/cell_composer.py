@@ -27,8 +27,9 @@ from labkit.config import (
 )
 from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
-from labkit.experiment.cell_name import cell_name
+from labkit.experiment.cell_name import cell_name, named_overrides
 from labkit.experiment.hydra_composer import Composer, hydra_quote
+from labkit.experiment.option_sweep import with_swept_arms
 from labkit.experiment.python_environment import (
     Imports,
     PythonEnvironment,
@@ -65,6 +66,8 @@ class ComposedCell:
     separate_processes_reason
         The reason that the arms do not share a process and, if they are not alive at the same time
         either, the reason for that; None if they share a process.
+    overrides
+        The overrides that name the cell.
     """
 
     name: str
@@ -73,6 +76,7 @@ class ComposedCell:
     experiments: Mapping[str, Experiment]
     isolation: Isolation
     separate_processes_reason: str | None = None
+    overrides: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -97,6 +101,8 @@ def compose_cell(
     composer = composer or Composer()
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
     experiment = composer.compose(cell)
+    if experiment.ablation.sweep:
+        experiment = with_swept_arms(experiment)
     ablation = experiment.ablation
     baseline = ablation.baseline_arm
     names = [baseline, *(name for name in ablation.arms if name != baseline)]
@@ -124,7 +130,8 @@ def compose_cell(
         experiments[CONTROL] = experiments[baseline]
     isolation, reason = resolve_isolation(experiment.design, list(experiments.values()), imports)
     name = cell_name(task_overrides)
-    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason)
+    named = tuple(named_overrides(task_overrides))
+    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason, named)
 
 
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
@@ -284,6 +291,8 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         design=replace(experiment.design, isolation=_isolation_in(folder, composed)),
         seed=experiment.seed,
         question=experiment.ablation.question,
+        sweep=experiment.ablation.sweep,
+        overrides=composed.overrides,
         published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
         scale=experiment.scale.value if experiment.scales else None,
         metrics=composed.metrics,

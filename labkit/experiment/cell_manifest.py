@@ -88,6 +88,8 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
         "failures": [],
         "environment": {},
         "published": cell.published,
+        "overrides": list(cell.overrides),
+        **({"sweep": dict(cell.sweep), "best": []} if cell.sweep else {}),
     }
 
 

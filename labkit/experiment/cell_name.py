@@ -10,6 +10,8 @@ from pathlib import Path
 KEYS_NOT_IN_NAME = ("out", "plan", "redo", "design.blocks")
 MAX_LENGTH = 120
 ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
+SWEEP = "ablation.sweep"
+SWEPT_VALUES = re.compile(r"([\w.]+):\[(.*?)\](?=,[\w.]+:\[|\}$)")
 
 
 def cell_name(task_overrides: Iterable[str]) -> str:
@@ -18,14 +20,15 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     Characters that are awkward in paths become ``_``. If the command line defines arms or claims,
     the name omits the definitions: it has the arms' names after the ablation's, as in
     ``ablation=seq_map+numpy-`` followed by a hash of all overrides. The hash distinguishes cells
-    with different definitions. The arms' files in the folder have the definitions. A name of over
-    120 characters is cut and ends in a hash.
+    with different definitions. The arms' files in the folder have the definitions. A sweep of arms
+    is named as it was typed: ``engine.threads=1,2``. A name of over 120 characters is cut and ends
+    in a hash.
 
     Earlier versions of labkit wrote all definitions into the name. If the study's folder
     (``out=DIR``) has this cell under such a name, that name is returned.
     """
     overrides = list(task_overrides)
-    named = sorted(o for o in overrides if _key(o) not in KEYS_NOT_IN_NAME)
+    named = sorted(named_overrides(overrides))
     arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
     written_out = _cut(",".join(named), named)
@@ -45,6 +48,19 @@ def cell_name(task_overrides: Iterable[str]) -> str:
 
 def _key(override: str) -> str:
     return override.lstrip("+~").split("=", 1)[0]
+
+
+def named_overrides(task_overrides: Iterable[str]) -> list[str]:
+    """Return the overrides that name a cell, a sweep of arms as it was typed."""
+    overrides = (one for override in task_overrides for one in _swept_apart(override))
+    return [override for override in overrides if _key(override) not in KEYS_NOT_IN_NAME]
+
+
+def _swept_apart(override: str) -> list[str]:
+    """Return a sweep of arms as one ``option=values`` per option; other overrides unchanged."""
+    if _key(override) != SWEEP:
+        return [override]
+    return [f"{key}={values}" for key, values in SWEPT_VALUES.findall(override)] or [override]
 
 
 def _defines(override: str, prefix: str) -> bool:

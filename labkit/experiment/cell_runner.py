@@ -138,8 +138,9 @@ class _BlockRunner:
                     if block[0].block == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, all_decided):
+                    decided = "has one best setting" if cell.sweep else "is decided"
                     self.progress.note(
-                        f"every primary row is decided at the look after {end} blocks"
+                        f"every primary row {decided} at the look after {end} blocks"
                     )
                     break
         finally:

@@ -170,7 +170,8 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
     if design.looks:
         looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
-        yield f"ends at the first look that decides every primary row; looks after blocks {looks}"
+        done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
+        yield f"ends at the first look that {done}; looks after blocks {looks}"
     yield plan.start_up
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:

@@ -27,7 +27,7 @@ ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
 # Added to the folder name of a cell to name the cell that confirms it in separate processes.
 PROCESSES_SUFFIX = "~processes"
-RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+)")
+RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.=,-]+)")
 
 
 class RecordError(ValueError):

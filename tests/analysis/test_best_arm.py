@@ -60,7 +60,7 @@ def test_a_clear_winner_has_the_usual_interval():
     assert (won.arm, won.reference) == (2, 0)
     observed = arms.means[2] - arms.means[0]
     assert won.difference == pytest.approx(observed, abs=1e-6)
-    reach = stats.t.isf(0.025, arms.degrees_of_freedom) * arms.standard_error
+    reach = stats.t.isf(0.025, arms.degrees_of_freedom) * arms.standard_error(2, 0)
     assert won.interval[1] - observed == pytest.approx(reach, rel=0.02)
     assert observed - won.interval[0] == pytest.approx(reach, rel=0.02)
 
@@ -112,7 +112,7 @@ def test_values_without_noise_leave_the_best_alone():
 def test_values_must_allow_an_estimate_of_the_noise(shape):
     values = np.zeros(shape)
     if shape == (2, 1, 3):
-        assert ArmValues(values).degrees_of_freedom == 2
+        assert ArmValues(values).degrees_of_freedom == 1
     else:
         with pytest.raises(ValueError, match="they must be"):
             ArmValues(values)
@@ -125,7 +125,8 @@ def test_the_interval_is_that_of_the_truncated_distribution():
     means = arms.means
     others = np.delete(means, won.arm)
     low = max(0.0, means[won.arm] - means[0] - 2 * (means[won.arm] - others.max()))
-    observed, error, df = means[won.arm] - means[0], arms.standard_error, arms.degrees_of_freedom
+    observed, df = means[won.arm] - means[0], arms.degrees_of_freedom
+    error = arms.standard_error(won.arm, 0)
     reach = stats.t.isf(0.005 / 6, df)
     tail = (0.05 - 0.005) / 0.995 / 2
     for limit, wanted in zip(won.interval, (1 - tail, tail), strict=True):

@@ -19,6 +19,7 @@ from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.report_parts import ArmLegend
 from labkit.analysis.rendering.results_table import ResultLine, results_table
 from labkit.analysis.rendering.study_overview import gates_text
+from labkit.analysis.rendering.sweep_tables import Values, settings_tables
 from labkit.analysis.rendering.table_model import Table
 from labkit.analysis.sensitivity_analysis import (
     MIN_CORRELATION,
@@ -66,10 +67,20 @@ class CellReport:
         """The cell's question (or its name, if it has none) and its scale."""
         return title(self.cell)
 
+    @property
+    def name(self) -> str:
+        """The overrides that name the cell, in full; its folder's name if they are not recorded."""
+        return ", ".join(self.cell.get("overrides") or [self.cell["cell"]])
+
     @cached_property
     def answer(self) -> str:
         """The answer to the question, in one sentence."""
         return headline(self.analysis)
+
+    @cached_property
+    def settings(self) -> list[Table[Values]]:
+        """The values of a sweep by its options, one table per primary row; empty if it is none."""
+        return settings_tables(self.cell)
 
     @cached_property
     def results(self) -> Table[ResultLine]:

@@ -46,7 +46,7 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
     if overview.machine is not None:
         yield from (f"## {overview.machine}", "")
     if overview.cells is not None:
-        yield from (markdown_table(overview.cells), "")
+        yield from _part_lines(TablePart(overview.cells))
     loads = overview.loads
     if loads is not None:
         yield from ("## Throughput against latency", "", markdown_table(loads), "")
@@ -60,6 +60,8 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
 
 def _cell_lines(report: CellReport) -> Iterator[str]:
     yield from (f"## {report.title}", "", f"**{report.answer}**", "")
+    for settings in report.settings:
+        yield from _part_lines(TablePart(settings))
     yield from (markdown_table(report.results), "")
     for note in report.notes:
         yield from (note, "")

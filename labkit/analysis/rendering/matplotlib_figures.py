@@ -19,6 +19,7 @@ from labkit.analysis.rendering.memory_timeline_chart import (
     timeline_stem,
 )
 from labkit.analysis.rendering.roofline import roofline_figure, roofline_points, roofline_stem
+from labkit.analysis.rendering.sweep_tables import curve_pictures
 from labkit.analysis.rendering.video_tables import (
     clip_records,
     drawn_clips,
@@ -41,7 +42,7 @@ def case_names(cell: Json) -> list[str]:
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Write a picture of each case, the roofline, the KV memory, picked frames and timelines.
+    """Write a picture of each case, curves of a sweep, the roofline, memory and picked frames.
 
     A picture is left out if the records lack its data.
     """
@@ -51,6 +52,8 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             rows = [row for row in cell["rows"] if row["case"] == case]
             figure = case_figure(cell, rows, positions)
             save_figure(figure, folder / case_stem(cell, case))
+        for stem, picture in curve_pictures(cell):
+            save_figure(picture, folder / stem)
         if points:
             save_figure(roofline_figure(cell, points), folder / roofline_stem(cell))
         if utilizations := kv_utilizations(cell):

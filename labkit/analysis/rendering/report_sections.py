@@ -42,6 +42,7 @@ from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables impor
     failures_section,
     sensitivity_table,
 )
+from labkit.analysis.rendering.sweep_tables import curves_section
 from labkit.analysis.rendering.text_quality_tables import quality_section
 from labkit.analysis.rendering.video_tables import (
     clip_work_section,
@@ -57,9 +58,9 @@ SENSITIVITY_TITLE = "Sensitivity to machine noise"
 
 @section("How it was measured")
 def _design(report: CellReport) -> Parts:
-    cell, design = report.cell, report.cell["design"]
+    design = report.cell["design"]
     line = (
-        f"Cell `{cell['cell']}`: {count_text(design['blocks'], 'block')} of "
+        f"Cell `{report.name}`: {count_text(design['blocks'], 'block')} of "
         f"{count_text(design['runs_per_block'], 'run')} "
         f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
         f"alpha {design['alpha']:g}. Gates: {report.gates}."
@@ -169,6 +170,7 @@ WORK_SECTIONS = (
     roofline_section,
 )
 MARKDOWN_SECTIONS = (
+    curves_section,
     _design,
     _row_by_row,
     _other_metrics,
@@ -182,6 +184,7 @@ MARKDOWN_SECTIONS = (
     failures_section,
 )
 HTML_SECTIONS = (
+    curves_section,
     _effects,
     _other_metrics,
     *WORK_SECTIONS,

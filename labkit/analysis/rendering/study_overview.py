@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.host_groups import host_groups
 from labkit.analysis.latency_throughput import LoadCurve, load_curves
+from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.rendering.request_outcome_tables import (
     LATENCY_THROUGHPUT_STEM,
     latency_throughput_chart,
@@ -17,6 +19,11 @@ from labkit.analysis.rendering.request_outcome_tables import (
 from labkit.analysis.rendering.table_model import Column, Table
 
 Json = Mapping[str, Any]
+NOT_COMPARED = (
+    "Medians, with quartiles over runs. Cells ran one after the other, so no test compares them: "
+    "the machine may have changed in between. Options of engine and model are compared within "
+    "random blocks if they are swept with a single arm (docs/sweeps.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def machine_overviews(
     return [
         MachineOverview(
             group.name if len(groups) > 1 else None,
-            cells_table(study, group.cells) if len(analyses) > 1 else None,
+            cells_table(study, group.cells, analyses) if len(analyses) > 1 else None,
             load_curves([analyses[index] for index in group.cells]),
             stem if number == 1 else f"{stem}-{number}",
         )
@@ -68,14 +75,51 @@ def machine_overviews(
     ]
 
 
-def cells_table(study: Json, indices: Iterable[int]) -> Table[tuple[int, Json]]:
-    """Return the study's cells at ``indices`` with their answers and gates."""
-    columns: tuple[Column[tuple[int, Json]], ...] = (
-        Column("cell", lambda c: c[1]["cell"], numeric=False, link=lambda c: f"#cell{c[0]}"),
-        Column("answer", lambda c: c[1]["answer"], numeric=False),
-        Column("gates", lambda c: c[1]["gates"], gates_text, numeric=False),
+@dataclass(frozen=True)
+class CellLine:
+    """A cell in the table of cells: its index in the study, its label, and its entry and rows."""
+
+    index: int
+    label: str
+    entry: Json
+    rows: Sequence[Json]
+
+
+def cells_table(
+    study: Json, indices: Iterable[int], analyses: Sequence[CellAnalysis]
+) -> Table[CellLine]:
+    """Return the study's cells at ``indices``, each with its answer and gates.
+
+    Cells without arms to compare also show their medians.
+    """
+    labels, cells = cell_labels(analyses), study["cells"]
+    lines = tuple(CellLine(i, labels[i], cells[i], analyses[i].json["rows"]) for i in indices)
+    values = _values([analyses[i] for i in indices])
+    columns: tuple[Column[CellLine], ...] = (
+        Column("cell", lambda c: c.label, numeric=False, link=lambda c: f"#cell{c.index}"),
+        *values,
+        Column("answer", lambda c: c.entry["answer"], numeric=False),
+        Column("gates", lambda c: c.entry["gates"], gates_text, numeric=False),
     )
-    return Table(columns, tuple((i, study["cells"][i]) for i in indices), prose=True)
+    return Table(columns, lines, (NOT_COMPARED,) if values else (), prose=True)
+
+
+def _values(analyses: Sequence[CellAnalysis]) -> list[Column[CellLine]]:
+    """Return a column of medians and quartiles, if cells have one arm and one primary metric."""
+    primary = [[row for row in a.json["rows"] if row["primary"]] for a in analyses]
+    metrics = {(row["metric"], row["unit"]) for rows in primary for row in rows}
+    alone = not any(analysis.data.treatment_arms for analysis in analyses)
+    if not alone or len(metrics) != 1 or any(len(rows) != 1 for rows in primary):
+        return []
+    ((metric, unit),) = metrics
+
+    def value(line: CellLine) -> str:
+        (row,) = (row for row in line.rows if row["primary"])
+        arm = next(iter(row["arms"].values()))  # the baseline
+        quartiles = " to ".join(value_text(arm[key], unit) for key in ("q1", "q3"))
+        return value_text(arm["median"], unit) + (f" ({quartiles})" if arm["n"] > 1 else "")
+
+    return [Column(f"{metric} ({unit_name(unit)})", value)]
 
 
 def gates_text(gates: Mapping[str, str]) -> str:

@@ -67,6 +67,8 @@ class SvgChart:
         Space for the labels of the y and x axes.
     log_scale
         Whether data units are exponents of ten. The axes then show the powers of ten.
+    x_ticks
+        The x axis' ticks, (position in data units, label) each; None: round numbers.
     """
 
     title: str
@@ -79,6 +81,7 @@ class SvgChart:
     left: int = 70
     bottom: int = 44
     log_scale: bool = False
+    x_ticks: tuple[tuple[float, str], ...] | None = None
     parts: list[str] = field(default_factory=list)
 
     def px(self, x: float) -> float:
@@ -100,12 +103,13 @@ class SvgChart:
         top, floor = 12, self.height - self.bottom
         ticks = power_of_ten_ticks if self.log_scale else linear_ticks
         label = power_of_ten_text if self.log_scale else tick_text
-        for value in ticks(*self.x):
+        x_ticks = self.x_ticks or tuple((value, label(value)) for value in ticks(*self.x))
+        for value, text in x_ticks:
             at = f"{self.px(value):.1f}"
             anchor = "end" if self.px(value) > self.width - 24 else "middle"
             self.parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{top}" y2="{floor}"/>')
             self.parts.append(
-                f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{label(value)}</text>'
+                f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{text}</text>'
             )
         for value in ticks(*self.y) if y_ticks else ():
             at = f"{self.py(value):.1f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from labkit.analysis.number_format import (
     count_text,
@@ -15,11 +15,13 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
+from labkit.analysis.rendering.sweep_tables import BEST, Values
 from labkit.analysis.rendering.table_model import Column, Table, broken_name
 from labkit.analysis.study_analysis import AnalysisCache
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from labkit.analysis.study_diff import RowChange, StudyComparison
 
@@ -65,10 +67,18 @@ def print_cell(
     out.print()
     out.print(Text(report.title))
     out.print(Text(report.answer, style="bold"))
-    for table in (report.results, report.secondary_results):
+    for settings in report.settings:
+        out.print(_rich_settings(settings))
+        for note in settings.notes:
+            out.print(Text(note, style="dim"))
+    results = () if report.settings else (report.results, report.secondary_results)
+    for table in results:
         if table.lines or table is report.results:
             out.print(_rich_table(table, out.width))
+    hidden = report.results.notes if report.settings else ()
     for note in report.notes:
+        if note in hidden:
+            continue
         out.print(Text(note, style="dim"))
     for line in report.caveats:
         out.print(Text(f"! {line}", style="yellow"))
@@ -77,10 +87,31 @@ def print_cell(
     out.print(Text(f"report: {path}", style="dim"), soft_wrap=True)  # one line, to be copied
 
 
+def _rich_settings(table: Table[Values]) -> Any:
+    """Return a sweep's values by its options for a terminal."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        justify: Literal["right", "left"] = "right" if column.numeric else "left"
+        rich_table.add_column(Text(column.heading), justify=justify, overflow="fold")
+    for line in table.lines:
+        cells = (Text(cell) for cell in table.cells(line))
+        rich_table.add_row(*(_marked(cell) for cell in cells))
+    return rich_table
+
+
+def _marked(cell: Text) -> Text:
+    cell.stylize("bold green" if cell.plain.endswith(f" {BEST}") else "")
+    return cell
+
+
 def _design_line(report: CellReport) -> str:
     design = report.cell["design"]
     return (
-        f"{report.cell['cell']}: {count_text(design['blocks'], 'block')} of "
+        f"{report.name}: {count_text(design['blocks'], 'block')} of "
         f"{count_text(design['runs_per_block'], 'run')} per arm, "
         f"margin ±{design['margin_pct']:g} %; gates: {report.gates}"
     )

@@ -17,8 +17,8 @@ truth too seldom. The interval here conditions on having been chosen: the differ
 distribution that is truncated where another arm would have won. It is the hybrid interval of
 I. Andrews, T. Kitagawa and A. McCloskey (2024, *Quarterly Journal of Economics* 139), which spends
 a tenth of alpha on a simultaneous interval, beyond which it never reaches. The distribution is
-Student's t, with the variance of all arms pooled. The estimate is the median-unbiased one: the true
-difference lies above it as often as below it.
+Student's t, with the variance of the two arms alone, because arms may differ in their noise. The
+estimate is the median-unbiased one: the true difference lies above it as often as below it.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ class ArmValues:
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Degrees of freedom of the pooled variance."""
-        blocks, runs, arms = self.values.shape
-        return int(blocks * (runs * arms - 1) - (arms - 1))
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the difference of two arms, from the pooled variance."""
+        """Degrees of freedom of the variance of two arms' difference."""
         blocks, runs, _ = self.values.shape
-        variance = float(np.sum(self.residuals**2)) / self.degrees_of_freedom
+        return int(blocks * (2 * runs - 1) - 1)
+
+    def standard_error(self, arm: int, other: int) -> float:
+        """Return the standard error of the difference of two arms, from their values alone."""
+        blocks, runs, _ = self.values.shape
+        pair = ArmValues(self.values[..., [arm, other]])
+        variance = float(np.sum(pair.residuals**2)) / self.degrees_of_freedom
         return math.sqrt(2.0 * variance / (blocks * runs))
 
 
@@ -194,7 +194,8 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
         reference = max(others, key=lambda arm: float(arms.means[arm]))
         ordered += [(reference, arm) for arm in others if arm != reference]
         comparisons = count * (count - 1) // 2
-    estimate, error = float(arms.means[best] - arms.means[reference]), arms.standard_error
+    estimate = float(arms.means[best] - arms.means[reference])
+    error = arms.standard_error(best, reference)
     if error <= 0.0:
         return Winner(best, reference, estimate, (estimate, estimate))
     low, high = _selected_range(arms.means, best, reference, ordered)

@@ -1,0 +1,240 @@
+"""The answer to a sweep: the best setting of every primary row, and those that may be as good.
+
+A setting is a combination of the sweep's values, which is an arm. Its runs share random blocks with
+those of all others, so settings are compared as arms are: by one number per run, on the log scale,
+within blocks. The statistics are those of :mod:`labkit.analysis.statistics.best_arm`; alpha is
+divided among the primary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.analysis.arm_comparison import interval_to_percent
+from labkit.analysis.number_format import count_text, magnitude_text, round_significant
+from labkit.analysis.observations import MetricRow, complete_blocks, log_values, summary
+from labkit.analysis.statistics.best_arm import possibly_best, winner
+from labkit.analysis.statistics.effect_size import to_percent
+from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.statistics.power import min_blocks_to_claim
+from labkit.analysis.verdict_sentences import direction, row_name
+
+if TYPE_CHECKING:
+    from labkit.analysis.cell_analysis import CellAnalysis
+
+Json = Mapping[str, Any]
+MAX_NAMED_SETTINGS = 3  # if more may be the best, their number is given
+
+
+@dataclass(frozen=True)
+class BestSetting:
+    """The best setting in one row; unknown values are None.
+
+    ``values`` are comparable: the baseline's median, times each arm's ratio to it, as estimated
+    within blocks. ``effect_pct`` is the best arm's difference from ``reference`` (the baseline, or
+    the second best arm if the baseline is the best), corrected for having chosen the best, with its
+    interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that cannot be told from the
+    best, the best first. ``excluded`` are the arms without a valid result, with their reasons.
+    ``withheld`` is the reason that nothing is claimed: then the numbers are estimates.
+    """
+
+    row: MetricRow
+    values: Mapping[str, float]
+    excluded: Mapping[str, str]
+    best: str | None = None
+    reference: str | None = None
+    effect_pct: float | None = None
+    ci_pct: tuple[float, float] | None = None
+    level: float | None = None
+    possibly_best: tuple[str, ...] = ()
+    withheld: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of ``cell.json``."""
+        low, high = self.ci_pct if self.ci_pct is not None else (None, None)
+        return {
+            "case": self.row.case,
+            "metric": self.row.metric,
+            "unit": self.row.unit,
+            "better": self.row.better,
+            "values": {arm: round_significant(value) for arm, value in self.values.items()},
+            "excluded": dict(self.excluded),
+            "best": self.best,
+            "reference": self.reference,
+            "effect_pct": round_significant(self.effect_pct),
+            "ci_low_pct": round_significant(low),
+            "ci_high_pct": round_significant(high),
+            "level": round_significant(self.level),
+            "possibly_best": list(self.possibly_best),
+            "withheld": self.withheld,
+        }
+
+
+def best_settings(analysis: CellAnalysis) -> list[BestSetting]:
+    """Return the best setting of every measured primary row of a sweep."""
+    rows = [row for row in analysis.rows if row.primary and row.skipped is None]
+    return [_best_setting(analysis, row, len(rows)) for row in rows]
+
+
+def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> BestSetting:
+    data, runs = analysis.data, analysis.data.criteria.runs
+    arms = [data.baseline, *data.treatment_arms]
+    excluded = {arm: reason for arm in arms if (reason := _obstacle(analysis, row, arm))}
+    valid = [arm for arm in arms if arm not in excluded]
+    blocks = complete_blocks(row, valid, runs) if valid else ()
+    if data.baseline in excluded or len(valid) < 2 or not blocks:
+        reason = excluded.get(data.baseline, "fewer than two settings have results")
+        return BestSetting(row, {}, excluded, withheld=reason)
+    logs = np.stack([log_values(row, arm, blocks) for arm in valid], axis=2)
+    values = _comparable_values(row, logs, valid)
+    sign = 1.0 if row.better == "higher" else -1.0
+    withheld = _withheld_reason(analysis, len(blocks))
+    if withheld is not None:
+        return _estimate(row, sign * logs, valid, values, excluded, withheld)
+    alpha = data.criteria.alpha / num_rows
+    won = winner(sign * logs, 0, alpha)
+    low, high = sorted(sign * limit for limit in won.interval)
+    return BestSetting(
+        row,
+        values,
+        excluded,
+        best=valid[won.arm],
+        reference=valid[won.reference],
+        effect_pct=to_percent(sign * won.difference),
+        ci_pct=interval_to_percent((low, high)),
+        level=1.0 - alpha,
+        possibly_best=tuple(valid[arm] for arm in possibly_best(sign * logs, alpha)),
+    )
+
+
+def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
+    """Return the reason that an arm has no valid result in a row, or None."""
+    causes = analysis.causes(arm)
+    if causes:
+        return "; ".join(causes)
+    if not row.arms.get(arm):
+        return "not measured"
+    return None if row.positive else "a value is not above 0"
+
+
+def _comparable_values(row: MetricRow, logs: Floats, arms: Sequence[str]) -> dict[str, float]:
+    """Return the baseline's median, times each arm's ratio to it within blocks.
+
+    ``logs``: float64 [blocks, runs, arms], the baseline first.
+    """
+    baseline = summary(row.arms[arms[0]])["median"]
+    means = logs.mean(axis=(0, 1))
+    ratios = np.exp(means - means[0])
+    return {arm: float(baseline * ratio) for arm, ratio in zip(arms, ratios, strict=True)}
+
+
+def _withheld_reason(analysis: CellAnalysis, blocks: int) -> str | None:
+    criteria = analysis.data.criteria
+    needed = min_blocks_to_claim(criteria.runs)
+    if blocks < needed:
+        done = count_text(blocks, "block")
+        return f"{done} of {criteria.runs}: a claim needs at least {needed}"
+    return criteria.withheld_reason
+
+
+def _estimate(
+    row: MetricRow,
+    logs: Floats,
+    arms: Sequence[str],
+    values: Mapping[str, float],
+    excluded: Mapping[str, str],
+    withheld: str,
+) -> BestSetting:
+    """Return the best setting so far, without a claim. In ``logs`` larger values are better."""
+    order = np.argsort(-logs.mean(axis=(0, 1)), kind="stable")
+    best, reference = int(order[0]), 0 if order[0] else int(order[1])
+    ratio = values[arms[best]] / values[arms[reference]]
+    return BestSetting(
+        row,
+        values,
+        excluded,
+        best=arms[best],
+        reference=arms[reference],
+        effect_pct=100.0 * (ratio - 1.0),
+        withheld=withheld,
+    )
+
+
+def is_decided(settings: Sequence[BestSetting]) -> bool:
+    """Return whether one setting is left as the best in every row."""
+    return bool(settings) and all(len(one.possibly_best) == 1 for one in settings)
+
+
+def setting_text(arm: str) -> str:
+    """Return a setting in words: ``order=decode_first, threads=2``."""
+    return arm.replace(",", ", ")
+
+
+def best_sentence(cell: Json) -> str:
+    """Return the answer to a sweep in one sentence, from its ``cell.json``."""
+    settings = cell["best"]
+    count = sum(arm["role"] != "control" for arm in cell["arms"])
+    if not settings:
+        return "No answer: nothing was measured."
+    clauses = [_clause(one, count, len(settings) > 1) for one in settings]
+    failed = list(dict.fromkeys(arm for one in settings for arm in one["excluded"]))
+    missing = f" No valid result: {_listed(failed)}." if failed else ""
+    return f"{clauses[0][0].upper()}{'; '.join(clauses)[1:]}.{missing}"
+
+
+def _clause(one: Json, count: int, named: bool) -> str:
+    """Return the clause of one row."""
+    where = f"in {row_name(one)}" if named else f"in {one['metric']}"
+    if one["best"] is None:
+        return f"no answer {where}: {one['withheld']}"
+    best, settings = setting_text(one["best"]), count_text(count, "setting")
+    if one["withheld"] is not None:
+        return (
+            f"not decided: which of {settings} is best {where}; an estimate only "
+            f"({one['withheld']}): {best}, {_effect(one, one['effect_pct'])}{_than(one)}"
+        )
+    rivals = [arm for arm in one["possibly_best"] if arm != one["best"]]
+    if not rivals:
+        return f"on this machine {best} is the best of {settings} {where}: {_lead(one)}"
+    if len(rivals) + 1 == count:
+        return (
+            f"not decided: {settings} cannot be told apart {where}; the best measured, {best}, is "
+            f"{_lead(one)}"
+        )
+    text = (
+        f"not decided: {len(rivals) + 1} of {settings} may be the best {where}; the best measured, "
+        f"{best}, is {_lead(one)}"
+    )
+    if rivals == [one["reference"]]:
+        return f"{text}, the only one not told apart from it"
+    return f"{text}; not told apart from it: {_listed(rivals)}"
+
+
+def _lead(one: Json) -> str:
+    """Return how the best setting compares with its reference, with the interval."""
+    low, high = one["ci_low_pct"], one["ci_high_pct"]
+    if one["better"] == "lower":
+        low, high = high, low
+    confidence = f"{100 * one['level']:g} % interval"
+    if low * high <= 0:
+        return f"{_effect(one, low)} to {_effect(one, high)}{_than(one)} ({confidence})"
+    sizes = f"{magnitude_text(low)} to {magnitude_text(high)} %"
+    return f"{_effect(one, one['effect_pct'])}{_than(one)} ({confidence}: {sizes})"
+
+
+def _effect(one: Json, effect_pct: float) -> str:
+    return direction(one["unit"], one["better"], effect_pct)
+
+
+def _than(one: Json) -> str:
+    return f" than {setting_text(one['reference'])}"
+
+
+def _listed(arms: Sequence[str]) -> str:
+    if len(arms) > MAX_NAMED_SETTINGS:
+        return f"{len(arms)} settings, marked ~ in the table"
+    return "; ".join(map(setting_text, arms))

@@ -1,0 +1,252 @@
+"""A sweep's settings: a table of values by the options that vary, and curves over numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.number_format import UNKNOWN, scaled, slug, unit_name, value_text
+from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
+from labkit.analysis.rendering.report_parts import (
+    ChartPart,
+    Part,
+    PictureFile,
+    section,
+)
+from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
+from labkit.analysis.rendering.table_model import Column, Table
+from labkit.analysis.verdict_sentences import row_name
+from labkit.config.option import override_text
+from labkit.config.sweep import short_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from labkit.analysis.rendering.cell_report_content import CellReport
+
+Json = Mapping[str, Any]
+BEST, POSSIBLY_BEST = "best", "~"
+MAX_COLUMNS = 8  # values of the option whose values are columns
+MIN_POINTS = 3  # of a curve
+MAX_CURVES = 6  # colours
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class SweptOption:
+    """An option that varies: its key, its short name, and its values, numbers by size."""
+
+    key: str
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers."""
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+
+
+def swept_options(cell: Json) -> list[SweptOption]:
+    """Return the options of a sweep."""
+    short = short_names(list(cell["sweep"]))
+    return [
+        SweptOption(key, short[key], tuple(_in_order(values)))
+        for key, values in cell["sweep"].items()
+    ]
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    """Return numbers by size, and other values as they were given."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return sorted(values) if numbers else list(values)
+
+
+def settings_of(cell: Json, options: Sequence[SweptOption]) -> dict[Values, str]:
+    """Return the arms of a sweep, by their values of ``options``."""
+    return {
+        tuple(arm["overrides"][option.key] for option in options): arm["name"]
+        for arm in cell["arms"]
+        if arm["role"] != "control"
+    }
+
+
+def settings_tables(cell: Json) -> list[Table[Values]]:
+    """Return the table of settings of every primary row; empty if the cell is no sweep."""
+    return [settings_table(cell, best) for best in cell.get("best", ())]
+
+
+def settings_table(cell: Json, best: Json) -> Table[Values]:
+    """Return a row's values by the options that vary.
+
+    With several options, the values of one of them are the columns.
+    """
+    options = swept_options(cell)
+    across = _option_of_columns(options)
+    down = [option for option in options if option is not across]
+    arms = settings_of(cell, [*down, *([across] if across else [])])
+    columns: list[Column[Values]] = [
+        Column(option.name, _nth(i), override_text, numeric=option.is_number)
+        for i, option in enumerate(down)
+    ]
+    unit = f"{best['metric']} ({unit_name(best['unit'])})"
+    for value in across.values if across else [None]:
+        rest = (value,) if across else ()
+        heading = f"{across.name}={override_text(value)}" if across else unit
+        columns.append(Column(heading, _value(best, arms, rest)))
+    lines = list(dict.fromkeys(values[: len(down)] for values in _sorted(arms, down)))
+    return Table(tuple(columns), tuple(lines), tuple(_notes(best, unit if across else None)))
+
+
+def _option_of_columns(options: Sequence[SweptOption]) -> SweptOption | None:
+    """Return the option with the fewest values, or None if one column of values is enough."""
+    fewest = min(reversed(options), key=lambda option: len(option.values))
+    return fewest if len(options) > 1 and len(fewest.values) <= MAX_COLUMNS else None
+
+
+def _sorted(arms: Mapping[Values, str], down: Sequence[SweptOption]) -> list[Values]:
+    def place(values: Values) -> tuple[int, ...]:
+        pairs = zip(down, values, strict=False)
+        return tuple(option.values.index(value) for option, value in pairs)
+
+    return sorted(arms, key=place)
+
+
+def _nth(index: int) -> Callable[[Values], Any]:
+    return lambda line: line[index]
+
+
+def _value(best: Json, arms: Mapping[Values, str], rest: Values) -> Callable[[Values], str]:
+    def text(line: Values) -> str:
+        arm = arms.get((*line, *rest))
+        if arm is None or arm not in best["values"]:
+            return UNKNOWN
+        shown = value_text(best["values"][arm], best["unit"])
+        if arm == best["best"]:
+            return f"{shown} {BEST}"
+        return f"{shown} {POSSIBLY_BEST}" if arm in best["possibly_best"] else shown
+
+    return text
+
+
+def _notes(best: Json, unit: str | None) -> Iterator[str]:
+    if unit is not None:
+        yield f"{unit}, {best['better']} is better."
+    if best["best"] is None:
+        yield f"No answer: {best['withheld']}."
+    elif best["withheld"] is not None:
+        yield f"Estimates only: {best['withheld']}."
+    else:
+        yield (
+            f"{BEST}: the best measured; {POSSIBLY_BEST}: not distinguishable from the best. "
+            f"The best and these contain the true best setting with {100 * best['level']:g} % "
+            "confidence. Values are comparable: the baseline's median, times the ratio to it that "
+            "was estimated within blocks."
+        )
+    for arm, reason in best["excluded"].items():
+        yield f"{arm}: no valid result: {reason}."
+
+
+@dataclass(frozen=True)
+class SettingCurve:
+    """A row's values over the numbers of one option; the other options are fixed at ``name``."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+def setting_curves(cell: Json, best: Json) -> list[tuple[SweptOption, list[SettingCurve]]]:
+    """Return the curves over every option with three or more numbers.
+
+    An option that would have more than six curves is left out.
+    """
+    curves = []
+    options = swept_options(cell)
+    for option in options:
+        if option.is_number and len(option.values) >= MIN_POINTS:
+            others = [other for other in options if other is not option]
+            lines = list(_curves_over(cell, best, option, others))
+            if 0 < len(lines) <= MAX_CURVES:
+                curves.append((option, lines))
+    return curves
+
+
+def _curves_over(
+    cell: Json, best: Json, option: SweptOption, others: Sequence[SweptOption]
+) -> Iterator[SettingCurve]:
+    arms = settings_of(cell, [*others, option])
+    for fixed in dict.fromkeys(values[:-1] for values in _sorted(arms, others)):
+        points = [
+            (float(value), scaled(best["values"][arm], best["unit"]))
+            for value in option.values
+            if (arm := arms.get((*fixed, value))) in best["values"]
+        ]
+        pairs = zip(others, fixed, strict=True)
+        name = ", ".join(f"{other.name}={override_text(value)}" for other, value in pairs)
+        if len(points) >= MIN_POINTS:
+            yield SettingCurve(name, tuple(points))
+
+
+def curves_svg(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> str:
+    """Return curves as an ``<svg>``. The option's values are evenly spaced."""
+    place = {float(value): float(i) for i, value in enumerate(option.values)}
+    chart = SvgChart(
+        title=f"{best['metric']} by {option.name}",
+        x=(-0.3, len(place) - 0.7),
+        y=padded_range([y for curve in curves for _, y in curve.points]),
+        x_label=option.name,
+        y_label=f"{best['metric']} ({unit_name(best['unit'])})",
+        x_ticks=tuple((i, f"{value:g}") for value, i in place.items()),
+    )
+    chart.axes()
+    for index, curve in enumerate(curves):
+        points = [(place[x], y) for x, y in curve.points]
+        chart.line(points, f"line arm{index}")
+        for (x, _), (at, y) in zip(curve.points, points, strict=True):
+            where = f"{curve.name}, " if curve.name else ""
+            chart.dot(at, y, f"arm{index}", "circle", f"{where}{option.name}={x:g}: {y:,.4g}")
+        if len(curves) > 1:
+            chart.text(chart.px(points[-1][0]), chart.py(points[-1][1]) - 10, curve.name)
+    return chart.svg()
+
+
+def curves_figure(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> Figure:
+    """Return a matplotlib figure of the curves of :func:`curves_svg`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    place = {float(value): i for i, value in enumerate(option.values)}
+    for index, curve in enumerate(curves):
+        x, y = zip(*((place[x], y) for x, y in curve.points), strict=True)
+        style = f"{MARKS[index % len(MARKS)]}-"
+        axes.plot(x, y, style, color=COLOURS[index], label=curve.name)
+    axes.set_xticks(list(place.values()), [f"{value:g}" for value in place])
+    axes.set_xlabel(option.name)
+    axes.set_ylabel(f"{best['metric']} ({unit_name(best['unit'])})")
+    if len(curves) > 1:
+        figure.legend(loc="outside lower center", ncols=min(3, len(curves)))
+    return figure
+
+
+def curve_pictures(cell: Json) -> Iterator[tuple[str, Figure]]:
+    """Yield the stem and figure of every curve picture of a sweep."""
+    for best in cell.get("best", ()):
+        for option, curves in setting_curves(cell, best):
+            yield curves_stem(cell, best, option), curves_figure(best, option, curves)
+
+
+def curves_stem(cell: Json, best: Json, option: SweptOption) -> str:
+    """Return the name of a curve's picture without the extension."""
+    return f"{slug(cell['cell'])}--{slug(row_name(best))}-by-{slug(option.name)}"
+
+
+@section("Curves")
+def curves_section(report: CellReport) -> Iterator[Part]:
+    """Show curves of a sweep's values over its numbers, for every primary row."""
+    cell = report.cell
+    for best in cell.get("best", ()):
+        for option, curves in setting_curves(cell, best):
+            title = f"{row_name(best)} by {option.name}"
+            yield ChartPart(curves_svg(best, option, curves), f"{title}, evenly spaced")
+            yield PictureFile(curves_stem(cell, best, option), title)

@@ -1,0 +1,74 @@
+"""Sweeps: lists of values of options, whose combinations are the arms of an ablation."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.config.option import override_text, require
+
+SWEPT_GROUPS = ("engine", "model")  # options that arms may differ in and still do the same work
+MAX_ARM_NAME = 150
+
+
+def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
+    """Check that a sweep ``{option: [values]}`` has options of the arms and values to compare.
+
+    Raises
+    ------
+    ConfigError
+        An option belongs to another group, or its values are not a list of two or more.
+    """
+    for key, values in sweep.items():
+        require(
+            key.split(".")[0] in SWEPT_GROUPS,
+            f"{place}: {key}: must be an option of {' or '.join(SWEPT_GROUPS)}",
+        )
+        require(
+            isinstance(values, list) and len({override_text(value) for value in values}) > 1,
+            f"{place}: {key}: must be a list of two or more different values, not {values!r}",
+        )
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the shortest endings of option keys that tell the options apart.
+
+    >>> list(short_names(["engine.dtype", "engine.kv.dtype", "engine.scheduler.order"]).values())
+    ['engine.dtype', 'kv.dtype', 'order']
+    """
+    names = {key: key.split(".")[-1:] for key in keys}
+    while True:
+        texts = [".".join(name) for name in names.values()]
+        for key, name in names.items():
+            parts = key.split(".")
+            if texts.count(".".join(name)) > 1 and len(name) < len(parts):
+                names[key] = parts[-len(name) - 1 :]
+        if texts == [".".join(name) for name in names.values()]:
+            return dict(zip(names, texts, strict=True))
+
+
+def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    """Return every combination of a sweep's values: its overrides, by the name of its arm.
+
+    >>> list(swept_overrides({"engine.scheduler.order": ["a", "b"], "engine.threads": [1, 2]}))
+    ['order=a,threads=1', 'order=a,threads=2', 'order=b,threads=1', 'order=b,threads=2']
+    """
+    short = short_names(list(sweep))
+    arms: dict[str, dict[str, Any]] = {}
+    for values in itertools.product(*sweep.values()):
+        overrides = dict(zip(sweep, values, strict=True))
+        text = ",".join(f"{short[key]}={_value_name(value)}" for key, value in overrides.items())
+        if text in arms or len(text) > MAX_ARM_NAME:
+            digest = hashlib.sha256(repr(overrides).encode()).hexdigest()[:8]
+            text = f"{text[:MAX_ARM_NAME]}-{digest}"
+        arms[text] = overrides
+    return arms
+
+
+def _value_name(value: Any) -> str:
+    """Return a value as a part of a file's name. A path is named by its last component."""
+    text = override_text(value).rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^\w.-]", "_", text)

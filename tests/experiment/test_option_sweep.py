@@ -1,0 +1,133 @@
+"""Sweeps of options as arms: which commands become one cell, and with which arms."""
+
+import doctest
+
+import pytest
+
+from labkit import app
+from labkit.config import ConfigError, sweep
+from labkit.experiment.hydra_composer import Composer
+from labkit.experiment.option_sweep import sweep_as_arms
+
+ORDER = "engine.scheduler.order=decode_first,prefill_first"
+TOKENS = "engine.scheduler.max_num_batched_tokens=128,512"
+SWEEP = (
+    "++ablation.sweep={engine.scheduler.max_num_batched_tokens:[128,512],"
+    "engine.scheduler.order:[decode_first,prefill_first]}"
+)
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    app.register()
+
+
+def cells_of(*words):
+    return app.compose_cells(app.with_sweep_as_arms(app.parse([*words, "-m"])))
+
+
+def test_the_docstrings_of_sweeps_hold():
+    results = doctest.testmod(sweep)
+    assert results.attempted == 2 and results.failed == 0
+
+
+def test_swept_options_become_one_sweep_of_arms():
+    with app.initialized():
+        overrides = sweep_as_arms([TOKENS, "seed=3", ORDER], Composer())
+    assert overrides == ["seed=3", "ablation=sweep", SWEEP]
+
+
+def test_arms_are_all_combinations_with_the_configured_one_as_baseline():
+    (cell,) = cells_of(TOKENS, ORDER, "design=quick")
+    names = [arm.name for arm in cell.arms]
+    assert sorted(names[:-1]) == [
+        "max_num_batched_tokens=128,order=decode_first",
+        "max_num_batched_tokens=128,order=prefill_first",
+        "max_num_batched_tokens=512,order=decode_first",
+        "max_num_batched_tokens=512,order=prefill_first",
+    ]
+    assert names[0] == "max_num_batched_tokens=512,order=decode_first"  # the defaults
+    assert [cell.arms[0].role, cell.arms[-1].role] == ["baseline", "control"]
+    assert cell.arms[0].overrides["engine.scheduler.max_num_batched_tokens"] == 512
+    experiment = cell.experiments["max_num_batched_tokens=128,order=prefill_first"]
+    scheduler = experiment.engine.scheduler
+    assert (scheduler.max_num_batched_tokens, scheduler.order.value) == (128, "prefill_first")
+    assert cell.experiment.ablation.question == "Which max_num_batched_tokens and order is best?"
+
+
+def test_a_cell_is_named_by_its_sweep_as_it_was_typed():
+    (cell,) = cells_of(TOKENS, "seed=3", "out=elsewhere")
+    assert cell.name == f"ablation=sweep,{TOKENS},seed=3"
+    assert cell.overrides == ("seed=3", "ablation=sweep", TOKENS)
+
+
+def test_what_is_asked_still_makes_cells():
+    cells = cells_of(TOKENS, "workload=chat,ragged", "ablation=none")
+    assert [cell.experiment.workload.name for cell in cells] == ["chat", "ragged"]
+    assert [len(cell.arms) for cell in cells] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["workload.concurrency=1,2"],
+        [TOKENS, "ablation=composition"],
+        [TOKENS, "ablation=none,composition"],
+        [TOKENS, "hydra/launcher=joblib"],
+        ["seed=1,2", "engine.threads=2"],
+    ],
+)
+def test_other_sweeps_are_left_as_they_are(words):
+    command = app.parse([*words, "-m"])
+    assert app.with_sweep_as_arms(command) == command
+
+
+def test_a_study_that_has_such_a_cell_continues_it(tmp_path):
+    command = app.parse([TOKENS, f"out={tmp_path}", "-m"])
+    assert app.with_sweep_as_arms(command) != command
+    (tmp_path / "engine.scheduler.max_num_batched_tokens=512").mkdir()
+    assert app.with_sweep_as_arms(command) == command
+
+
+def test_groups_and_files_are_swept_by_name(tmp_path):
+    (cell,) = cells_of("engine=paged,naive", "workload=chat")
+    assert [arm.name for arm in cell.arms] == ["engine=paged", "engine=naive", "control"]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    paths = f"{tmp_path}/a,{tmp_path}/b"
+    arms = sweep.swept_overrides({"model.path": paths.split(",")})
+    assert list(arms) == ["path=a", "path=b"]
+
+
+def test_values_with_the_same_name_make_different_arms():
+    arms = sweep.swept_overrides({"model.path": ["/x/q4", "/y/q4"]})
+    assert len(arms) == 2 and next(iter(arms)) == "path=q4"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("++ablation.sweep={workload.warmup:[1,2]}", "must be an option of engine or model"),
+        ("++ablation.sweep={engine.threads:[1,1]}", "two or more different values"),
+        ("++ablation.sweep={engine.threads:3}", "two or more different values"),
+    ],
+)
+def test_a_sweep_of_something_else_is_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        cells_of(override)
+
+
+def test_a_sweep_of_an_ablation_with_arms_is_refused():
+    with pytest.raises(ConfigError, match="has 3 arms; a sweep needs an ablation with one arm"):
+        cells_of("ablation=composition", "++ablation.sweep={engine.threads:[1,2]}")
+
+
+def test_a_wrong_value_is_named_with_its_arm():
+    with pytest.raises(ConfigError, match=r"arm block_size=7: engine\.kv\.block_size=7: must be 8"):
+        cells_of("engine.kv.block_size=8,16,7")
+
+
+def test_a_command_is_repeated_as_it_was_typed():
+    typed = app.parse([TOKENS, "-m"])
+    text = app._resuming_command(typed, ["ablation=sweep", SWEEP, "out=outputs/x"])
+    assert text == f"python -m labkit {TOKENS} out=outputs/x -m"

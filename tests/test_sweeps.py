@@ -1,0 +1,153 @@
+"""Whole sweeps, with planted times: the answer, the tables and the curves of a study."""
+
+import json
+import math
+import random
+import tempfile
+
+import pytest
+
+from labkit import app
+from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
+from labkit.analysis.study_analysis import AnalysisCache
+from labkit.records import CaseRecord, Metric, Record
+from labkit.study_runner import Study
+
+THREADS = "engine.threads=1,2,4"
+SIZES = "engine.kv.block_size=8,16"
+DESIGN = ["design.runs_per_block=1", "design.looks=[]", "design.isolation=process"]
+DESIGN += ["design.control=false"]
+
+
+class Planted:
+    """A launcher in this process: throughput by the arm's number of threads, else 500 tok/s."""
+
+    def __init__(self, rates, failing=()):
+        self.rates, self.failing, self.runs = rates, failing, 0
+
+    def prepare(self, cell):
+        """Nothing to build."""
+
+    def launch(self, runs, cell):
+        return [self.run(run, cell) for run in runs]
+
+    def run(self, run, cell):
+        self.runs += 1
+        arm = cell.arm(run.arm)
+        place = run.block, run.position, cell.seed
+        if run.arm in self.failing:
+            return Record(run.arm, arm.role, *place, "oom", "2026-11-20T20:00:00Z", detail="full")
+        noise = random.Random(f"seed 1 {cell.name} {run.name}").gauss(0, 0.003)
+        rate = self.rates.get(arm.config["engine"]["threads"], 500.0) * math.exp(noise)
+        metric = Metric("total_tok_s", "tok/s", "higher", True, (rate,))
+        return Record(
+            run.arm, arm.role, *place, "ok", "2026-11-20T20:00:00Z", environment={"host": "a"},
+            counters={"engine.paged": 1.0}, cases=(CaseRecord("all", None, (metric,)),),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def run_study(monkeypatch, tmp_path):
+    """Return a function that runs a command's study in this process."""
+    app.register()
+    monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def run(launcher, *words, blocks=8):
+        words = [*words, *DESIGN, f"design.blocks={blocks}"]
+        command = app.parse([*words, f"out={tmp_path / 'study'}", "-m"])
+        cells = app.compose_cells(app.with_sweep_as_arms(command))
+        study = Study(tmp_path / "study", cells, launcher)
+        study.refuse_changes()
+        for cell in cells:
+            study.run(cell.name, study.out / cell.name)
+        return study, study.finish()
+
+    return run
+
+
+def cell_of(study):
+    (path,) = study.out.glob("*/cell.json")
+    return json.loads(path.read_text())
+
+
+def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
+    launcher = Planted({1: 400.0, 2: 500.0, 4: 520.0})
+    study, code = run_study(launcher, THREADS)
+    assert code == 0 and launcher.runs == 24
+    cell = cell_of(study)
+    (best,) = cell["best"]
+    assert cell["sweep"] == {"engine.threads": [1, 2, 4]}
+    assert (best["best"], best["reference"]) == ("threads=4", "threads=1")
+    assert best["possibly_best"] == ["threads=4"]
+    assert best["ci_low_pct"] < 30.0 < best["ci_high_pct"] and best["level"] == 0.95
+    assert best["effect_pct"] == pytest.approx(30.0, abs=1.0)
+    report = (study.out / "report.md").read_text()
+    answer = "On this machine threads=4 is the best of 3 settings in total_tok_s: "
+    assert f"**{answer}" in report
+    lines = [line for line in report.splitlines() if line.startswith(("| 1 |", "| 2 |", "| 4 |"))]
+    assert len(lines) == 3 and lines[2].endswith("best |") and "best" not in lines[1]
+    assert "total_tok_s-by-threads.png" in report
+    assert len(list((study.out / "plots").glob("*total_tok_s-by-threads.svg"))) == 1
+    assert 'aria-label="total_tok_s by threads"' in (study.out / "report.html").read_text()
+    assert answer in " ".join(capsys.readouterr().out.split())
+    again = Planted({})
+    run_study(again, THREADS)
+    assert again.runs == 0
+
+
+def test_settings_that_cannot_be_told_apart_are_named(run_study):
+    study, _ = run_study(Planted({1: 400.0, 2: 500.0, 4: 500.0}), THREADS)
+    (best,) = cell_of(study)["best"]
+    assert sorted(best["possibly_best"]) == ["threads=2", "threads=4"]
+    report = (study.out / "report.md").read_text()
+    assert "**Not decided: 2 of 3 settings may be the best in total_tok_s; the best meas" in report
+    assert report.count(" ~ |") == 1
+
+
+def test_several_options_make_a_table_with_columns(run_study, tmp_path):
+    study, _ = run_study(Planted({1: 400.0, 2: 500.0, 4: 600.0}), THREADS, SIZES)
+    report = (study.out / "report.md").read_text()
+    assert "| threads | block_size=8 | block_size=16 |\n| ---: | ---: | ---: |\n| 1 | " in report
+    functions = PlaceholderFunctions(tmp_path, AnalysisCache())
+    table = functions.fill('settings("study")').text
+    assert table.startswith("| threads | block_size=8 | block_size=16 |")
+    assert table in report
+    with pytest.raises(ArticleError, match="there is no row 'nothing'"):
+        functions.fill('settings("study", row="nothing")')
+
+
+def test_a_setting_that_fails_is_excluded_and_named(run_study):
+    launcher = Planted({1: 400.0, 2: 500.0}, failing=("threads=4",))
+    study, code = run_study(launcher, THREADS)
+    (best,) = cell_of(study)["best"]
+    assert code == 1
+    assert "threads=4" in best["excluded"] and "threads=4" not in best["values"]
+
+
+def test_too_few_blocks_give_estimates_only(run_study):
+    study, _ = run_study(Planted({1: 400.0}), THREADS, blocks=2)
+    (best,) = cell_of(study)["best"]
+    assert best["best"] in ("threads=2", "threads=4") and best["ci_low_pct"] is None
+    assert "2 blocks of 1: a claim needs at least 6" in best["withheld"]
+    report = (study.out / "report.md").read_text()
+    assert "**Not decided: which of 3 settings is best in total_tok_s; an estimate only" in report
+
+
+def test_cells_are_in_numerical_order_and_named_by_what_varies(run_study):
+    study, _ = run_study(Planted({}), "workload.concurrency=16,2,8")
+    report = (study.out / "report.md").read_text()
+    lines = [line for line in report.splitlines() if line.startswith("| concurrency=")]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| concurrency=2", "| concurrency=8", "| concurrency=16",
+    ]  # fmt: skip
+    assert "| cell | total_tok_s (tok/s) | answer | gates |" in report
+    assert "so no test compares them" in report
+
+
+def test_a_long_name_is_shown_in_full(run_study):
+    words = ["engine.scheduler.max_num_batched_tokens=128,256,512,1024", THREADS, "seed=12345"]
+    study, _ = run_study(Planted({}), *words)
+    (folder,) = (path.name for path in study.out.glob("*=*"))
+    assert len(folder) == 120 and words[0] not in folder
+    assert all(word in (study.out / "report.md").read_text() for word in words)
