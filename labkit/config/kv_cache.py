@@ -48,3 +48,12 @@ class KV(Group, place="engine.kv"):
         null_means="a cache that grows",
         read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
     )
+    growth_step: int = option(
+        256,
+        "Tokens by which a request's cache grows when it is full; every growth copies the cache. "
+        "256: as mlx_lm's caches grow; 1: one row per token.",
+        ge=1,
+        le=MAX_LENGTH_TOKENS,
+        unit="tokens",
+        read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
+    )

@@ -25,9 +25,14 @@ def factory_of(layout, create, **options):
     )
 
 
+def contiguous_factory(**options):
+    kv = config.KV(layout=config.KVLayout.contiguous, **options)
+    return factory_of("contiguous", contiguous.create, options=kv)
+
+
 PADDED = factory_of("padded", padded.create, static=False)
 STATIC = factory_of("padded", padded.create, static=True)
-CONTIGUOUS = factory_of("contiguous", contiguous.create)
+CONTIGUOUS = contiguous_factory()
 
 
 @pytest.mark.parametrize(("tokens", "memory"), [(1, 256), (256, 256), (257, 512)])
@@ -62,7 +67,7 @@ def test_the_bytes_of_several_requests(layout, slots):
 def test_reserved_slots_are_held_from_the_beginning():
     kv = config.KV(layout=config.KVLayout("contiguous"), set_aside=600)
     assert slots_for(kv, [10, 30, 1_000]) == 768 + 768 + 1_024
-    harness = Harness(factory_of("contiguous", contiguous.create, set_aside=600))
+    harness = Harness(contiguous_factory(set_aside=600))
     cache = harness.kv_cache.manager
     harness.join("1", 10, 20)
     assert cache.reserved_bytes == 768 * TOKEN_BYTES  # nothing is computed yet
@@ -76,10 +81,26 @@ def test_reserved_slots_are_held_from_the_beginning():
     cache.reset_counters()
     assert cache.counters()["kv.set_aside"] == 0
     assert (
-        not factory_of("contiguous", contiguous.create, set_aside=600)
+        not contiguous_factory(set_aside=600)
         .create(SHAPES, 2 * 768 // 16)
         .manager.refusal_reason(768)
     )
+
+
+def test_a_cache_that_grows_by_one_row_copies_itself_for_every_token():
+    kv = config.KV(layout=config.KVLayout.contiguous, growth_step=1)
+    assert slots_for(kv, [10, 300]) == 310
+    harness = Harness(contiguous_factory(growth_step=1))
+    cache = harness.kv_cache.manager
+    manager = contiguous_factory(growth_step=3).create(SHAPES, 1).manager
+    assert manager.capacity_tokens == 15  # of 16
+    harness.join("1", 10, 20)
+    harness.step({"1": 10})
+    for held in (11, 12, 13):
+        harness.step({"1": 1})
+        assert cache.reserved_bytes == held * TOKEN_BYTES
+    assert cache.counters()["kv.moves"] == 3
+    assert cache.counters()["kv.bytes_copied"] == (10 + 11 + 12) * TOKEN_BYTES
 
 
 @pytest.mark.parametrize(
@@ -88,7 +109,7 @@ def test_reserved_slots_are_held_from_the_beginning():
     [
         (PADDED, 512 + 512),
         (CONTIGUOUS, 256 + 512),
-        (factory_of("contiguous", contiguous.create, set_aside=600), 768 + 768),
+        (contiguous_factory(set_aside=600), 768 + 768),
     ],
 )
 def test_a_released_request_s_held_and_filled_slots_are_counted(kind, slots_held):

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from labkit import config
 
-# The padded and contiguous layouts grow in steps of this many tokens, as mlx_lm's caches do.
+# The padded layout grows in steps of this many tokens, as mlx_lm's caches do, and by default the
+# contiguous layout does too (engine.kv.growth_step).
 CACHE_STEP_TOKENS = 256
 
 
-def round_up_to_step(tokens: int) -> int:
-    """Round a number of tokens up to a multiple of ``CACHE_STEP_TOKENS``."""
-    return -(-tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+def round_up_to_step(tokens: int, step: int = CACHE_STEP_TOKENS) -> int:
+    """Round a number of tokens up to a multiple of ``step``."""
+    return -(-tokens // step) * step
 
 
 def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
@@ -20,7 +21,7 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
     if kv.layout is config.KVLayout.padded:
         return len(lengths) * round_up_to_step(max(lengths, default=0))
     if kv.layout is config.KVLayout.contiguous:
-        return sum(round_up_to_step(max(n, kv.set_aside or 0)) for n in lengths)
+        return sum(round_up_to_step(max(n, kv.set_aside or 0), kv.growth_step) for n in lengths)
     return sum(-(-n // kv.block_size) * kv.block_size for n in lengths)
 
 

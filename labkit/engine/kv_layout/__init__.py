@@ -40,7 +40,7 @@ def create_factory(options: config.Engine, computed: str = "float32") -> KVCache
             from labkit.engine.kv_layout import contiguous
 
             capacity = num_blocks * kv.block_size
-            return contiguous.create(shapes, capacity, dtype, kv.set_aside or 0)
+            return contiguous.create(shapes, capacity, dtype, kv)
         if kv.layout is KVLayout.padded:
             from labkit.engine.kv_layout import padded
 

@@ -1,8 +1,9 @@
 """``engine.kv.layout=contiguous``: one array per request, which grows by copying.
 
-As in mlx_lm's ``KVCache``, an array grows in steps of 256 tokens when its request needs more
-memory, and every growth copies its contents. ``engine.kv.set_aside`` is the number of tokens for
-which a request gets memory when it is admitted, whether it needs the memory or not. MLX's attention
+An array grows by ``engine.kv.growth_step`` tokens when its request needs more memory, and every
+growth copies its contents. The default of 256 tokens is that of mlx_lm's ``KVCache``.
+``engine.kv.set_aside`` is the number of tokens for which a request gets memory when it is admitted,
+whether it needs the memory or not. MLX's attention
 is called once per request, over the computed tokens.
 """
 
@@ -21,28 +22,28 @@ from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAt
 from labkit.engine.kv_layout.kv_shape import KVShape
 
 if TYPE_CHECKING:
+    from labkit.config import KV
     from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
 
 
-def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, set_aside: int = 0) -> KVCache:
+def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:
     """Create a cache that may promise ``capacity`` tokens to all requests together.
 
-    ``set_aside``: the number of tokens for which every request gets memory when it is admitted.
+    ``options``: the tokens set aside for every request, and those by which its array grows.
     """
-    manager = ContiguousKVCacheManager(shapes, capacity, dtype, set_aside)
+    manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
     return KVCache(manager, ContiguousMemory(manager))
 
 
 class ContiguousKVCacheManager(DenseKVCacheManager):
-    """Promises memory to requests, in steps of 256 tokens. Each request has its own array."""
+    """Promises memory to requests, in growth steps. Each request has its own array."""
 
-    def __init__(
-        self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, set_aside: int
-    ) -> None:
+    def __init__(self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> None:
         super().__init__(shapes, capacity, "a KV cache", dtype)
         self._shapes = shapes
-        self._set_aside = set_aside
+        self._set_aside = options.set_aside or 0
+        self.growth_step = options.growth_step
         self._total_set_aside = 0
         self._dtype = dtype
         self._promised: dict[str, int] = {}
@@ -65,7 +66,7 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         return 0
 
     def _memory_tokens(self, num_tokens: int) -> int:
-        return round_up_to_step(max(num_tokens, self._set_aside))
+        return round_up_to_step(max(num_tokens, self._set_aside), self.growth_step)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Return whether memory for ``num_tokens`` was promised. A promise never grows."""
@@ -124,7 +125,7 @@ class ContiguousMemory:
             num_cached = context - (stop - start)
             if context > row.capacity:
                 moves = [TokenMove(0, 0, 0, 0, num_cached)] if num_cached else []
-                row.reallocate(1, round_up_to_step(context), moves)
+                row.reallocate(1, round_up_to_step(context, self._manager.growth_step), moves)
             segments.append(Segment(row, start, stop, context))
         step = ContiguousStep(segments)
         return batch, StepAttention(self.attention, step, {"layout.contiguous": 1})

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.budget.kv_demand import round_up_to_step
+from labkit.engine.budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.kv_layout.kv_shape import KVShape
 
@@ -129,8 +129,10 @@ class DenseKVCacheManager(KVCacheManager):
     """Base class for layouts in which each request has one row, identified by a row id.
 
     ``capacity`` is the number of tokens that may be promised to all requests together. ``row_name``
-    is the term for a request's memory in messages.
+    is the term for a request's memory in messages. Memory grows by ``growth_step`` tokens.
     """
+
+    growth_step = CACHE_STEP_TOKENS
 
     def __init__(
         self, shapes: tuple[KVShape, ...], capacity: int, row_name: str, dtype: str
@@ -149,7 +151,7 @@ class DenseKVCacheManager(KVCacheManager):
     @property
     def capacity_tokens(self) -> int:
         """The largest number of tokens that a single request can have in the KV cache."""
-        return self._capacity // round_up_to_step(1) * round_up_to_step(1)
+        return self._capacity // self.growth_step * self.growth_step
 
     def refusal_reason(self, num_tokens: int) -> str | None:
         """Return the reason that ``num_tokens`` tokens can never fit; see ``KVCacheManager``."""
@@ -162,7 +164,7 @@ class DenseKVCacheManager(KVCacheManager):
 
     def _memory_tokens(self, num_tokens: int) -> int:
         """Return ``num_tokens`` rounded up to the size of an allocation, in tokens."""
-        return round_up_to_step(num_tokens)
+        return round_up_to_step(num_tokens, self.growth_step)
 
     def _add_row_id(self, request_id: str) -> int:
         """Return a new row id, and store it as the request's block table."""
