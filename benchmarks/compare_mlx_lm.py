@@ -255,7 +255,7 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
     ``target``: the file for all figures, or None.
     """
     from labkit import app
-    from labkit.experiment.file_locks import timing_lock
+    from labkit.experiment.timing_lock import timing_lock
 
     app.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}

@@ -471,7 +471,7 @@ def main() -> None:
     if options.show:
         print(table(json.loads(options.show.read_text())), end="")
         return
-    from labkit.experiment.file_locks import timing_lock
+    from labkit.experiment.timing_lock import timing_lock
     from labkit.machine.worker_environment import core_count
 
     arm_names = options.arms.split(",")

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +21,19 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_configure():
-    """Keep a test from running a kernel as it was before a file that it includes changed."""
+    """Keep a test from running a kernel as it was before a file that it includes changed.
+
+    Each test process has a timing lock of its own, so it does not wait for studies on this host.
+    """
     import numba
 
     numba.config.CACHE_DIR = str(cache_dir.numba_cache_dir())
+    os.environ["LABKIT_LOCK_DIR"] = tempfile.mkdtemp(prefix="labkit-locks-")
+
+
+def pytest_unconfigure():
+    """Remove this test process's timing lock."""
+    shutil.rmtree(os.environ.pop("LABKIT_LOCK_DIR"), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

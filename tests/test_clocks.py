@@ -15,8 +15,8 @@ FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "getmtime", "g
 # The functions that read the wall clock, to stamp a date, and what they read.
 DATES = {
     "labkit/app.py:_fresh_folder": {"datetime.now"},  # a folder's name
-    "labkit/experiment/file_locks.py:timing_lock": {"time.time"},
-    "labkit/experiment/file_locks.py:describe_timing_lock": {"time.localtime", "time.strftime"},
+    "labkit/experiment/timing_lock.py:timing_lock": {"time.time"},
+    "labkit/experiment/timing_lock.py:describe": {"time.localtime", "time.strftime"},
     "labkit/experiment/run_launcher.py:_write_marker": {"time.time"},
     "labkit/mac/__main__.py:main": {"datetime.now"},  # a folder's name
     "labkit/machine/fingerprint.py:utc_now": {"datetime.now"},

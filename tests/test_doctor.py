@@ -118,14 +118,6 @@ def test_lines_of_a_mac():
 
 
 @pytest.fixture(autouse=True)
-def own_lock(tmp_path, monkeypatch):
-    """A lock of the test's own: other tests on this host may be timing studies."""
-    from labkit.experiment import file_locks
-
-    monkeypatch.setattr(file_locks, "timing_lock_path", lambda device="cpu": tmp_path / "lock")
-
-
-@pytest.fixture(autouse=True)
 def own_folders(tmp_path, monkeypatch):
     """A temporary folder of the test's own."""
     (tmp_path / "temporary").mkdir()
@@ -240,11 +232,11 @@ def test_a_failed_measurement_is_one_line_and_exit_code_1(monkeypatch, capsys):
 
 
 def test_a_running_study_is_not_disturbed(monkeypatch, capsys):
-    from labkit.experiment import file_locks
+    from labkit.experiment.timing_lock import timing_lock
 
     monkeypatch.setattr(doctor, "LOCK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))
-    with file_locks.timing_lock("outputs/a_study"):
+    with timing_lock("outputs/a_study"):
         assert doctor.main([]) == 1
     _, waiting, line = capsys.readouterr().err.splitlines()
     assert waiting.startswith("waiting: outputs/a_study")

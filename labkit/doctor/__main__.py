@@ -18,7 +18,7 @@ from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
 from labkit.experiment import StudyError, doctor_noise
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.file_locks import timing_lock
+from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import fingerprint, memory_capacity, wired_advice, worker_environment
 from labkit.machine.best_effort import collect
 from labkit.machine.operating_system import operating_system

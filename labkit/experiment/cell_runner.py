@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
 from labkit.config import Isolation
 from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
+from labkit.experiment.cell_lock import cell_lock
 from labkit.experiment.cell_manifest import (
     AllDecided,
     ended_at_look,
@@ -30,11 +31,11 @@ from labkit.experiment.cell_manifest import (
     take_interim_look,
     write_manifest,
 )
-from labkit.experiment.file_locks import cell_lock, timing_lock
 from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher, RunLauncher
+from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import fingerprint
 from labkit.machine.cache_dir import CacheError
 from labkit.records import Record, RecordError, publish_record, read_digests, read_record
@@ -70,7 +71,10 @@ def run_cell(
     redo_failed: bool = False,
     all_decided: AllDecided | None = None,
 ) -> CellOutcome:
-    """Run the missing runs of a cell, while holding the cell's lock and the host's timing lock.
+    """Run the missing runs of a cell, while holding the cell's lock.
+
+    The host's timing lock is held from the first missing run on, so a finished cell never waits
+    for another study.
 
     Parameters
     ----------
@@ -98,7 +102,6 @@ def run_cell(
         _disk_errors_as_one_line(cell),
         InterruptSignals() as signals,
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
-        timing_lock(str(cell.dir), on_wait=progress.note, check=signals.check),
     ):
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)
         runner = _BlockRunner(cell, launcher, progress, signals)
@@ -110,7 +113,7 @@ def run_cell(
 
 @dataclass(frozen=True)
 class _BlockRunner:
-    """Runs a cell's blocks while its locks are held."""
+    """Runs a cell's blocks while the cell's lock is held."""
 
     cell: Cell
     launcher: RunLauncher
@@ -124,13 +127,17 @@ class _BlockRunner:
         all_decided: AllDecided | None,
     ) -> list[Record]:
         """Run the blocks, stop at a look at which all is decided, and return the new records."""
-        cell, records = self.cell, list(old_records)
-        self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
-        try:
+        cell, records, timing = self.cell, list(old_records), False
+        with ExitStack() as held:
+            self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
+            held.callback(self.progress.end)
             for end in cell.stopping_points:
                 write_manifest(cell, end)
                 due = [block for block in blocks if block[0].block < end]
                 blocks = blocks[len(due) :]
+                if due and not timing:
+                    held.enter_context(self._timing_lock())
+                    timing = True
                 if due:
                     self.launcher.prepare(cell)
                 for block in due:
@@ -143,9 +150,11 @@ class _BlockRunner:
                         f"every primary row {decided} at the look after {end} blocks"
                     )
                     break
-        finally:
-            self.progress.end()
         return records[len(old_records) :]
+
+    def _timing_lock(self) -> AbstractContextManager[None]:
+        holder, note = str(self.cell.dir.absolute()), self.progress.note
+        return timing_lock(holder, on_wait=note, check=self.signals.check)
 
     def _run_block(self, block: Block) -> list[Record]:
         """Launch the processes of a block one after the other, and write each record."""

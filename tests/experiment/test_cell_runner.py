@@ -17,6 +17,7 @@ from labkit.experiment.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import code_revision, fingerprint
 from labkit.records import (
     Record,
@@ -321,3 +322,18 @@ def test_an_edited_record_runs_its_block_again(make_cell):
     assert unfinished(cell) == of_block(cell, 1)
     assert run_cell(cell, runs).ran == 3
     assert unlisted_records(cell.dir) == 0 and len(read_runs(cell.dir)) == 6
+
+
+def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell, launcher):
+    """Nothing is left to time, so another study that is timing is not in the way."""
+
+    class NoWait(Progress):
+        def note(self, line):
+            if line.startswith("waiting"):
+                raise StudyError(line)
+
+    run_cell(make_cell(control=False), launcher)
+    with timing_lock("/studies/other"):
+        assert run_cell(make_cell(control=False), launcher, NoWait()).already_done == 2
+        with pytest.raises(StudyError, match="/studies/other"):
+            run_cell(make_cell(control=False, blocks=2), launcher, NoWait())

@@ -32,7 +32,11 @@ def own_environment(folder):
     """
     (folder / "tmp").mkdir(exist_ok=True)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path, "TMPDIR": str(folder / "tmp")}
+    return {
+        "PYTHONPATH": path,
+        "LABKIT_LOCK_DIR": str(folder / "locks"),
+        "TMPDIR": str(folder / "tmp"),
+    }
 
 
 def cells(folder):

@@ -1,19 +1,18 @@
-"""File locks: one timed cell per host, one process per cell; a child ends with its parent."""
+"""The cell's lock: one process per cell; a child ends with its parent."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
-from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.file_locks import cell_lock, slurm_job, timing_lock, timing_lock_path
+from labkit.experiment import Interrupted
+from labkit.experiment.cell_lock import cell_lock, slurm_job
 from labkit.records import describe_last_session, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,67 +66,6 @@ def alive(pid: int) -> bool:
     return True
 
 
-@pytest.fixture
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-
-def test_a_second_process_waits_and_sees_the_holder(own_folder):
-    holders = []
-
-    def give_up():
-        if holders:
-            raise Interrupted("enough")
-
-    with timing_lock("outputs/first"):
-        for _ in range(2):
-            holders.clear()
-            with (
-                pytest.raises(Interrupted),
-                timing_lock("second", on_wait=holders.append, check=give_up, poll_s=0.01),
-            ):
-                pytest.fail("two hold the lock")
-        assert "outputs/first" in holders[0]
-        assert f"pid {os.getpid()}" in holders[0]
-        assert "since" in holders[0]
-    with timing_lock("second", on_wait=holders.append):
-        assert len(holders) == 1
-
-
-@pytest.mark.parametrize("jump_s", [-1e6, 1e6])
-def test_a_clock_that_jumps_changes_no_wait_for_a_lock(own_folder, monkeypatch, jump_s):
-    def refused(seconds):
-        raise OSError(22, "Invalid argument")  # as under libfaketime
-
-    told, polls, now = [], [], time.time()
-
-    def give_up():
-        polls.append(1)
-        if len(polls) == 3:
-            raise Interrupted("enough")
-
-    with timing_lock("outputs/first"):
-        monkeypatch.setattr(time, "time", lambda: now + jump_s)
-        monkeypatch.setattr(time, "sleep", refused)
-        with (
-            pytest.raises(Interrupted),
-            timing_lock("second", on_wait=told.append, check=give_up, poll_s=0.001),
-        ):
-            pytest.fail("two hold the lock")
-    assert len(told) == 1 and told[0].endswith("for 0 s")
-
-
-def test_each_device_has_its_own_lock(own_folder):
-    with timing_lock("one", device="cpu"), timing_lock("two", device="gpu0"):
-        assert timing_lock_path("cpu") != timing_lock_path("gpu0")
-
-
-def test_an_unwritable_folder_is_an_error_of_one_line(own_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    with pytest.raises(StudyError, match="timing lock"), timing_lock("one"):
-        pass
-
-
 def test_one_process_at_a_time_works_on_a_cell(tmp_path):
     holders = []
 
@@ -168,7 +106,7 @@ def test_a_killed_session_has_no_end(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from labkit.experiment.file_locks import cell_lock
+from labkit.experiment.cell_lock import cell_lock
 with cell_lock(Path({str(tmp_path)!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -1,71 +1,25 @@
-"""File locks: one cell is timed per host at a time, and one process works on a cell.
+"""The cell's lock: one process works on a cell.
 
-Both are locks of the kernel (``flock``): they end with the process that holds them, however it
-ends, and workers do not inherit them. The locked file says which process holds the lock,
-and since when.
+It is a lock of the kernel (``flock``): it ends with the process that holds it, however it ends, and
+workers do not inherit it. The locked file describes the session that works on the cell.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import select
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.experiment import Interrupted, StudyError
+from labkit.experiment.timing_lock import OnWait
 from labkit.machine import fingerprint
 from labkit.machine.exception_text import one_line_with_type
 from labkit.records import SESSION_DONE, CellSession, describe_last_session, session_path
-
-OnWait = Callable[[str], None]  # called with a line about the process that holds the lock
-
-
-def timing_lock_path(device: str = "cpu") -> Path:
-    """Return the path of the timing lock for a device of this host, in the temporary folder."""
-    return Path(tempfile.gettempdir()) / f"labkit-{device}.lock"
-
-
-@contextmanager
-def timing_lock(
-    holder: str,
-    *,
-    device: str = "cpu",
-    on_wait: OnWait = lambda line: None,
-    check: Callable[[], None] = lambda: None,
-    poll_s: float = 0.5,
-) -> Iterator[None]:
-    """Hold the host's timing lock; wait while another cell holds it.
-
-    Parameters
-    ----------
-    holder
-        A name for this process, shown to other processes that wait for the lock.
-    on_wait
-        Called with one line when the wait begins, and again every minute.
-    check
-        Called at every poll (``poll_s`` seconds); may raise an exception to stop waiting.
-
-    Raises
-    ------
-    StudyError
-        The lock file can't be opened.
-    """
-    path = timing_lock_path(device)
-
-    def holder_line() -> str:
-        return describe_timing_lock(path)
-
-    with _lock(path, "timing lock", holder_line, on_wait, check, poll_s) as descriptor:
-        now = {"since": time.time(), "since_monotonic": time.monotonic()}  # a date, a duration
-        facts = {"holder": holder, "pid": os.getpid(), **now}
-        _write(descriptor, json.dumps(facts))
-        yield
 
 
 @contextmanager
@@ -78,8 +32,9 @@ def cell_lock(
 ) -> Iterator[None]:
     """Hold a cell's lock, and write a :class:`CellSession` at its start and end.
 
-    The lock matters on a cluster, where an earlier job may still work on the cell. ``on_wait``,
-    ``check`` and ``poll_s`` are those of :func:`timing_lock`.
+    The lock matters on a cluster, where an earlier job may still work on the cell. ``on_wait`` is
+    called with one line on its holder when the wait begins, and again every minute. ``check`` is
+    called at every poll (``poll_s`` seconds); it may raise an exception to stop waiting.
 
     Raises
     ------
@@ -173,18 +128,3 @@ def _acquired(descriptor: int, path: Path, name: str) -> bool:
 def _write(descriptor: int, text: str) -> None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, text.encode(), 0)
-
-
-def describe_timing_lock(path: Path) -> str:
-    """Return a line that says which process holds a timing lock, since when, for how long."""
-    try:
-        facts = json.loads(path.read_text())
-        since = float(facts["since"])
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
-        held_s = round(time.monotonic() - float(facts["since_monotonic"]))
-        return (
-            f"{facts['holder']} (pid {facts['pid']}) is timing on this host "
-            f"since {clock}, for {held_s} s"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another cell is timing on this host"

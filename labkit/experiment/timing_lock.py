@@ -1,0 +1,195 @@
+"""The timing lock: one cell is timed per host at a time, in the order of arrival.
+
+A process that wants to time takes a ticket, a numbered file in a folder that all users of the host
+share, and holds the kernel's lock (``flock``) on it until it ends, however it ends. Its turn comes
+when no ticket with a smaller number is locked. The ticket of a killed process is not locked, so it
+holds up nobody; the next process that takes a ticket removes it. Workers do not inherit the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.experiment import StudyError
+
+LOCK_DIR = "LABKIT_LOCK_DIR"  # the variable that names another folder
+# Not the folder of TMPDIR, which differs between users, and between sessions on macOS.
+SHARED_FOLDER = Path("/tmp/labkit-locks")
+SHARED_MODE = 0o1777  # everyone may take a ticket and remove only their own, as in /tmp
+
+OnWait = Callable[[str], None]  # called with a line about the process that is waited for
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A place in the queue for a device: the file ``DEVICE-NUMBER.ticket``."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """The place in the order of arrival."""
+        return int(self.path.stem.rpartition("-")[2])
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process that took the ticket is alive."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def describe(self) -> str:
+        """Return a phrase on who has the ticket and, if it is timing, since when."""
+        try:
+            facts = json.loads(self.path.read_text())
+            who = f"{facts['holder']} (pid {facts['pid']}, user {self._user()})"
+            if facts["since"] is None:
+                return f"{who} is next to time on this host"
+            since = time.localtime(float(facts["since"]))
+            held_s = round(time.monotonic() - float(facts["since_monotonic"]))
+            clock = time.strftime("%Y-%m-%d %H:%M:%S", since)
+            return f"{who} is timing on this host since {clock}, for {held_s} s"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process is timing on this host"
+
+    def _user(self) -> str:
+        try:
+            return self.path.owner()
+        except KeyError:  # the id has no name here
+            return str(self.path.stat().st_uid)
+
+
+@contextmanager
+def timing_lock(
+    holder: str,
+    *,
+    device: str = "cpu",
+    on_wait: OnWait = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+    poll_s: float = 0.5,
+) -> Iterator[None]:
+    """Hold the host's timing lock; wait for all processes that asked for it before.
+
+    Parameters
+    ----------
+    holder
+        A name for this process, shown to other processes that wait for the lock.
+    device
+        The device that is timed; each has a lock of its own.
+    on_wait
+        Called with one line when the wait begins, when the process that is timing changes, and
+        again every minute.
+    check
+        Called at every poll (``poll_s`` seconds); may raise an exception to stop waiting.
+
+    Raises
+    ------
+    StudyError
+        The folder of the locks can't be used.
+    """
+    with ExitStack() as held:
+        with _errors_as_one_line():
+            ticket, descriptor = held.enter_context(_take_ticket(holder, device))
+            ahead = _live_tickets(ticket, device)
+        last_call, last_first = -float("inf"), None
+        while ahead:
+            check()
+            first = ahead[0].number
+            if first != last_first or time.monotonic() - last_call >= 60:
+                last_call, last_first = time.monotonic(), first
+                on_wait(f"waiting: {ahead[0].describe()}{_queue_text(len(ahead) - 1)}")
+            select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
+            ahead = [before for before in ahead if before.is_live]
+        _write(descriptor, holder, time.time(), time.monotonic())  # a date, a duration
+        yield
+
+
+@contextmanager
+def _take_ticket(holder: str, device: str) -> Iterator[tuple[Ticket, int]]:
+    """Take the next ticket, yield it with its locked file's descriptor, and remove it at the end.
+
+    While the folder is locked, no other process takes a ticket.
+    """
+    folder = _folder()
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(SHARED_MODE)
+    guard = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        tickets = timing_tickets(device)
+        for old in tickets:
+            if not old.is_live:
+                with suppress(OSError):  # another user's, which only its owner may remove
+                    old.path.unlink()
+        number = tickets[-1].number + 1 if tickets else 1
+        ticket = Ticket(folder / f"{device}-{number}.ticket")
+        descriptor = os.open(ticket.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.fchmod(descriptor, 0o644)  # whatever the umask
+        _write(descriptor, holder, None, None)
+    finally:
+        os.close(guard)
+    try:
+        yield ticket, descriptor
+    finally:
+        with suppress(OSError):  # it was removed from outside
+            ticket.path.unlink()
+        os.close(descriptor)
+
+
+def _write(descriptor: int, holder: str, since: float | None, monotonic: float | None) -> None:
+    facts = {"holder": holder, "pid": os.getpid(), "since": since, "since_monotonic": monotonic}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(facts).encode(), 0)
+
+
+@contextmanager
+def _errors_as_one_line() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(
+            f"{error.filename or _folder()}: the timing lock can't be used: {error.strerror}; "
+            f"every user must be able to write in {_folder()} (chmod 1777), "
+            f"or set {LOCK_DIR} to a folder that all users of the host share"
+        ) from None
+
+
+def timing_tickets(device: str = "cpu") -> list[Ticket]:
+    """Return the device's tickets in the order of arrival, those of killed processes included."""
+    paths = _folder().glob(f"{device}-*.ticket")
+    return sorted(map(Ticket, paths), key=lambda ticket: ticket.number)
+
+
+def _folder() -> Path:
+    chosen = os.environ.get(LOCK_DIR)
+    return Path(chosen).resolve() if chosen else SHARED_FOLDER
+
+
+def _live_tickets(mine: Ticket, device: str) -> list[Ticket]:
+    """Return the tickets before ``mine`` whose processes are alive."""
+    return [t for t in timing_tickets(device) if t.number < mine.number and t.is_live]
+
+
+def _queue_text(others: int) -> str:
+    """Return a phrase on the number of other processes that come first."""
+    if not others:
+        return ""
+    return f"; {others} more {'comes' if others == 1 else 'come'} first"
