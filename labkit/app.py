@@ -8,6 +8,7 @@ gate or a run failed, 2 for an error in the command or the configuration, 130 if
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit import __version__
 from labkit.config import ConfigError, Experiment
 from labkit.machine.exception_text import one_line
+from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
     from labkit.experiment.cell_composer import ComposedCell
@@ -35,7 +37,7 @@ PRINT_FLAGS: dict[str, tuple[str, ...]] = {
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     "--shell-completion": (),
 }
-PROGRAMS = ("compare", "doctor", "mac", "post", "regression", "report", "serve")
+PROGRAMS = ("compare", "doctor", "export", "mac", "post", "regression", "report", "serve")
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 SHORT_FLAGS = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
@@ -315,6 +317,35 @@ def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[s
     return out, [*command.overrides, *([] if named else [f"out={out}"])]
 
 
+def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tuple[Path, list[str]]:
+    """Unpack a study that is to be continued beside its archive.
+
+    Returns the study's folder, and the overrides with this folder as ``out=``.
+
+    Raises
+    ------
+    ConfigError
+        The folder exists, the archive is not valid, or the command only plans.
+    """
+    from labkit.experiment.hydra_composer import hydra_quote
+    from labkit.records import RecordError, unpack_archive
+
+    folder = archive.with_suffix("")
+    if plan:
+        raise ConfigError(
+            f"out={archive}: plan=true writes nothing; unpack the archive first with "
+            f"python -m labkit.export --unpack {archive} {folder}"
+        )
+    if folder.exists():
+        raise ConfigError(f"out={archive}: its folder exists; continue the study with out={folder}")
+    try:
+        unpack_archive(archive, folder)
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    rest = [word for word in overrides if not word.startswith("out=")]
+    return folder, [*rest, f"out={hydra_quote(str(folder))}"]
+
+
 def _fresh_folder() -> Path:
     from datetime import datetime
 
@@ -334,8 +365,18 @@ def run(command: Command) -> int:
     with cache_dir.recorded_entries() as written:
         cells, launcher = compose_cells(command), launcher_of(command)
         out, overrides = study_folder(command, absolute=not launcher.is_local)
+        archive = out if out.suffix == ARCHIVE_SUFFIX and out.is_file() else None
+        if archive is not None:
+            out, overrides = unpacked_archive(archive, overrides, cells[0].experiment.plan)
         study = Study(out, cells)
-        study.refuse_changes()
+        try:
+            study.refuse_changes()
+        except ConfigError:
+            if archive is not None:
+                shutil.rmtree(out)
+            raise
+        if archive is not None:
+            say(f"{archive} unpacked; the study continues in {out}")
         if cells[0].experiment.plan:
             from labkit.experiment.plan_preview import print_plan
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.cli_errors import OneLineParser, print_error, print_notes
-from labkit.records import RecordError
+from labkit.records import RecordError, open_study
 
 if TYPE_CHECKING:
     from labkit.analysis.study_diff import StudyComparison
@@ -44,9 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.compare",
         description="Test whether arms' differences from the baseline changed between studies.",
     )
-    parser.add_argument("old", type=Path, metavar="OLD", help="folder of the earlier study")
     parser.add_argument(
-        "new", type=Path, nargs="+", metavar="NEW", help="folder of a later study (one or more)"
+        "old", type=Path, metavar="OLD", help="folder or archive of the earlier study"
+    )
+    parser.add_argument(
+        "new",
+        type=Path,
+        nargs="+",
+        metavar="NEW",
+        help="folder or archive of a later study (one or more)",
     )
     parser.add_argument(
         "--fail-on",
@@ -65,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     analysis_cache = AnalysisCache()
     try:
-        old = analysis_cache.study(options.old)
-        later = [analysis_cache.study(new) for new in options.new]
+        old = analysis_cache.study(open_study(options.old))
+        later = [analysis_cache.study(open_study(new)) for new in options.new]
         comparisons = compare_with_first(old, later, options.margin)
     except (RecordError, StudiesNotComparable, OSError) as error:
         return print_error(parser.prog, error)

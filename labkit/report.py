@@ -1,6 +1,7 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
-In a folder of studies it writes an index page of their questions, answers, dates and machines.
+The files of an archive's study are written beside it, into ``STUDY.report``. In a folder of
+studies it writes an index page of their questions, answers, dates and machines.
 ``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a one-line
 message, if the study cannot be read or lacks data that the format needs.
 """
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dir",
         type=Path,
         metavar="DIR",
-        help="folder of a study, of one of its cells, or of several studies (for their index)",
+        help="folder or archive of a study, or the folder of a cell or of several studies",
     )
     parser.add_argument("--format", choices=FORMATS, help="print this format and write nothing")
     options, analysis_cache = parser.parse_args(argv), AnalysisCache()
@@ -73,12 +74,13 @@ def _index(folder: Path, format_name: str | None) -> None:
 
 def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:
     from labkit.analysis.number_format import count_text
-    from labkit.analysis.rendering.report_files import write_study
+    from labkit.analysis.rendering.report_files import report_dir, write_study
 
     analyses = write_study(folder, analysis_cache=analysis_cache)
     cells = count_text(len(analyses), "cell")
     runs = count_text(sum(len(analysis.data.records) for analysis in analyses), "run")
-    print(f"{cells}, {runs}: {folder / 'report.md'} and {folder / 'report.html'}")
+    reports = report_dir(folder)
+    print(f"{cells}, {runs}: {reports / 'report.md'} and {reports / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from labkit.config import ConfigError
 from labkit.experiment import cell_composer, python_environment
 from labkit.experiment.python_environment import Imports, default_options
 from labkit.experiment.turn_protocol import VERSION
+from labkit.export import export
 from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
@@ -154,7 +155,7 @@ SERVERS = [c for c in RECIPES if c.startswith("python -m labkit.serve ")]
 # What is run in a copy of the pages: the commands beside a study, and the pages' own generators.
 OTHERS = [
     c for c in RECIPES
-    if re.match(r"python (-m labkit\.(doctor|report|compare|post)|-m docs\.|docs/)", c)
+    if re.match(r"python (-m labkit\.(doctor|export|report|compare|post)|-m docs\.|docs/)", c)
     and c not in LISTED
 ]  # fmt: skip
 BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]
@@ -437,6 +438,7 @@ def copied_pages(tmp_path, monkeypatch):
         shutil.copy(ROOT / "README.md", tmp_path / name)
     for name in ("DIR", "OLD", "NEW"):
         shutil.copytree(ROOT / "outputs" / "reference" / "seq_map", tmp_path / name)
+    export(tmp_path / "DIR", tmp_path / "STUDY.zip")
     return tmp_path
 
 

@@ -25,11 +25,13 @@ from labkit.analysis.number_format import (
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.published_table import published_source
+from labkit.analysis.rendering.report_files import report_dir
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
 from labkit.analysis.rendering.table_model import Column, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.analysis.verdict_sentences import row_name
 from labkit.config.option_index import did_you_mean
+from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
 Json = Mapping[str, Any]
 
@@ -57,7 +59,7 @@ class ArticleLink:
 class PlaceholderFunctions:
     """The functions that placeholders call.
 
-    A study's folder is looked up in the article's folder, then in each folder above it.
+    A study's folder or archive is looked up in the article's folder, then in each folder above it.
     """
 
     def __init__(self, folder: Path, analysis_cache: AnalysisCache) -> None:
@@ -65,6 +67,7 @@ class PlaceholderFunctions:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         self._folder, self._analysis_cache = folder, analysis_cache
+        self._opened: dict[Path, StudyPath] = {}
         self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
             "table": self.table,
             "settings": self.settings,
@@ -129,9 +132,10 @@ class PlaceholderFunctions:
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
         """Return a picture of the study; ``file`` is a path within the study's folder."""
-        folder = self._study(study)
-        for report in self._reports(folder, study):
+        path = self._study(study)
+        for report in self._reports(path):
             _require_valid(report, study)
+        folder = report_dir(path)
         known = [f"plots/{path.name}" for path in sorted((folder / "plots").glob("*"))]
         path = folder / _one_of("figure", file, known)
         return ArticleLink(caption or path.stem, self._link(path), picture=True)
@@ -166,25 +170,28 @@ class PlaceholderFunctions:
         Raises :class:`ArticleError` if the cell is incomplete or a gate failed.
         """
         folder = self._study(study)
-        reports = {report.analysis.name: report for report in self._reports(folder, study)}
+        reports = {report.analysis.name: report for report in self._reports(folder)}
         if cell is None and len(reports) > 1:
             raise ArticleError(
                 f"{study} has several cells; cell= must be one of: {', '.join(reports)}"
             )
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
-        page = folder / "report.html"
+        page = report_dir(folder) / "report.html"
         require(page.is_file(), f"{study} has no report.html; run: python -m labkit.report {study}")
         return reports[name], self._link(page)
 
-    def _reports(self, folder: Path, study: str) -> Iterable[CellReport]:
-        for index, analysis in enumerate(self._analysis_cache.study(folder)):
+    def _reports(self, path: Path) -> Iterable[CellReport]:
+        if path not in self._opened:  # an archive is checked once
+            self._opened[path] = open_study(path)
+        for index, analysis in enumerate(self._analysis_cache.study(self._opened[path])):
             yield CellReport(analysis, anchor=f"cell{index}")
 
     def _study(self, study: str) -> Path:
         for folder in (self._folder, *self._folder.parents):
-            if (folder / study).is_dir():
-                return folder / study
+            path = folder / study
+            if path.is_dir() or (path.is_file() and path.suffix == ARCHIVE_SUFFIX):
+                return path
         raise ArticleError(f"{study}: the article's folder and those above it have no such folder")
 
     def _link(self, path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import median_high
 from typing import Any
 
@@ -37,6 +36,7 @@ from labkit.records import (
     Arm,
     Record,
     RecordError,
+    StudyPath,
     read_arms,
     read_cell,
     read_runs,
@@ -51,7 +51,7 @@ class CellData:
     ``unlisted``: the number of records without a digest, whose edits would go unseen.
     """
 
-    dir: Path
+    dir: StudyPath
     manifest: Mapping[str, Any]
     arms: tuple[Arm, ...]
     records: tuple[Record, ...]
@@ -155,7 +155,7 @@ class CellData:
         return len(self.blocks_done) >= int(self.design["blocks"])
 
 
-def read_data(cell_dir: Path) -> CellData:
+def read_data(cell_dir: StudyPath) -> CellData:
     """Read a cell's files.
 
     Raises
@@ -180,7 +180,9 @@ def read_data(cell_dir: Path) -> CellData:
     return CellData(cell_dir, facts, tuple(arms), tuple(records), unlisted_records(cell_dir))
 
 
-def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) -> dict[str, Any]:
+def _undeclared(
+    cell_dir: StudyPath, arms: Sequence[Arm], records: Sequence[Record]
+) -> dict[str, Any]:
     """Return a replacement for a lost ``cell.json``, inferred from the runs.
 
     The declared design is unknown: alpha and margin are the config schema's defaults, and
@@ -366,7 +368,7 @@ class CellAnalysis:
 
 
 def analyse(
-    cell_dir: Path, companion: Callable[[], CellAnalysis | None] = lambda: None
+    cell_dir: StudyPath, companion: Callable[[], CellAnalysis | None] = lambda: None
 ) -> CellAnalysis:
     """Analyse one cell from its files; raise :class:`RecordError` if a file is not valid."""
     data = read_data(cell_dir)
@@ -399,7 +401,7 @@ def _rows(
     )
 
 
-def analyse_cell(cell_dir: Path) -> dict[str, Any]:
+def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
     """Analyse one cell and return its ``cell.json`` (design.md section 8).
 
     Raises
@@ -408,7 +410,7 @@ def analyse_cell(cell_dir: Path) -> dict[str, Any]:
         A file of the cell is missing or truncated, or has another program's or schema version's
         format.
     """
-    return analyse(Path(cell_dir)).json
+    return analyse(cell_dir).json
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:

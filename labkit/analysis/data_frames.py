@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from labkit.analysis.observations import run_value
 from labkit.analysis.study_analysis import AnalysisCache, cell_dirs, undigested_note
-from labkit.records import RecordError, read_arms, read_runs, record_paths, unlisted_records
+from labkit.records import (
+    ArchivePath,
+    RecordError,
+    StudyPath,
+    open_study,
+    read_arms,
+    read_runs,
+    record_paths,
+    unlisted_records,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,6 +32,9 @@ METRIC_COLUMNS = (
     "case", "skipped", "metric", "unit", "better", "primary", "value", "repeats",
 )  # fmt: skip
 ROW_COLUMNS = ("case", "metric", "unit", "better", "primary", "skipped")
+STORED_RUNS = "labkit-runs.json"  # in an archive: the table of runs
+STORED_FORMAT = 1
+UNLISTED = "without_digest"
 SUMMARY_COLUMNS = ("median", "q1", "q3", "n")
 
 
@@ -35,7 +47,7 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
     Parameters
     ----------
     study
-        The study's folder.
+        The study's folder or archive.
     table
         ``runs``: one line per run, case and metric. ``value`` is the run's value in ``unit`` (the
         median of its repeats on the log scale), ``repeats`` the number of repeats. A failed run
@@ -52,25 +64,94 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
     Raises
     ------
     RecordError
-        A record is not valid or was edited, there is no cell in the folder, or ``table`` is
-        unknown.
+        A record is not valid or was edited, the archive was altered, there is no cell, or
+        ``table`` is unknown.
     """
     import pandas as pd
 
     if table not in _TABLES:
         raise RecordError(f"table {table!r}: must be one of: {', '.join(_TABLES)}")
-    folder = Path(study)
-    cells = cell_dirs(folder)
-    columns, rows = _TABLES[table]
-    _warn_of_records_without_digests(folder, cells)
-    frame = pd.DataFrame(list(rows(cells)))
-    frame = frame.reindex(columns=list(dict.fromkeys([*columns, *frame.columns])))
+    opened = open_study(study)
+    columns = _stored_runs(opened) if table == "runs" else None
+    if columns is None:
+        columns = table_columns(opened, table)
+        unlisted, records = _count_records(opened)
+    else:
+        unlisted, records = columns.pop(UNLISTED)
+    if unlisted:
+        warnings.warn(undigested_note(opened, unlisted, records), stacklevel=2)
+    return pd.DataFrame(columns)
+
+
+def table_columns(study: StudyPath, table: Table) -> dict[str, list[Any]]:
+    """Return the columns of a table of :func:`load`; None stands for a missing value."""
+    cells = cell_dirs(study)
+    names, rows_of = _TABLES[table]
+    rows = list(rows_of(cells))
+    names = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
+    places = list(zip(columns["cell"], columns["arm"], strict=True))
     for name, values in varying_options(cells).items():
-        frame[name] = [values[place] for place in zip(frame["cell"], frame["arm"], strict=True)]
-    return frame
+        columns[name] = [values[place] for place in places]
+    return columns
 
 
-def varying_options(cells: Sequence[Path]) -> dict[str, dict[tuple[str, str], Any]]:
+def _count_records(study: StudyPath) -> list[int]:
+    """Return the number of records without a digest, and of all records."""
+    cells = cell_dirs(study)
+    return [sum(map(unlisted_records, cells)), sum(len(record_paths(cell)) for cell in cells)]
+
+
+def store_runs(study: StudyPath) -> bytes:
+    """Return the table of runs as JSON for an archive, so that it loads without the records.
+
+    A column of texts is stored as its distinct values and an index per line.
+    """
+    columns = table_columns(study, "runs")
+    stored = {name: _encoded(values) for name, values in columns.items()}
+    body = {"format": STORED_FORMAT, UNLISTED: _count_records(study), "columns": stored}
+    return json.dumps(body, allow_nan=False).encode()
+
+
+def _encoded(values: Sequence[Any]) -> Any:
+    if all(type(value) in (int, float) for value in values):
+        return list(values)
+    distinct = {_hashable(value): value for value in values}
+    index = {key: number for number, key in enumerate(distinct)}
+    return {
+        "values": list(distinct.values()),
+        "index": [index[_hashable(value)] for value in values],
+    }
+
+
+def _stored_runs(study: StudyPath) -> dict[str, Any] | None:
+    """Return the columns in an archive, or None for a folder or another version's archive.
+
+    The archive's digest, which covers them, was checked when it was opened.
+    """
+    if not isinstance(study, ArchivePath) or not (study / STORED_RUNS).is_file():
+        return None
+    try:
+        stored = json.loads((study / STORED_RUNS).read_bytes())
+        if stored["format"] != STORED_FORMAT:
+            return None
+        columns = {str(name): _decoded(column) for name, column in stored["columns"].items()}
+        unlisted, records = map(int, stored[UNLISTED])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise RecordError(f"{study / STORED_RUNS} is not valid: {error}") from None
+    if len({len(column) for column in columns.values()}) > 1:
+        raise RecordError(f"{study / STORED_RUNS} is not valid: its columns differ in length")
+    return {**columns, UNLISTED: (unlisted, records)}
+
+
+def _decoded(column: Any) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    values = column["values"]
+    return [values[number] for number in column["index"]]
+
+
+def varying_options(cells: Sequence[StudyPath]) -> dict[str, dict[tuple[str, str], Any]]:
     """Return the options in which arms or cells differ, each with its value by (cell, arm).
 
     A value is None where the arm's config has no such option. The names of groups, such as
@@ -101,7 +182,7 @@ def _hashable(value: Any) -> Hashable:
     return json.dumps(value, sort_keys=True)
 
 
-def _runs(cells: Sequence[Path]) -> Iterator[Row]:
+def _runs(cells: Sequence[StudyPath]) -> Iterator[Row]:
     for cell in cells:
         for record in read_runs(cell):
             run = _run(cell, record)
@@ -116,7 +197,7 @@ def _runs(cells: Sequence[Path]) -> Iterator[Row]:
                 yield run
 
 
-def _requests(cells: Sequence[Path]) -> Iterator[Row]:
+def _requests(cells: Sequence[StudyPath]) -> Iterator[Row]:
     for cell in cells:
         for record in read_runs(cell):
             run = _run(cell, record)
@@ -125,11 +206,11 @@ def _requests(cells: Sequence[Path]) -> Iterator[Row]:
                     yield {**run, "case": case.case, **request}
 
 
-def _run(cell: Path, record: Any) -> Row:
+def _run(cell: StudyPath, record: Any) -> Row:
     return {"cell": cell.name, **{name: getattr(record, name) for name in RUN_COLUMNS[1:]}}
 
 
-def _verdicts(cells: Sequence[Path]) -> Iterator[Row]:
+def _verdicts(cells: Sequence[StudyPath]) -> Iterator[Row]:
     analyses = AnalysisCache()
     for cell in cells:
         content = analyses.cell(cell).json
@@ -149,7 +230,7 @@ def _verdicts(cells: Sequence[Path]) -> Iterator[Row]:
                 }
 
 
-_TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[Path]], Iterator[Row]]]] = {
+_TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[StudyPath]], Iterator[Row]]]] = {
     "runs": ((*RUN_COLUMNS, *METRIC_COLUMNS), _runs),
     "verdicts": (
         ("cell", "question", *ROW_COLUMNS, "arm", "role", *SUMMARY_COLUMNS, "verdict", "reason"),
@@ -157,10 +238,3 @@ _TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[Path]], Iterator[Row]
     ),
     "requests": ((*RUN_COLUMNS, "case", "id", "prompt_tokens", "output_tokens"), _requests),
 }
-
-
-def _warn_of_records_without_digests(folder: Path, cells: Sequence[Path]) -> None:
-    unlisted = sum(map(unlisted_records, cells))
-    if unlisted:
-        records = sum(len(record_paths(cell)) for cell in cells)
-        warnings.warn(undigested_note(folder, unlisted, records), stacklevel=3)

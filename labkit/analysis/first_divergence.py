@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.records import output_values_path
+from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]
 MAX_SHOWN_CHARACTERS = 12  # of each text, from the first difference on
@@ -28,16 +28,18 @@ MAX_SHOWN_CHARACTERS = 12  # of each text, from the first difference on
 class StoredValues:
     """Reader of the output values stored in a cell's folder."""
 
-    cell_dir: Path
+    cell_dir: StudyPath
 
     def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
         """Return an output's values, float32 [tokens, heads, head_dim].
 
         Returns None if the values were not stored, or the file does not match the digest.
         """
-        path = output_values_path(self.cell_dir, outputs["digest"])
+        content = read_output_values(self.cell_dir, outputs["digest"])
+        if content is None:
+            return None
         try:
-            stored = np.load(path, allow_pickle=False)
+            stored = np.load(io.BytesIO(content), allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
         digest = hashlib.sha256(np.ascontiguousarray(stored).tobytes()).hexdigest()

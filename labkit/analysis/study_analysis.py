@@ -15,7 +15,14 @@ from labkit.analysis.host_groups import host_groups, machine_name
 from labkit.analysis.number_format import count_text
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
-from labkit.records import PROCESSES_SUFFIX, SCHEMA_VERSION, RecordError
+from labkit.records import (
+    PROCESSES_SUFFIX,
+    SCHEMA_VERSION,
+    ArchivePath,
+    RecordError,
+    StudyPath,
+    open_study,
+)
 
 Stamp = frozenset[tuple[str, int]]
 
@@ -24,9 +31,9 @@ class AnalysisCache:
     """Cache of cell analyses; a cell is analysed again only if its runs have changed."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[Stamp, CellAnalysis]] = {}
+        self._known: dict[StudyPath, tuple[Stamp, CellAnalysis]] = {}
 
-    def cell(self, cell_dir: Path) -> CellAnalysis:
+    def cell(self, cell_dir: StudyPath) -> CellAnalysis:
         """Return a cell's analysis, from the cache unless its runs have changed.
 
         Raises :class:`RecordError` if a file of the cell is not valid.
@@ -38,11 +45,11 @@ class AnalysisCache:
         self._known[cell_dir] = stamp, analysis
         return analysis
 
-    def study(self, study_dir: Path) -> list[CellAnalysis]:
+    def study(self, study_dir: StudyPath) -> list[CellAnalysis]:
         """Return the analyses of a study's cells; raise :class:`RecordError` for a bad file."""
         return [self.cell(path) for path in cell_dirs(study_dir)]
 
-    def decided(self, cell_dir: Path) -> bool:
+    def decided(self, cell_dir: StudyPath) -> bool:
         """Return whether every treatment arm has a decided verdict in every primary row.
 
         A sweep is decided if one setting is left as the best in every primary row.
@@ -60,14 +67,14 @@ class AnalysisCache:
 
     def notes(self) -> list[str]:
         """Return a line for each study that was read and has records without a digest."""
-        counts: dict[Path, tuple[int, int]] = {}
+        counts: dict[StudyPath, tuple[int, int]] = {}
         for cell_dir, (_, analysis) in self._known.items():
             unlisted, records = counts.get(cell_dir.parent, (0, 0))
             data = analysis.data
             counts[cell_dir.parent] = unlisted + data.unlisted, records + len(data.records)
         return [undigested_note(study, *count) for study, count in counts.items() if count[0]]
 
-    def _companion(self, cell_dir: Path) -> CellAnalysis | None:
+    def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.
 
         For an interleaved cell that is the separate-process cell that confirms it, and vice versa.
@@ -81,13 +88,15 @@ class AnalysisCache:
         return self.cell(other) if has_runs else None
 
 
-def _stamp(cell_dir: Path) -> Stamp:
-    """Return the names and modification times of a cell's runs."""
+def _stamp(cell_dir: StudyPath) -> Stamp:
+    """Return the names and modification times of a cell's runs; none for an archive's cell."""
+    if isinstance(cell_dir, ArchivePath):
+        return frozenset()
     files = (cell_dir / "runs").glob("*.json")
     return frozenset((path.name, path.stat().st_mtime_ns) for path in files)
 
 
-def undigested_note(study_dir: Path, unlisted: int, records: int) -> str:
+def undigested_note(study_dir: StudyPath, unlisted: int, records: int) -> str:
     """Return the sentence that says that some of a study's records have no digest."""
     return (
         f"{study_dir}: {unlisted} of {count_text(records, 'record')} have no digest (an older "
@@ -95,7 +104,7 @@ def undigested_note(study_dir: Path, unlisted: int, records: int) -> str:
     )
 
 
-def is_cell(folder: Path) -> bool:
+def is_cell(folder: StudyPath) -> bool:
     """Return whether a folder is a cell.
 
     A cell has a ``cell.json``, or the arms and runs from which it can be rebuilt.
@@ -105,7 +114,7 @@ def is_cell(folder: Path) -> bool:
     return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))
 
 
-def cell_dirs(study_dir: Path) -> list[Path]:
+def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
     """Return a study's cell folders, sorted by name, and by size where names differ in a number.
 
     If ``study_dir`` is itself a cell, the list holds only that folder.
@@ -125,7 +134,7 @@ def cell_dirs(study_dir: Path) -> list[Path]:
     return cells
 
 
-def _sort_key(path: Path) -> list[tuple[int, float, str]]:
+def _sort_key(path: StudyPath) -> list[tuple[int, float, str]]:
     """Return a key that sorts names by their words and numbers: ``seed=2`` before ``seed=10``."""
     parts = re.split(r"(\d+(?:\.\d+)?)", path.name)
     return [(0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in enumerate(parts)]
@@ -139,10 +148,15 @@ def exit_code(study_dir: str | Path) -> int:
     RecordError
         A cell's file is not valid.
     """
-    return max(analysis.status for analysis in AnalysisCache().study(Path(study_dir)))
+    return max(analysis.status for analysis in AnalysisCache().study(open_study(study_dir)))
 
 
-def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
+def study_name(study_dir: StudyPath) -> str:
+    """Return a study's name: its folder's, or its archive's without the suffix."""
+    return study_dir.name if isinstance(study_dir, ArchivePath) else study_dir.resolve().name
+
+
+def study_json(study_dir: StudyPath, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
     """Return ``study.json``: the cells with their status, gates and verdicts.
 
     With several cells, ``family`` holds the p-values of all primary rows, adjusted as one family
@@ -150,7 +164,7 @@ def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, A
     """
     return {
         "schema_version": SCHEMA_VERSION,
-        "study": study_dir.resolve().name,
+        "study": study_name(study_dir),
         "exit_code": max(analysis.status for analysis in analyses),
         "machines": [machine.name for machine in host_groups(analyses)],
         "cells": [_cell(analysis) for analysis in analyses],

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.study_analysis import AnalysisCache, cell_dirs, is_cell, study_json
-from labkit.records import RecordError, check_digests, parse_run_name, read_json, record_paths
+from labkit.records import (
+    ARCHIVE_SUFFIX,
+    ArchivePath,
+    RecordError,
+    StudyPath,
+    check_digests,
+    open_study,
+    parse_run_name,
+    read_json,
+    record_paths,
+)
 
 MAX_DEPTH = 3  # folders between the index and a study, such as outputs/2026-11-24/12-00-00
 UNKNOWN = "unknown"
@@ -25,7 +35,7 @@ class IndexEntry:
     Parameters
     ----------
     study
-        The study's folder.
+        The study's folder or archive.
     cell
         The cell's name.
     question, answer, machine
@@ -76,34 +86,34 @@ def holds_studies(folder: Path) -> bool:
 
 
 def study_dirs(root: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
-    """Yield the studies in a folder; raise :class:`RecordError` if there is no such folder."""
+    """Yield the folders and archives of studies; raise :class:`RecordError` without a folder."""
     if not root.is_dir():
         raise RecordError(f"{root}: no such directory")
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
     if any(is_cell(path) for path in folders):
         yield root
-    elif depth:
-        for path in folders:
-            yield from study_dirs(path, depth - 1)
+        return
+    yield from (path for path in root.iterdir() if path.suffix == ARCHIVE_SUFFIX)
+    for path in folders if depth else ():
+        yield from study_dirs(path, depth - 1)
 
 
 def _entries(study: Path) -> Iterator[IndexEntry]:
     try:
-        cells = {path.name: path for path in cell_dirs(study)}
-        for path in cells.values():
-            check_digests(path)
-        entries = [
-            _entry(study, cells[fact["dir"]], fact)
-            for fact in _facts(study, cells)
-            if fact["dir"] in cells
-        ]
+        opened = open_study(study)
+        cells = {path.name: path for path in cell_dirs(opened)}
+        if not isinstance(opened, ArchivePath):  # whose digest was checked
+            for path in cells.values():
+                check_digests(path)
+        facts = [fact for fact in _facts(opened, cells) if fact["dir"] in cells]
+        entries = [_entry(study, cells[fact["dir"]], fact) for fact in facts]
     except (RecordError, OSError) as error:
         yield IndexEntry(study, error=str(error))
         return
     yield from entries
 
 
-def _facts(study: Path, cells: dict[str, Path]) -> list[dict[str, Any]]:
+def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> list[dict[str, Any]]:
     """Return the cells of ``study.json``, or of a new analysis if the file lacks a cell."""
     if (study / "study.json").is_file():
         facts: list[dict[str, Any]] = read_json(study / "study.json").get("cells", [])
@@ -112,7 +122,7 @@ def _facts(study: Path, cells: dict[str, Path]) -> list[dict[str, Any]]:
     return list(study_json(study, AnalysisCache().study(study))["cells"])
 
 
-def _entry(study: Path, cell: Path, fact: dict[str, Any]) -> IndexEntry:
+def _entry(study: Path, cell: StudyPath, fact: dict[str, Any]) -> IndexEntry:
     started = _started(cell)
     return IndexEntry(
         study,
@@ -126,7 +136,7 @@ def _entry(study: Path, cell: Path, fact: dict[str, Any]) -> IndexEntry:
     )
 
 
-def _started(cell: Path) -> tuple[str, str]:
+def _started(cell: StudyPath) -> tuple[str, str]:
     """Return when the first and the last run of a cell started; empty without runs."""
     paths = sorted(record_paths(cell), key=lambda path: parse_run_name(path.stem))
     ends = [paths[0], paths[-1]] if paths else []

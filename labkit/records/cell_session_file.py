@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.records.study_archive import ArchivePath, StudyPath
+
 SESSION_DONE = "done"
+SESSION_FILE = "sitting.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,10 @@ class CellSession:
 
 def session_path(cell_dir: Path) -> Path:
     """Return the path of a cell's session file."""
-    return cell_dir / "sitting.json"
+    return cell_dir / SESSION_FILE
 
 
-def describe_last_session(cell_dir: Path) -> str:
+def describe_last_session(cell_dir: StudyPath) -> str:
     """Return a sentence about the process that works on a cell or was the last to do so."""
     session, locked = read_session(cell_dir), is_locked(cell_dir)
     if session is None:
@@ -81,11 +84,14 @@ def describe_last_session(cell_dir: Path) -> str:
     return session.describe(locked)
 
 
-def is_locked(cell_dir: Path) -> bool:
+def is_locked(cell_dir: StudyPath) -> bool:
     """Return whether a process holds a cell's lock.
 
-    A process on another host is seen only if the file system shares locks between hosts.
+    A process on another host is seen only if the file system shares locks between hosts. Nobody
+    works on a cell in an archive.
     """
+    if isinstance(cell_dir, ArchivePath):
+        return False
     try:
         with open(session_path(cell_dir), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,10 +102,10 @@ def is_locked(cell_dir: Path) -> bool:
     return False
 
 
-def read_session(cell_dir: Path) -> CellSession | None:
+def read_session(cell_dir: StudyPath) -> CellSession | None:
     """Return a cell's last session, or None if there is no readable session file."""
     try:
-        data: Any = json.loads(session_path(cell_dir).read_text(encoding="utf-8"))
+        data: Any = json.loads((cell_dir / SESSION_FILE).read_text(encoding="utf-8"))
         return CellSession(**data)
     except (OSError, ValueError, TypeError):
         return None

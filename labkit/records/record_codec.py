@@ -25,9 +25,10 @@ from labkit.records.record_schema import (
     RecordError,
     require,
 )
+from labkit.records.study_archive import StudyPath
 
 
-def read_json(path: Path, digest: str | None = None) -> dict[str, Any]:
+def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
     """Read one JSON object of this schema version, without NaN or infinity.
 
     ``digest``: the SHA-256 that the file must have; None if it is unknown.

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from labkit.records.atomic_write import atomic_write
 from labkit.records.record_schema import RecordError
+from labkit.records.study_archive import StudyPath
 
 DIGESTS_FILE = "SHA256SUMS"
 LINE = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>\S.*)")
 
 
-def read_digests(cell_dir: Path) -> dict[str, str]:
+def read_digests(cell_dir: StudyPath) -> dict[str, str]:
     """Return the listed SHA-256 digests by path within the cell's folder; empty without a list.
 
     Raises
@@ -56,7 +57,7 @@ def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def check_digest(path: Path, content: bytes, digest: str | None) -> None:
+def check_digest(path: StudyPath, content: bytes, digest: str | None) -> None:
     """Check a file's content against its listed digest, if there is one.
 
     Raises

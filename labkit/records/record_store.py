@@ -16,9 +16,10 @@ from labkit.records import record_codec
 from labkit.records.record_codec import read_json, to_bytes, write_json, write_synced
 from labkit.records.record_digests import check_digest, list_digest, read_digests
 from labkit.records.record_schema import ROLES, Arm, Record, RecordError, require
+from labkit.records.study_archive import StudyPath
 
 
-def read_record(path: Path, digest: str | None = None) -> Record:
+def read_record(path: StudyPath, digest: str | None = None) -> Record:
     """Read and check one run's record.
 
     ``digest``: the SHA-256 that the file must have; None if it is unknown.
@@ -42,7 +43,7 @@ def read_record(path: Path, digest: str | None = None) -> Record:
     return record
 
 
-def read_runs(cell_dir: Path) -> list[Record]:
+def read_runs(cell_dir: StudyPath) -> list[Record]:
     """Read every record of a cell, ordered by block and position.
 
     Raises
@@ -56,12 +57,12 @@ def read_runs(cell_dir: Path) -> list[Record]:
         return sorted(records, key=lambda r: (r.block, r.position, r.arm))
 
 
-def record_paths(cell_dir: Path) -> list[Path]:
+def record_paths(cell_dir: StudyPath) -> list[StudyPath]:
     """Return the paths of a cell's records, in no particular order."""
     return [p for p in (cell_dir / "runs").glob("*.json") if not p.name.startswith(".")]
 
 
-def unlisted_records(cell_dir: Path) -> int:
+def unlisted_records(cell_dir: StudyPath) -> int:
     """Return the number of a cell's records without a digest, whose edits would go unseen."""
     digests = read_digests(cell_dir)
     return sum(f"runs/{path.name}" not in digests for path in record_paths(cell_dir))
@@ -79,7 +80,7 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def check_digests(cell_dir: Path) -> None:
+def check_digests(cell_dir: StudyPath) -> None:
     """Check every record and arm of a cell against the cell's list, without parsing the files.
 
     Raises
@@ -96,7 +97,7 @@ def check_digests(cell_dir: Path) -> None:
         check_digest(path, content, digests.get(f"{path.parent.name}/{path.name}"))
 
 
-def read_arm(path: Path, digest: str | None = None) -> Arm:
+def read_arm(path: StudyPath, digest: str | None = None) -> Arm:
     """Read and check one ``arms/ARM.json``; raises :class:`RecordError`.
 
     ``digest``: the SHA-256 that the file must have; None if it is unknown.
@@ -110,7 +111,7 @@ def read_arm(path: Path, digest: str | None = None) -> Arm:
     return arm
 
 
-def read_arms(cell_dir: Path) -> list[Arm]:
+def read_arms(cell_dir: StudyPath) -> list[Arm]:
     """Read a cell's arms: the baseline first, the control last, the others sorted by name."""
     paths = (p for p in (cell_dir / "arms").glob("*.json") if not p.name.startswith("."))
     order = {role: rank for rank, role in enumerate(ROLES)}
@@ -119,7 +120,7 @@ def read_arms(cell_dir: Path) -> list[Arm]:
     return sorted(arms, key=lambda arm: (order[arm.role], arm.name))
 
 
-def read_cell(cell_dir: Path) -> dict[str, Any]:
+def read_cell(cell_dir: StudyPath) -> dict[str, Any]:
     """Read ``cell.json``; raises :class:`RecordError`."""
     path = cell_dir / "cell.json"
     data = read_json(path)
@@ -132,6 +133,14 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
 def output_values_path(cell_dir: Path, digest: str) -> Path:
     """Return the path of the output with this digest. The file exists only if outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
+
+
+def read_output_values(cell_dir: StudyPath, digest: str) -> bytes | None:
+    """Return the ``.npy`` file of the output with this digest, or None if there is none."""
+    try:
+        return (cell_dir / "outputs" / f"{digest}.npy").read_bytes()
+    except OSError:
+        return None
 
 
 def write_record(path: Path, record: Record) -> None:

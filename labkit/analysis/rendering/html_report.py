@@ -12,6 +12,7 @@ from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.report_sections import HTML_SECTIONS
 from labkit.analysis.rendering.study_overview import machine_overviews
+from labkit.records import ArchivePath, StudyPath
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: Path) -> str:
+def study_html(
+    study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: StudyPath
+) -> str:
     """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
     return _template().render(
         study=study,
@@ -33,7 +36,9 @@ def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study
     )
 
 
-def _record_folder(analysis: CellAnalysis, study_dir: Path) -> str:
+def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
+    if isinstance(study_dir, ArchivePath):  # beside the report's folder
+        return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
     return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from labkit.analysis.article import html
 from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering.markdown_report import markdown_table
-from labkit.analysis.rendering.report_files import write_text
+from labkit.analysis.rendering.report_files import report_dir, write_text
 from labkit.analysis.rendering.study_overview import gates_text
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.study_index import IndexEntry, index_entries
@@ -46,8 +46,9 @@ def _column(heading: str, value: Callable[[IndexEntry], Any]) -> Column[IndexEnt
 
 def _study_link(root: Path, entry: IndexEntry) -> str:
     name = entry.study.relative_to(root).as_posix()
-    page = next((p for p in ("report.html", "report.md") if (entry.study / p).is_file()), "")
-    return f"[{name}]({quote(f'{name}/{page}', safe='/=,+~._-')})"
+    pages = (report_dir(entry.study) / page for page in ("report.html", "report.md"))
+    target = next((page for page in pages if page.is_file()), entry.study)
+    return f"[{name}]({quote(target.relative_to(root).as_posix(), safe='/=,+~._-')})"
 
 
 def _summary(entries: Sequence[IndexEntry]) -> str:

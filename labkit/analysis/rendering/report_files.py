@@ -17,7 +17,7 @@ from labkit.analysis.rendering.request_outcome_tables import latency_throughput_
 from labkit.analysis.rendering.study_overview import machine_overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
-from labkit.records import is_locked, read_cell, write_json
+from labkit.records import ArchivePath, StudyPath, is_locked, open_study, read_cell, write_json
 from labkit.records.atomic_write import atomic_write
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
@@ -29,8 +29,11 @@ def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None
 
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
-    path, content = analysis.data.dir / "cell.json", dict(analysis.json)
-    if is_locked(path.parent):  # the process that works on the cell also writes the file
+    content, folder = dict(analysis.json), analysis.data.dir
+    if isinstance(folder, ArchivePath):  # which stays as it is
+        return content
+    path = folder / "cell.json"
+    if is_locked(folder):  # the process that works on the cell also writes the file
         return content
     old_design = read_cell(path.parent)["design"] if path.is_file() else {}
     # The runner may have added this key after the analysis read the file: keep it.
@@ -40,6 +43,12 @@ def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     return content
 
 
+def report_dir(study: str | Path) -> Path:
+    """Return the folder of a study's reports: its own folder, or ``STUDY.report`` of an archive."""
+    path = Path(study)
+    return path.with_suffix(".report") if path.is_file() else path
+
+
 def write_study(
     study_dir: str | Path, plots: bool = True, analysis_cache: AnalysisCache | None = None
 ) -> list[CellAnalysis]:
@@ -47,6 +56,9 @@ def write_study(
 
     Parameters
     ----------
+    study_dir
+        The study's folder, or its archive: then the files are written into :func:`report_dir`,
+        without ``cell.json``.
     plots
         Whether to draw the pictures (about 0.5 s each).
     analysis_cache
@@ -57,17 +69,18 @@ def write_study(
     RecordError
         A file of a cell is not valid. Nothing has been written.
     """
-    folder = Path(study_dir)
-    analyses = (analysis_cache or AnalysisCache()).study(folder)
+    opened, folder = open_study(study_dir), report_dir(study_dir)
+    analyses = (analysis_cache or AnalysisCache()).study(opened)
     for analysis in analyses:
         _write_cell(analysis)
-    study = study_json(folder, analyses)
+    study = study_json(opened, analyses)
+    folder.mkdir(exist_ok=True)
     write_json(folder / "study.json", study)
     (folder / "tables").mkdir(exist_ok=True)
     for analysis in analyses:
         _write_tables(CellReport(analysis), folder / "tables")
     write_text(folder / "report.md", study_markdown(study, analyses))
-    write_text(folder / "report.html", study_html(study, analyses, folder))
+    write_text(folder / "report.html", study_html(study, analyses, opened))
     if plots:
         _write_plots(study, analyses, folder / "plots")
     return analyses
@@ -98,24 +111,24 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _markdown(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+def _markdown(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
     return study_markdown(study_json(folder, analyses), analyses)
 
 
-def _html(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+def _html(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
     return study_html(study_json(folder, analyses), analyses, folder)
 
 
-def _latex(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+def _latex(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
     reports = map(CellReport, analyses)
     return "\n".join(latex_text(report.results, report.title) for report in reports)
 
 
-def _csv(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+def _csv(folder: StudyPath, analyses: Sequence[CellAnalysis]) -> str:
     return csv_text([analysis.json for analysis in analyses])
 
 
-_RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
+_RENDERERS: dict[str, Callable[[StudyPath, Sequence[CellAnalysis]], str]] = {
     "md": _markdown,
     "html": _html,
     "tex": _latex,
@@ -138,5 +151,6 @@ def render(folder: Path, format_name: str, analysis_cache: AnalysisCache | None 
     FormatError
         The study lacks what this format needs.
     """
-    analyses = (analysis_cache or AnalysisCache()).study(folder)
-    return _RENDERERS[format_name](folder, analyses)
+    opened = open_study(folder)
+    analyses = (analysis_cache or AnalysisCache()).study(opened)
+    return _RENDERERS[format_name](opened, analyses)

@@ -1,0 +1,140 @@
+"""``python -m labkit.export DIR STUDY.zip``: write a study as one file.
+
+The file holds the records, the reports and the machines' fingerprints. ``report``, ``compare``,
+``post`` and :func:`labkit.analysis.load` read it as they read the folder. ``--unpack STUDY.zip
+DIR`` gives the folder back, to continue the study. Exit codes: 0 on success; 2, with a one-line
+message, if the study or the file is not valid.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit import __version__
+from labkit.cli_errors import OneLineParser, print_error
+from labkit.records import (
+    ARCHIVE_SUFFIX,
+    SCHEMA_VERSION,
+    RecordError,
+    is_locked,
+    open_study,
+    read_json,
+    record_paths,
+    regular_files,
+    unpack_archive,
+    write_archive,
+)
+
+ENVIRONMENT = "environment.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = OneLineParser(
+        prog="python -m labkit.export",
+        description="Write a study as one file. With --unpack: write the folder of such a file.",
+    )
+    parser.add_argument("source", type=Path, metavar="DIR", help="the study's folder")
+    parser.add_argument("target", type=Path, metavar="STUDY.zip", help="the file to write")
+    parser.add_argument(
+        "--unpack",
+        action="store_true",
+        help="unpack an archive instead: --unpack STUDY.zip DIR, where DIR does not exist",
+    )
+    options = parser.parse_args(argv)
+    try:
+        if options.unpack:
+            unpack_archive(options.source, options.target)
+            print(f"{options.source} unpacked into {options.target}")
+        else:
+            print(export(options.source, options.target).summary)
+    except RecordError as error:
+        return print_error(parser.prog, error)
+    except OSError as error:
+        return print_error(parser.prog, f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """A study that was exported: the archive, its SHA-256 and size, and what it holds."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    cells: int
+    runs: int
+
+    @property
+    def summary(self) -> str:
+        """One line for the terminal."""
+        from labkit.analysis.number_format import count_text
+
+        cells, runs = count_text(self.cells, "cell"), count_text(self.runs, "run")
+        megabytes = f"{self.size_bytes / 1e6:,.2f} MB"
+        return f"{self.path}: {cells}, {runs}, {megabytes}, SHA-256 {self.sha256}"
+
+
+def export(study: Path, target: Path) -> Export:
+    """Write a study's folder as an archive.
+
+    Raises
+    ------
+    RecordError
+        A record is not valid or was edited, a process works on a cell, the folder holds a link,
+        or ``target`` is not the name of an archive or is another program's file.
+    OSError
+        The file cannot be written.
+    """
+    from labkit.analysis.data_frames import STORED_RUNS, store_runs
+    from labkit.analysis.study_analysis import cell_dirs
+
+    _check_target(target)
+    cells = [path for path in cell_dirs(study) if isinstance(path, Path)]
+    if cells == [study]:
+        raise RecordError(f"{study} is one cell; export its study, {study.parent}")
+    for cell in cells:
+        if is_locked(cell):
+            raise RecordError(f"{cell}: a process works on this cell; export the study afterwards")
+    runs, names = store_runs(study), {cell.name for cell in cells}
+    files = {
+        name: path.read_bytes()
+        for name, path in regular_files(study)
+        if name.partition("/")[0] not in names and path.resolve() != target.resolve()
+    }
+    files |= {STORED_RUNS: runs, ENVIRONMENT: _environments(cells)}
+    digest = write_archive(target, files, {cell.name: cell for cell in cells})
+    records = sum(len(record_paths(cell)) for cell in cells)
+    return Export(target, digest, target.stat().st_size, len(cells), records)
+
+
+def _check_target(target: Path) -> None:
+    if target.suffix != ARCHIVE_SUFFIX:
+        raise RecordError(f"{target}: the name of an archive must end with {ARCHIVE_SUFFIX}")
+    if target.is_dir():
+        raise RecordError(f"{target} is a directory")
+    if target.exists():
+        try:
+            open_study(target)
+        except RecordError:
+            raise RecordError(f"{target} exists and is not a study archive") from None
+
+
+def _environments(cells: Sequence[Path]) -> bytes:
+    """Return the fingerprint of the machine that each cell's first run recorded, as JSON."""
+    fingerprints = {}
+    for cell in cells:
+        first = min(record_paths(cell), key=lambda path: path.name, default=None)
+        fingerprints[cell.name] = {} if first is None else read_json(first).get("environment", {})
+    body = {"schema_version": SCHEMA_VERSION, "labkit": __version__, "cells": fingerprints}
+    return (json.dumps(body, indent=2) + "\n").encode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""``python -m labkit.export``: every program reads the archive as it reads the folder."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from labkit import app, compare, export, post, report
+from labkit.analysis import load, write_study
+from labkit.analysis.study_analysis import AnalysisCache
+from labkit.config import ConfigError
+from labkit.records import DIGESTS_FILE, open_study
+from labkit.study_runner import Study
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Return a copy of a committed study."""
+    folder = tmp_path_factory.mktemp("export") / "study"
+    return Path(shutil.copytree(ROOT / "outputs" / "reference" / "gqa_sharing", folder))
+
+
+@pytest.fixture(scope="module")
+def archive(study):
+    """Return the study's archive, beside its folder."""
+    path = study.parent / "packed.zip"
+    export.export(study, path)
+    return path
+
+
+def test_the_command_says_what_it_wrote_and_writes_the_same_bytes_again(study, tmp_path, capsys):
+    paths = [tmp_path / "a.zip", tmp_path / "b.zip"]
+    for path in paths:
+        assert export.main([str(study), str(path)]) == 0
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second and len(first) < 600_000
+    assert re.search(r"a\.zip: 1 cell, 24 runs, \d\.\d\d MB, SHA-256 [0-9a-f]{64}\n",
+                     capsys.readouterr().out)  # fmt: skip
+    assert export.main([str(study), str(paths[0])]) == 0  # an archive may be written again
+
+
+def test_report_prints_the_same(study, archive, tmp_path, capsysbinary):
+    path = Path(shutil.copy(archive, tmp_path / "study.zip"))
+    for format_name in ("md", "csv", "tex", "benchstat"):
+        printed = []
+        for source in (study, path):
+            assert report.main([str(source), "--format", format_name]) == 0
+            printed.append(capsysbinary.readouterr().out)
+        assert printed[0] == printed[1] and len(printed[0]) > 500
+
+
+def test_report_writes_the_same_files_beside_the_archive(study, archive, capsys):
+    before = archive.read_bytes()
+    write_study(study, plots=False)
+    write_study(archive, plots=False)
+    folder = archive.with_suffix(".report")
+    for name in ("tables/ablation-gqa_sharing-engine-paged.csv", "report.md"):
+        expected = (study / name).read_text("utf-8").replace("# study\n", "# packed\n")
+        assert (folder / name).read_text("utf-8") == expected
+    page = (folder / "report.html").read_text("utf-8")
+    assert '"../packed.zip#ablation=gqa_sharing,engine=paged/runs/' in page
+    assert archive.read_bytes() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*have no digest")
+def test_load_gives_the_same_frames(study, archive):
+    for table in ("runs", "verdicts", "requests"):
+        pd.testing.assert_frame_equal(load(study, table), load(archive, table))
+
+
+def test_the_stored_runs_are_not_needed(study, archive, monkeypatch):
+    monkeypatch.setattr("labkit.analysis.data_frames.STORED_FORMAT", 2)
+    with pytest.warns(UserWarning, match="24 of 24 records have no digest"):
+        frame = load(archive)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="24 of 24 records have no digest"):
+        pd.testing.assert_frame_equal(load(archive), frame)
+
+
+def test_compare_takes_folders_and_archives(study, archive, capsys):
+    assert compare.main([str(study), str(archive), str(study)]) == 0
+    assert "Change: how each arm's difference" in capsys.readouterr().out
+
+
+def test_post_links_to_the_reports_beside_the_archive(study, archive, tmp_path, monkeypatch):
+    write_study(archive, plots=False)
+    shutil.copytree(study / "plots", archive.with_suffix(".report") / "plots")
+    article = archive.parent / "article.md"
+    row = 'case="decode, 64 reqs, ctx 128", what="delta"'
+    picture = "plots/ablation-gqa_sharing-engine-paged--roofline.png"
+    article.write_text(
+        f'It is {{{{ value("packed.zip", {row}) }}}}.\n\n{{{{ table("packed.zip") }}}}\n\n'
+        f'{{{{ figure("packed.zip", "{picture}") }}}}\n'
+    )
+    assert post.main([str(article)]) == 0
+    text = article.read_text("utf-8")
+    assert "](packed.report/report.html#cell0r0 " in text and f"](packed.report/{picture}" in text
+    assert post.main([str(article), "--check"]) == 0
+
+
+def test_an_index_lists_archives(archive, tmp_path, capsys):
+    shutil.copy(archive, tmp_path / "one.zip")
+    (tmp_path / "two.zip").write_bytes(archive.read_bytes()[:-100])
+    assert report.main([str(tmp_path)]) == 0
+    assert "1 cannot be read" in capsys.readouterr().out
+    page = (tmp_path / "index.md").read_text("utf-8")
+    assert "[one.zip](one.zip)" in page and "two.zip is not a study archive" in page
+
+
+def test_an_edited_record_is_not_exported(study, tmp_path, capsys):
+    copy = Path(shutil.copytree(study, tmp_path / "copy"))
+    (cell,) = (path for path in copy.iterdir() if (path / "runs").is_dir())
+    record = min((cell / "runs").glob("*.json"))
+    (cell / DIGESTS_FILE).write_text(f"{'0' * 64}  runs/{record.name}\n")
+    assert export.main([str(copy), str(tmp_path / "a.zip")]) == 2
+    error = capsys.readouterr().err
+    assert "was edited after it was written" in error and error.count("\n") == 1
+    assert not (tmp_path / "a.zip").exists()
+
+
+def test_mistakes_are_one_line(study, archive, tmp_path, capsys):
+    (tmp_path / "mine.zip").write_text("mine")
+    (cell,) = (path for path in study.iterdir() if (path / "runs").is_dir())
+    for words, message in (
+        ([study, tmp_path / "a.tar"], "the name of an archive must end with .zip"),
+        ([study, tmp_path / "mine.zip"], "mine.zip exists and is not a study archive"),
+        ([cell, tmp_path / "a.zip"], "is one cell; export its study"),
+        ([tmp_path / "none", tmp_path / "a.zip"], "none: no such directory"),
+        ([study, tmp_path / "no" / "a.zip"], "No such file or directory"),
+        (["--unpack", archive, study], "exists; choose another folder"),
+        (["--unpack", tmp_path / "mine.zip", tmp_path / "x"], "is not a study archive"),
+    ):
+        assert export.main(list(map(str, words))) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    assert (tmp_path / "mine.zip").read_text() == "mine"
+
+
+def test_a_study_is_continued_from_its_archive(archive, tmp_path, monkeypatch):
+    path = Path(shutil.copy(archive, tmp_path / "old.zip"))
+    folder, overrides = app.unpacked_archive(path, ["seed=1", f"out={path}"], plan=False)
+    assert folder == tmp_path / "old" and overrides == ["seed=1", f"out={folder}"]
+    before = AnalysisCache().study(open_study(path))
+    assert [one.json for one in AnalysisCache().study(folder)] == [one.json for one in before]
+    for plan, message in ((False, "its folder exists; continue"), (True, "plan=true writes nothi")):
+        with pytest.raises(ConfigError, match=message):
+            app.unpacked_archive(path, [f"out={path}"], plan=plan)
+
+
+def test_another_config_leaves_no_folder_behind(archive, tmp_path, monkeypatch, capsys):
+    def refuse(study):
+        assert (tmp_path / "old" / "report.md").is_file()
+        raise ConfigError("arm seq_map: seed was 1, now 2")
+
+    path = Path(shutil.copy(archive, tmp_path / "old.zip"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Study, "refuse_changes", refuse)
+    monkeypatch.setattr(app, "run_hydra", None)
+    with pytest.raises(SystemExit) as left:
+        app.main(["engine=paged", "ablation=seq_map", f"out={path}"])
+    assert left.value.code == 2 and "seed was 1, now 2" in capsys.readouterr().err
+    assert [item.name for item in tmp_path.iterdir()] == ["old.zip"]
+
+
+def test_the_archive_has_the_machines_fingerprint(archive):
+    data = json.loads((open_study(archive) / "environment.json").read_bytes())
+    (environment,) = data["cells"].values()
+    assert environment["cores"] == 2 and "numpy" in environment["versions"]
