@@ -9,7 +9,9 @@ import pytest
 
 from labkit import app
 from labkit.analysis.article_placeholders import ArticleError, PlaceholderFunctions
+from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
+from labkit.config import ConfigError
 from labkit.records import CaseRecord, Metric, Record
 from labkit.study_runner import Study
 
@@ -20,7 +22,10 @@ DESIGN += ["design.control=false"]
 
 
 class Planted:
-    """A launcher in this process: throughput by the arm's number of threads, else 500 tok/s."""
+    """A launcher in this process: throughput by the arm's number of threads, else 500 tok/s.
+
+    Of the requests of a run, all meet the limits up to 4 per second, and half of them above.
+    """
 
     def __init__(self, rates, failing=()):
         self.rates, self.failing, self.runs = rates, failing, 0
@@ -40,9 +45,13 @@ class Planted:
         noise = random.Random(f"seed 1 {cell.name} {run.name}").gauss(0, 0.003)
         rate = self.rates.get(arm.config["engine"]["threads"], 500.0) * math.exp(noise)
         metric = Metric("total_tok_s", "tok/s", "higher", True, (rate,))
+        offered = arm.config["workload"]["arrivals"]["rate"] or 0.0
+        notes = {"traffic": {"requests": 60, "good": 60 if offered <= 4 else 30}}
+        metrics = (metric, Metric("goodput_req_s", "req/s", "higher", False, (rate / 100,)))
         return Record(
             run.arm, arm.role, *place, "ok", "2026-11-20T20:00:00Z", environment={"host": "a"},
-            counters={"engine.paged": 1.0}, cases=(CaseRecord("all", None, (metric,)),),
+            counters={"engine.paged": 1.0},
+            cases=(CaseRecord("all", None, metrics, notes=notes),),
         )  # fmt: skip
 
 
@@ -53,7 +62,9 @@ def run_study(monkeypatch, tmp_path):
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def run(launcher, *words, blocks=8):
+    def run(launcher, *words, blocks=8, plots=False):
+        if not plots:  # they take most of the time
+            monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
         words = [*words, *DESIGN, f"design.blocks={blocks}"]
         command = app.parse([*words, f"out={tmp_path / 'study'}", "-m"])
         cells = app.compose_cells(app.with_sweep_as_arms(command))
@@ -73,7 +84,7 @@ def cell_of(study):
 
 def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     launcher = Planted({1: 400.0, 2: 500.0, 4: 520.0})
-    study, code = run_study(launcher, THREADS)
+    study, code = run_study(launcher, THREADS, plots=True)
     assert code == 0 and launcher.runs == 24
     cell = cell_of(study)
     (best,) = cell["best"]
@@ -151,3 +162,23 @@ def test_a_long_name_is_shown_in_full(run_study):
     (folder,) = (path.name for path in study.out.glob("*=*"))
     assert len(folder) == 120 and words[0] not in folder
     assert all(word in (study.out / "report.md").read_text() for word in words)
+
+
+def test_a_sweep_of_rates_reports_the_capacity(run_study):
+    words = ["workload=chat_poisson", "workload.capacity=95", "workload.arrivals.rate=16,2,4,8"]
+    study, _ = run_study(Planted({}), *words)
+    report = (study.out / "report.md").read_text()
+    answer = "base keeps 95 % of requests within TTFT 1000 ms and TPOT 100 ms at 4 requests/s, "
+    answer += "but not at 8 (95 % confidence); estimated capacity 4.29 requests/s."
+    assert f"**{answer}**" in report
+    assert "| base | 4 | 8 | 480 | 100.0 % | " in report
+    assert answer in (study.out / "report.html").read_text()
+
+
+def test_a_capacity_needs_limits_and_a_rate(run_study):
+    for words in (
+        ["workload=chat"],
+        ["workload=chat_poisson", "workload.limits={ttft_ms:null,tpot_ms:null}"],
+    ):
+        with pytest.raises(ConfigError, match="needs limits and a rate"):
+            run_study(Planted({}), *words, "workload.capacity=95")

@@ -54,7 +54,7 @@ def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
     for analysis in analyses:
         medians = _medians(analysis)
         for arm in analysis.data.arms:
-            load, rest = _load(arm.config)
+            load, rest = load_of(arm.config)
             if load is not None and arm.role != "control" and arm.name in medians:
                 by, size = load
                 points.setdefault((rest, arm.name, by), []).append(
@@ -78,7 +78,7 @@ def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
     return {arm: medians for arm, medians in medians_by_arm.items() if len(medians) == len(METRICS)}
 
 
-def _load(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
+def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
     """Return an arm's load as (unit, size), or None, and the rest of its config as JSON."""
     workload = dict(config.get("workload", {}))
     arrivals = dict(workload.pop("arrivals", {}))

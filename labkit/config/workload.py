@@ -135,6 +135,16 @@ class Workload(Group, place="workload"):
     prompts: Prompts = field(default_factory=Prompts)
     arrivals: Arrivals = field(default_factory=Arrivals)
     limits: LatencySLO = field(default_factory=LatencySLO)
+    capacity: float | None = option(
+        None,
+        "Share of requests that must meet workload.limits; a sweep of workload.arrivals.rate then "
+        "reports the highest rate that keeps it (docs/sweeps.md).",
+        gt=0,
+        le=99.99,
+        unit="percent",
+        null_means="not reported",
+        read_by=REQUESTS,
+    )
     num_requests: int | None = option(
         None,
         "Number of requests to serve, from the first.",
@@ -343,6 +353,11 @@ class Workload(Group, place="workload"):
 
     def _check_arrivals(self) -> None:
         arrivals = self.arrivals.kind
+        require(
+            self.capacity is None or (self.limits.is_set and self.arrivals.rate is not None),
+            "workload.capacity: needs limits and a rate; set workload.limits.ttft_ms (or another "
+            "limit) and workload.arrivals.rate, or choose workload=chat_poisson",
+        )
         closed = arrivals is ArrivalKind.closed
         require(
             self.concurrency is not None or not closed,

@@ -47,6 +47,10 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
         yield from (f"## {overview.machine}", "")
     if overview.cells is not None:
         yield from _part_lines(TablePart(overview.cells))
+    capacity = overview.capacity
+    if capacity is not None:
+        yield from ("## Capacity", "", *(f"**{text}**\n" for text in overview.capacity_sentences))
+        yield from _part_lines(TablePart(capacity))
     loads = overview.loads
     if loads is not None:
         yield from ("## Throughput against latency", "", markdown_table(loads), "")

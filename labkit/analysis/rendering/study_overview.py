@@ -16,7 +16,9 @@ from labkit.analysis.rendering.request_outcome_tables import (
     latency_throughput_chart,
     latency_throughput_table,
 )
+from labkit.analysis.rendering.serving_capacity_table import capacity_table
 from labkit.analysis.rendering.table_model import Column, Table
+from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
 
 Json = Mapping[str, Any]
 NOT_COMPARED = (
@@ -40,12 +42,25 @@ class MachineOverview:
         Load curves over the machine's cells.
     stem
         Name of the curves' picture without the extension.
+    capacities
+        The capacity of every arm, if the workload names a share of requests within its limits.
     """
 
     machine: str | None
     cells: Table[Any] | None
     curves: Sequence[LoadCurve]
     stem: str
+    capacities: Sequence[ServingCapacity] = ()
+
+    @property
+    def capacity_sentences(self) -> list[str]:
+        """The capacity of every arm, in a sentence each."""
+        return [capacity.sentence for capacity in self.capacities]
+
+    @property
+    def capacity(self) -> Table[Any] | None:
+        """The share of requests within the limits at each rate, or None if it is not asked."""
+        return capacity_table(self.capacities)
 
     @property
     def loads(self) -> Table[Any] | None:
@@ -70,6 +85,7 @@ def machine_overviews(
             cells_table(study, group.cells, analyses) if len(analyses) > 1 else None,
             load_curves([analyses[index] for index in group.cells]),
             stem if number == 1 else f"{stem}-{number}",
+            serving_capacities([analyses[index] for index in group.cells]),
         )
         for number, group in enumerate(groups, start=1)
     ]

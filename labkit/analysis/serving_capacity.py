@@ -1,0 +1,99 @@
+"""The capacity of arms: the highest rate at which a share of requests stays within the limits.
+
+The cells of a capacity differ only in ``workload.arrivals.rate``. Every run of an arm counts its
+requests and those within ``workload.limits`` (refused and failed ones are not); the target share is
+``workload.capacity``. With several arms, alpha is divided among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.latency_throughput import load_of
+from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
+from labkit.records import Record
+
+LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+
+
+@dataclass(frozen=True)
+class ServingCapacity:
+    """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words."""
+
+    arm: str
+    target: float
+    limits: str
+    alpha: float
+    loads: tuple[LoadCounts, ...]
+    capacity: Capacity
+
+    @property
+    def sentence(self) -> str:
+        """The capacity in a sentence."""
+        low, high, about = self.capacity.at_least, self.capacity.below, self.capacity.estimate
+        kept = f"{100 * self.target:g} % of requests within {self.limits}"
+        confidence = f"({100 * (1 - self.alpha):g} % confidence)"
+        if low is None and high is None:
+            return f"Not decided: at which of these rates {self.arm} keeps {kept} {confidence}."
+        if low is None:
+            return f"{self.arm} does not keep {kept} at {high:g} requests/s {confidence}."
+        refuted = f", but not at {high:g}" if high is not None else ""
+        estimate = f"; estimated capacity {about:.3g} requests/s" if about is not None else ""
+        return f"{self.arm} keeps {kept} at {low:g} requests/s{refuted} {confidence}{estimate}."
+
+
+def serving_capacities(analyses: Sequence[CellAnalysis]) -> list[ServingCapacity]:
+    """Return the capacity of every arm under every workload that names a share of requests."""
+    groups: dict[tuple[str, str], list[tuple[CellAnalysis, LoadCounts]]] = {}
+    targets: dict[tuple[str, str], tuple[float, str]] = {}
+    for analysis in analyses:
+        for arm in analysis.data.arms:
+            workload = arm.config.get("workload", {})
+            load, rest = load_of(arm.config)
+            if workload.get("capacity") is None or load is None or arm.role == "control":
+                continue
+            counts = _counts(analysis.data.records, arm.name, load[1])
+            if counts is not None:
+                targets[rest, arm.name] = workload["capacity"] / 100, _limits(workload["limits"])
+                groups.setdefault((rest, arm.name), []).append((analysis, counts))
+    return [
+        _capacity(key[1], *targets[key], cells, sum(other[0] == key[0] for other in groups))
+        for key, cells in groups.items()
+    ]
+
+
+def _capacity(
+    arm: str,
+    target: float,
+    limits: str,
+    cells: Sequence[tuple[CellAnalysis, LoadCounts]],
+    num_arms: int,
+) -> ServingCapacity:
+    alpha = min(float(analysis.data.design["alpha"]) for analysis, _ in cells) / num_arms
+    loads = tuple(sorted((counts for _, counts in cells), key=lambda counts: counts.rate))
+    return ServingCapacity(arm, target, limits, alpha, loads, load_capacity(loads, target, alpha))
+
+
+def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | None:
+    """Return an arm's requests and those within the limits, run by run, or None without runs."""
+    notes = [
+        case.notes["traffic"]
+        for record in records
+        if record.ok and record.arm == arm
+        for case in record.cases
+        if "good" in case.notes.get("traffic", {})
+    ]
+    if not notes:
+        return None
+    good, requests = (np.array([float(n[key]) for n in notes]) for key in ("good", "requests"))
+    return LoadCounts(rate, good, requests)
+
+
+def _limits(limits: dict[str, float | None]) -> str:
+    """Return the limits in words: ``TTFT 500 ms and TPOT 50 ms``."""
+    known = [f"{name} {limits[key]:g} ms" for key, name in LIMITS.items() if limits.get(key)]
+    return " and ".join(known)
