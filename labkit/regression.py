@@ -138,11 +138,20 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
 
     if one["verdict"] in WORDS:
         return WORDS[one["verdict"]]
+    if one["verdict"] == "computed":
+        return _computed_outcome(row)
     known = one["verdict"] == "inconclusive" and one["ci_low_pct"] is not None
     if not known or one["reason"] == NOISE_EXCEEDS_MARGIN:
         return Outcome.undecided
     worst = -one["ci_low_pct"] if row["better"] == "higher" else one["ci_high_pct"]
     return Outcome.no_worse if worst < margin_pct else Outcome.undecided
+
+
+def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of computed values, which have no noise."""
+    base, head = (row["arms"][arm]["median"] for arm in (BASE, HEAD))
+    worse = head < base if row["better"] == "higher" else head > base
+    return Outcome.worse if worse else Outcome.no_worse
 
 
 def total(results: Sequence[RowResult]) -> Outcome:

@@ -291,6 +291,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: asking("goodput_req_s"), "needs a limit such as workload.limits.ttft_ms=200"),
         (lambda: asking("row_steps"), "needs workload.per_request=true"),
         (lambda: asking("late_p99_ms"), "needs an open loop such as workload.arrivals.kind"),
+        (lambda: asking("outputs"), "set ablation.claims.identity"),
         (lambda: Design(blocks=0), "design.blocks=0"),
         (lambda: Design(runs_per_block=3), "design.runs_per_block=3"),
         (lambda: Design(alpha=0), "design.alpha=0"),

@@ -1,5 +1,6 @@
 """The files of conf/experiment: each composes at its scales, and runs when made tiny."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from labkit import app
 from labkit.config import Identity
 from labkit.experiment.cell_composer import _with_arm, compose_cell, with_scale_overrides
 from labkit.records import read_cell
+from labkit.records.metric_registry import METRICS, OUTPUTS
 from labkit.study_runner import Study
 
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
@@ -57,6 +59,26 @@ def pictures(monkeypatch):
     return made
 
 
+def check_answer(cell, told):
+    """The headline is about the question's metrics, each in its own words."""
+    answer, asked = told["answer"], cell.metrics
+    print(f"{cell.experiment.ablation.question}\n  {answer}")
+    assert asked and answer.endswith("."), answer
+    if told["failures"]:  # what an arm claims may not happen at this size
+        return
+    assert "not measured" not in answer and "No answer" not in answer, answer
+    for name in asked:
+        if name == OUTPUTS:
+            assert answer.startswith("The outputs "), answer
+        elif METRICS[name].computed:
+            label = METRICS[name].label
+            assert f"{label[0].upper()}{label[1:]} (computed)" in answer, answer
+        else:
+            assert "Estimate only (1 block of 1" in answer, answer
+    if not any(METRICS[name].is_speed for name in asked if name in METRICS):
+        assert not {"faster", "slower"} & set(answer.split()), answer
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     """In this process, without what a process has one of; it is reported, and nothing failed.
@@ -80,6 +102,7 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     assert apart or vacuous or cell_json["gates"]["identical"]["status"] != "fail", shown
     assert vacuous or cell_json["gates"]["engaged"]["status"] != "fail", shown
     assert not [line for line in shown.splitlines() if "rows are padding" in line], shown
+    check_answer(cell, json.loads((study.out / "study.json").read_text("utf-8"))["cells"][0])
     report = (study.out / "report.md").read_text("utf-8")
     assert f"## {cell.experiment.ablation.question} (scale=cpu)" in report
     assert all(figure.axes for figure in pictures) and pictures

@@ -33,8 +33,13 @@ of requests is
 - `total_tok_s` otherwise.
 
 The metric of kernels is `dispatch_us`, of clips `decode_ms`, of memory plans `taken_pct`, of scored
-texts `total_tok_s`. A study keeps its metric: a command
-that names another one for an existing folder is refused.
+texts `total_tok_s`. `metric: outputs` stands for the claim on the outputs
+(`ablation.claims.identity`): the answer is then whether it holds. A study keeps its metric: a
+command that names another one for an existing folder is refused.
+
+Faster and slower are words for the metrics of speed. A latency is lower by milliseconds, a share by
+points, and there is more or less memory. A metric that is computed (from sizes and counts, not from
+times) and has the same value in every run of each arm is reported as it is, without a test.
 
 This page is generated from `labkit/records/metric_registry.py`:
 `python -m docs.generators.metrics > docs/metrics.md`.

@@ -83,7 +83,12 @@ def compare_arm(
     and over all other rows as another. The tests of different arms share no relabelling, so they
     are adjusted for ``arms_tested`` arms by the method of C. E. Bonferroni.
     """
-    comparisons = [ArmComparison(arm, baseline) for _ in rows]
+    comparisons = [
+        _computed(row, arm, baseline, criteria.runs)
+        if row.is_computed
+        else ArmComparison(arm, baseline)
+        for row in rows
+    ]
     for primary in (True, False):
         tests = row_tests(rows, arm, baseline, criteria.runs, primary)
         if not tests:
@@ -103,12 +108,13 @@ def row_tests(
 ) -> dict[int, RowPermutations]:
     """Return the permutation tests of the primary (or all other) rows, by row index.
 
-    Skipped rows, rows without a complete block and rows with values that are not positive have no
-    test. A row that lacks a block is tested on its other blocks, under the same relabellings.
+    Skipped and computed rows, rows without a complete block and rows with values that are not
+    positive have no test. A row that lacks a block is tested on its other blocks, under the same
+    relabellings.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
-        if row.metric is None or row.skipped is not None or not row.positive:
+        if row.metric is None or row.skipped is not None or not row.positive or row.is_computed:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
         if blocks and row.primary == primary:
@@ -127,6 +133,15 @@ def row_tests(
         for column, index in enumerate(members):
             tests[index] = RowPermutations(labels, differences[column], float(squares[column]))
     return dict(sorted(tests.items()))
+
+
+def _computed(row: MetricRow, arm: str, baseline: str, runs: int) -> ArmComparison:
+    """Return the difference of two computed values, in percent if both are above 0."""
+    blocks = len(complete_blocks(row, (baseline, arm), runs))
+    if not blocks or not row.positive:
+        return ArmComparison(arm, baseline, blocks=blocks)
+    ratio = row.arms[arm][0].value / row.arms[baseline][0].value
+    return ArmComparison(arm, baseline, effect_pct=100.0 * (ratio - 1.0), blocks=blocks)
 
 
 def _arms(row: MetricRow, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Floats, Floats]:

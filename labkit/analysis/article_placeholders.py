@@ -249,6 +249,7 @@ def _row_number(report: CellReport, row: Json, arm: str, what: str) -> str:
     texts["runs"] = str(summary["n"])
     if comparison is not None:
         texts |= {name: text_of(comparison) for name, text_of in COMPARISON_FORMATS.items()}
+        texts["verdict"] = verdict_text(row, comparison["verdict"])
     texts |= _published_numbers(report.cell, row, arm)
     launch_numbers = _launch_numbers(report, row["case"], arm)
     texts |= {name: _number_text(number) for name, number in launch_numbers.items()}
@@ -264,7 +265,6 @@ COMPARISON_FORMATS: dict[str, Callable[[Json], str]] = {
     ),
     "p": lambda comparison: p_text(comparison["p"]),
     "adjusted_p": lambda comparison: p_text(comparison["p_adjusted"]),
-    "verdict": lambda comparison: verdict_text(comparison["verdict"]),
     "sees": lambda comparison: percent_text(comparison["mde_pct"]).lstrip("+"),
     "wins": lambda comparison: f"{comparison['wins']} of {comparison['blocks']} blocks",
 }

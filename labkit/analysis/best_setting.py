@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.analysis.arm_comparison import interval_to_percent
+from labkit.analysis.effect_wording import effect_text
 from labkit.analysis.number_format import count_text, magnitude_text, round_significant
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values, summary
 from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
-from labkit.analysis.verdict_sentences import direction, row_name
+from labkit.analysis.verdict_sentences import row_name
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis
@@ -227,7 +228,8 @@ def _lead(one: Json) -> str:
 
 
 def _effect(one: Json, effect_pct: float) -> str:
-    return direction(one["unit"], one["better"], effect_pct)
+    reference = one["values"].get(one["reference"])
+    return effect_text(one["metric"], one["unit"], one["better"], effect_pct, reference)
 
 
 def _than(one: Json) -> str:

@@ -72,6 +72,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
         yield f"unfinished: {done} of {planned} blocks; {last}; repeat the command to continue"
     elif data.withheld_reason is not None:
         yield data.withheld_reason
+    if analysis.all_computed:
+        return
     needed = min_blocks_to_claim(data.criteria.runs)
     if planned < needed:
         runs = f"{count_text(planned, 'block')} of {data.criteria.runs}"

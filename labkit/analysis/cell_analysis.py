@@ -74,6 +74,11 @@ class CellData:
         return next((arm.name for arm in self.arms if arm.role == "control"), None)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The declared primary metrics, the most important first; empty: as in the records."""
+        return tuple(self.manifest.get("design", {}).get("metrics", ()))
+
+    @property
     def treatment_arms(self) -> list[str]:
         """Names of the arms under test: all but the baseline and the control."""
         return [arm.name for arm in self.arms if arm.role == "arm"]
@@ -238,6 +243,12 @@ class CellAnalysis:
     companion: Callable[[], CellAnalysis | None] = lambda: None
 
     @property
+    def all_computed(self) -> bool:
+        """Whether every primary row is computed, so that nothing is tested."""
+        primary = [row for row in self.rows if row.primary]
+        return bool(primary) and all(row.is_computed for row in primary)
+
+    @property
     def name(self) -> str:
         """Name of the cell: its overrides."""
         return str(self.data.manifest.get("cell", self.data.dir.name))
@@ -306,7 +317,10 @@ class CellAnalysis:
 
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
         criteria, row = self.data.criteria, self.rows[index]
-        verdict = judge(comparison, row.better, criteria, self.causes(comparison.arm), noise)
+        causes = self.causes(comparison.arm)
+        if row.is_computed and comparison.blocks and not causes:
+            return Verdict("computed")
+        verdict = judge(comparison, row.better, criteria, causes, noise)
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
         return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct)
@@ -390,12 +404,11 @@ def _rows(
     """Return the rows that get verdicts, the alternative rows, and the attribution of stalls."""
     interleaved = Isolation(data.design.get("isolation", "process")).takes_turns
     paired_baseline = data.baseline if interleaved else None
-    metrics = tuple(data.design.get("metrics", ()))
-    rows = tuple(build_rows(data.records, paired_baseline, metrics))
+    rows = tuple(build_rows(data.records, paired_baseline, data.metrics))
     stalls = attribute_stalls(data.records, data.arms) if interleaved else None
     if stalls is None:
         return rows, (), None
-    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, metrics))
+    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.metrics))
     return (
         (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
     )

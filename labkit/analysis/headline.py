@@ -1,8 +1,8 @@
 """The headline: the answer to a cell's question in one sentence, the same in every format.
 
-It states the decided effects and their sizes, then the undecided rows and the smallest effect that
-could have been detected in them. It is built only from verdicts, so no direction is given for an
-inconclusive row.
+It states the claim on the outputs if the question is about them, then the decided effects and their
+sizes, the undecided rows with the smallest effect that could have been detected in them, and the
+computed values. It is built only from verdicts, so no direction is given for an inconclusive row.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from dataclasses import dataclass
 from labkit.analysis.arm_comparison import ArmComparison
 from labkit.analysis.best_setting import best_sentence
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.number_format import count_text, magnitude_text, percent_text
-from labkit.analysis.observations import MetricRow
+from labkit.analysis.effect_wording import (
+    change_word,
+    effect_text,
+    has_own_size,
+    size_text,
+    value_with_unit,
+)
+from labkit.analysis.number_format import count_text, join_names, magnitude_text, percent_text
+from labkit.analysis.observations import MetricRow, summary
+from labkit.analysis.outputs_answer import outputs_answer
 from labkit.analysis.verdict import Verdict
-from labkit.analysis.verdict_sentences import direction
+from labkit.records.metric_registry import OUTPUTS, MetricDefinition, define_metric
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given
 CHANGED_WORDS = ("faster", "slower")
@@ -43,33 +51,185 @@ class _RowVerdict:
         return max(map(abs, self.comparison.ci_pct or (self.effect,)))
 
     @property
+    def definition(self) -> MetricDefinition:
+        """The definition of the row's metric."""
+        return define_metric(self.row.metric, self.row.unit)
+
+    @property
+    def baseline(self) -> float | None:
+        """The baseline's median in this row, or None if it has no values."""
+        return self.median(self.comparison.baseline)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the row is computed, also for an arm that has no value in it."""
+        return self.verdict.word == "computed" or (
+            self.row.is_computed and self.median(self.comparison.arm) is None
+        )
+
+    @property
+    def word(self) -> str:
+        """The word for the direction of the effect: ``faster``, ``lower``, ``more``."""
+        row = self.row
+        return change_word(row.metric, row.unit, row.better, self.effect > 0)
+
+    @property
     def effect_text(self) -> str:
-        """The effect as text: ``2.1 % faster``."""
-        return direction(self.row.unit, self.row.better, self.effect)
+        """The effect as text: ``2.1 % faster``, ``12.0 ms (5.1 %) lower``."""
+        row = self.row
+        return effect_text(row.metric, row.unit, row.better, self.effect, self.baseline)
+
+    @property
+    def own_size(self) -> float | None:
+        """The effect in the metric's unit, or None if it is given in percent alone."""
+        if self.baseline is None or not has_own_size(self.row.metric, self.row.unit):
+            return None
+        return self.baseline * self.effect / 100
+
+    def median(self, arm: str) -> float | None:
+        """Return the median of an arm's runs in this row, or None if it has no values."""
+        median: float | None = summary(self.row.arms.get(arm, ()))["median"]
+        return median
 
 
 def headline(analysis: CellAnalysis) -> str:
     """Return a cell's headline, from the verdicts on its primary rows."""
-    arms, baseline = analysis.data.treatment_arms, analysis.data.baseline
+    arms = analysis.data.treatment_arms
     if analysis.data.sweep:
         return best_sentence(analysis.json)
     if not arms:
         return _no_arms(analysis)
     by_arm = {arm: _row_verdicts(analysis, arm) for arm in arms}
+    sentences = [outputs_answer(analysis)] if OUTPUTS in analysis.data.metrics else []
+    measured, computed = _by_noise(by_arm)
+    if any(measured.values()) or not (sentences or any(computed.values())):
+        sentences.append(_measured_sentence(analysis, measured))
+    sentences += _computed_sentences(computed, analysis.data.baseline)
+    return " ".join(sentences)
+
+
+Results = dict[str, list["_RowVerdict"]]
+
+
+def _by_noise(by_arm: Results) -> tuple[Results, Results]:
+    """Return the verdicts on measured rows and those on computed rows, each by arm."""
+    measured, computed = (
+        {
+            arm: [r for r in results if r.is_computed is is_computed]
+            for arm, results in by_arm.items()
+        }
+        for is_computed in (False, True)
+    )
+    return measured, computed
+
+
+def _measured_sentence(analysis: CellAnalysis, by_arm: Results) -> str:
+    """Return the sentence on the rows with measured values."""
+    arms, baseline = analysis.data.treatment_arms, analysis.data.baseline
     all_results = [result for results in by_arm.values() for result in results]
     words = {result.verdict.word for result in all_results}
     missing = _not_measured(analysis)
     if not all_results:
-        return f"No answer: nothing was measured for {_join_names(arms)} and {baseline}{missing}."
+        return f"No answer: nothing was measured for {join_names(arms)} and {baseline}{missing}."
     if words == {"invalid"}:
         return f"No answer: {_invalid_arms(by_arm)}."
+    if words - {"invalid"} == {"estimate_only"}:
+        return f"Estimate only {_estimates(by_arm, baseline)}{missing}."
     if words.isdisjoint((*CHANGED_WORDS, *UNCHANGED_WORDS)):
         return f"Not decided: {_not_decided(by_arm, baseline)}{missing}."
     where = "In the emulator" if analysis.data.emulated else "On this machine"
     if len(arms) == 1:
         return f"{where} {_arm_clause(arms[0], all_results, baseline)}{missing}."
-    clauses = [_arm_clause(arm, results, None) for arm, results in by_arm.items()]
+    clauses = [_arm_clause(arm, results, None) for arm, results in by_arm.items() if results]
     return f"{where}, against {baseline}: {'; '.join(clauses)}{missing}."
+
+
+def _estimates(by_arm: Results, baseline: str) -> str:
+    """Return the reason and every arm's estimates: ``(why): against x, y is 12.0 % faster (a)``."""
+    estimated, invalid = (
+        {arm: [r for r in results if (r.verdict.word == "invalid") is is_invalid]
+         for arm, results in by_arm.items()}
+        for is_invalid in (False, True)
+    )  # fmt: skip
+    clauses = [
+        f"{arm} is {', '.join(_effect_range(group) for group in _by_metric(results))}"
+        for arm, results in estimated.items()
+        if results
+    ]
+    clauses += [
+        f"{arm} is invalid: {_cause(results)}" for arm, results in invalid.items() if results
+    ]
+    reason = _cause([result for results in estimated.values() for result in results])
+    return f"({reason}): against {baseline}, {'; '.join(clauses)}"
+
+
+def _by_metric(results: Sequence[_RowVerdict]) -> list[list[_RowVerdict]]:
+    """Return the verdicts grouped by metric, in the order of their first rows."""
+    groups: dict[str | None, list[_RowVerdict]] = {}
+    for result in results:
+        groups.setdefault(result.row.metric, []).append(result)
+    return list(groups.values())
+
+
+def _computed_sentences(by_arm: Results, baseline: str) -> list[str]:
+    """Return a sentence for each computed metric, with the values and their differences."""
+    groups = _by_metric([result for results in by_arm.values() for result in results])
+    return [
+        _computed_values(group) if group[0].row.case == "all" else _computed_ranges(group, baseline)
+        for group in groups
+    ]
+
+
+def _computed_values(group: Sequence[_RowVerdict]) -> str:
+    """Return one metric of all requests: ``Wasted KV memory (computed): a 59.9 %, b 9.7 % ...``."""
+    first = group[0]
+    base, unit = first.baseline or 0.0, first.row.unit
+    parts = [f"{first.comparison.baseline} {value_with_unit(base, unit)}"]
+    for result in group:
+        value = result.median(result.comparison.arm)
+        text = (
+            f"{value_with_unit(value, unit)} ({_difference(result)})"
+            if value is not None
+            else "unknown"
+        )
+        parts.append(f"{result.comparison.arm} {text}")
+    return f"{_capitalised(first.definition.label)} (computed): {', '.join(parts)}."
+
+
+def _computed_ranges(group: Sequence[_RowVerdict], baseline: str) -> str:
+    """Return one metric of several cases: the range of each arm's differences."""
+    parts = []
+    for arm in dict.fromkeys(result.comparison.arm for result in group):
+        rows = [result for result in group if result.comparison.arm == arm]
+        names: dict[str, list[str]] = {}
+        for result in sorted(rows, key=lambda r: r.effect):
+            names.setdefault(_difference(result), []).append(result.name)
+        few = [
+            f"{text} ({cases[0] if len(cases) == 1 else count_text(len(cases), 'row')})"
+            for text, cases in names.items()
+        ]
+        if len(few) > MAX_NAMED_ROWS:
+            few = [f"{few[0]} to {few[-1]}"]
+        parts.append(f"{arm} {', '.join(few)}")
+    label = _capitalised(group[0].definition.label)
+    return f"{label} (computed), against {baseline}: {'; '.join(parts)}."
+
+
+def _difference(result: _RowVerdict) -> str:
+    """Return the difference of two computed values: ``50.2 points less``, ``the same``."""
+    row, base = result.row, result.baseline or 0.0
+    value = result.median(result.comparison.arm) or 0.0
+    if value == base:
+        return "the same"
+    word = change_word(row.metric, row.unit, row.better, value > base)
+    unit_size = size_text(row.unit, value - base)
+    if base <= 0 or unit_size.endswith(" points"):
+        return f"{unit_size} {word}"
+    return f"{magnitude_text(100 * (value / base - 1))} % {word}"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _row_verdicts(analysis: CellAnalysis, arm: str) -> list[_RowVerdict]:
@@ -92,19 +252,39 @@ def _name(row: MetricRow, several: bool) -> str:
 def _not_measured(analysis: CellAnalysis) -> str:
     """Return a clause that names the rows without measurements, or an empty string."""
     names = [row.case for row in analysis.rows if row.primary and row.skipped is not None]
+    measured = {row.metric for row in analysis.rows}
+    names += [m for m in analysis.data.metrics if m not in measured and m != OUTPUTS]
     return f"; not measured: {_first_names(names)}" if names else ""
 
 
 def _arm_clause(arm: str, results: Sequence[_RowVerdict], baseline: str | None) -> str:
-    """Return one arm's clause: its changed, unchanged, undecided and invalid rows."""
+    """Return one arm's clause, or a clause for each metric if there are several."""
+    groups = _by_metric(results)
+    if len(groups) == 1:
+        return _metric_clause(arm, results, baseline, "")
+    clauses: list[str] = []
+    for group in groups:
+        subject = "it" if clauses else arm
+        where = f" in {group[0].row.metric}"
+        clauses.append(_metric_clause(subject, group, None if clauses else baseline, where))
+    return "; ".join(clauses)
+
+
+def _metric_clause(
+    arm: str, results: Sequence[_RowVerdict], baseline: str | None, where: str
+) -> str:
+    """Return one arm's clause on one metric: its changed, unchanged, undecided and invalid rows.
+
+    ``where``: the metric as a phrase if there are several metrics, else empty.
+    """
     than, from_baseline = (f" than {baseline}", f" from {baseline}") if baseline else ("", "")
     changed = [r for r in results if r.verdict.word in CHANGED_WORDS]
     unchanged = [r for r in results if r.verdict.word in UNCHANGED_WORDS]
     total = len(results)
     parts: list[str] = []
     if changed and len(changed) <= len(unchanged):
-        parts.append(f"{arm} {_unchanged_clause(unchanged, from_baseline)}")
-        exceptions = _join_names([f"{r.name} ({r.effect_text})" for r in _by_size(changed)])
+        parts.append(f"{arm} {_unchanged_clause(unchanged, from_baseline)}{where}")
+        exceptions = join_names([f"{r.name} ({r.effect_text})" for r in _by_size(changed)])
         if len(changed) > MAX_NAMED_ROWS:
             exceptions = f"{count_text(len(changed), 'row')} ({_effect_range(changed)})"
         if len(unchanged) + len(changed) < total:
@@ -113,11 +293,11 @@ def _arm_clause(arm: str, results: Sequence[_RowVerdict], baseline: str | None) 
             parts[0] += f", except in {exceptions}"
     else:
         if changed:
-            parts.append(f"{arm} is {_changed_clause(changed, than, total)}")
+            parts.append(f"{arm} {_changed_clause(changed, than, total)}")
         if unchanged:
             clause = _unchanged_clause(unchanged, "" if changed else from_baseline)
             subject = "and" if changed else arm
-            parts.append(f"{subject} {clause}{_in_some_rows(len(unchanged), total)}")
+            parts.append(f"{subject} {clause}{where}{_in_some_rows(len(unchanged), total)}")
     clauses = [" ".join(parts)] if parts else []
     for word, rows in (
         ("not decided", [r for r in results if r.verdict.word in UNDECIDED_WORDS]),
@@ -126,7 +306,7 @@ def _arm_clause(arm: str, results: Sequence[_RowVerdict], baseline: str | None) 
         if rows:
             reason = f": {_cause(rows)}" if word == "invalid" else _detectable(rows)
             subject = "" if clauses else f"{arm} is "
-            clauses.append(f"{subject}{word}{_in_named_rows(rows, total)}{reason}")
+            clauses.append(f"{subject}{word}{where}{_in_named_rows(rows, total)}{reason}")
     return "; ".join(clauses)
 
 
@@ -136,28 +316,48 @@ def _unchanged_clause(unchanged: Sequence[_RowVerdict], from_baseline: str) -> s
 
 
 def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> str:
-    """Return the direction and size of changes: ``faster than x in 3 of 5 rows, by 2 to 4 %``."""
+    """Return the changes with a verb: ``is faster than x in 3 of 5 rows, by 2 to 4 %``."""
+    if total == 1:
+        return _single_change(changed[0], than)
     by_direction: dict[str, list[_RowVerdict]] = {}
     for result in changed:
-        by_direction.setdefault(result.effect_text.rsplit(" ", 1)[1], []).append(result)
+        by_direction.setdefault(result.word, []).append(result)
     parts: list[str] = []
     for word, results in by_direction.items():
-        comparative = f"{word}{than if not parts else ''}"
-        if total == 1:
-            low, high = sorted(map(abs, results[0].comparison.ci_pct or (results[0].effect,) * 2))
-            parts.append(
-                f"{magnitude_text(results[0].effect)} % {comparative} ({results[0].name}, "
-                f"{magnitude_text(low)} to {magnitude_text(high)} %)"
-            )
-            continue
+        comparative = _comparative(word, results[0].definition, bool(parts))
         few = len(results) < min(3, total)
-        names = f" ({_join_names([r.name for r in results])})" if few else ""
+        names = f" ({join_names([r.name for r in results])})" if few else ""
         rows = _rows_of(len(results), total)
-        parts.append(f"{comparative} in {rows}{names}, by {_size_range(results)} %")
+        first_than = than if not parts else ""
+        parts.append(f"{comparative}{first_than} in {rows}{names}, by {_size_range(results)} %")
     return " and ".join(parts)
 
 
-def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
+def _single_change(result: _RowVerdict, than: str) -> str:
+    """Return the change in an only row: ``has a lower E2E than x, by 12 ms (5 %, 3 to 6 %)``."""
+    low, high = sorted(map(abs, result.comparison.ci_pct or (result.effect,) * 2))
+    interval = f"{magnitude_text(low)} to {magnitude_text(high)} %"
+    percent = f"{magnitude_text(result.effect)} %"
+    if result.definition.is_speed:
+        return f"is {percent} {result.word}{than} ({result.name}, {interval})"
+    comparative = _comparative(result.word, result.definition, False)
+    if result.own_size is None:
+        return f"{comparative}{than}, by {percent} ({interval})"
+    size = size_text(result.row.unit, result.own_size)
+    return f"{comparative}{than}, by {size} ({percent}, {interval})"
+
+
+def _comparative(word: str, metric: MetricDefinition, repeated: bool) -> str:
+    """Return the direction of a change with its verb; ``repeated``: after an earlier direction."""
+    if metric.is_speed:
+        return word if repeated else f"is {word}"
+    article = "" if metric.is_mass_noun else "a "
+    if repeated:
+        return f"{word}" if metric.is_mass_noun else f"a {word} one"
+    return f"has {article}{word} {metric.label}"
+
+
+def _not_decided(by_arm: Results, baseline: str) -> str:
     """Return a clause for a cell without decided rows: the open question, detectable effects."""
     all_results = [result for results in by_arm.values() for result in results]
     undecided = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
@@ -166,10 +366,10 @@ def _not_decided(by_arm: dict[str, list[_RowVerdict]], baseline: str) -> str:
     rows = list(dict.fromkeys(r.name for r in undecided))
     where = f"in {rows[0]}" if len(rows) == 1 else f"in any of {len(rows)} rows"
     differ = "differs" if len(arms) == 1 else "differ"
-    text = f"whether {_join_names(arms, 'or')} {differ} from {baseline} {where}"
+    text = f"whether {join_names(arms, 'or')} {differ} from {baseline} {where}"
     text += _detectable(undecided)
     if invalid:
-        names = _join_names(list(dict.fromkeys(r.comparison.arm for r in invalid)))
+        names = join_names(list(dict.fromkeys(r.comparison.arm for r in invalid)))
         text += f"; {names}: invalid: {_cause(invalid)}"
     return text
 
@@ -212,12 +412,12 @@ def _effect_range(results: Sequence[_RowVerdict]) -> str:
     return f"{best.effect_text} ({best.name}) to {worst.effect_text} ({worst.name})"
 
 
-def _invalid_arms(by_arm: dict[str, list[_RowVerdict]]) -> str:
+def _invalid_arms(by_arm: Results) -> str:
     causes: dict[str, list[str]] = {}
     for arm, results in by_arm.items():
         causes.setdefault(_cause(results), []).append(arm)
     return "; ".join(
-        f"{_join_names(arms)} {'is' if len(arms) == 1 else 'are'} invalid: {cause}"
+        f"{join_names(arms)} {'is' if len(arms) == 1 else 'are'} invalid: {cause}"
         for cause, arms in causes.items()
     )
 
@@ -277,9 +477,3 @@ def _first_names(names: Sequence[str]) -> str:
     named = list(names[:MAX_NAMED_ROWS])
     rest = len(names) - len(named)
     return "; ".join([*named, *([f"{rest} more"] if rest else [])])
-
-
-def _join_names(names: Sequence[str], last: str = "and") -> str:
-    if len(names) < 3:
-        return f" {last} ".join(names)
-    return f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -47,11 +47,12 @@ def compare_isolations(
 ) -> list[IsolationAgreement]:
     """Compare each treatment arm's effect in each primary row that both cells measured."""
     agreements = []
-    theirs = {row.case: i for i, row in enumerate(separate.rows) if row.primary}
+    theirs = {(r.case, r.metric): i for i, r in enumerate(separate.rows) if r.primary}
     for index, row in enumerate(interleaved.rows):
-        if not row.primary or row.skipped is not None or row.case not in theirs:
+        key = row.case, row.metric
+        if not row.primary or row.skipped is not None or key not in theirs:
             continue
-        other = separate.comparisons[theirs[row.case]]
+        other = separate.comparisons[theirs[key]]
         for arm in interleaved.data.treatment_arms:
             pair = interleaved.comparisons[index].get(arm), other.get(arm)
             agreement = _agreement(row.case, arm, *pair)

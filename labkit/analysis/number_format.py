@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 MINUS = "−"
 UNIT_NAMES = {"us": "µs"}
@@ -87,6 +88,13 @@ def magnitude_text(value: float) -> str:
 def count_text(n: int, noun: str) -> str:
     """Write a number with its noun, in the plural unless it is 1: ``1 block``, ``4 blocks``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def join_names(names: Sequence[str], last: str = "and") -> str:
+    """Return names as a phrase: ``a``, ``a and b``, ``a, b and c``."""
+    if len(names) < 3:
+        return f" {last} ".join(names)
+    return f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
 def slug(text: str, longest: int = 80) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Metric, Record, RecordError
+from labkit.records.metric_registry import define_metric
 
 MEASURED_OUTCOMES = ("ok", "vacuous")
 POLISH_TOLERANCE = 1e-9  # of a log ratio
@@ -90,6 +91,18 @@ class MetricRow:
         for item in self.arms.get(arm, ()):
             blocks.setdefault(item.block, []).append(item.value)
         return blocks
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the values follow from sizes and counts, with no noise that a test could use.
+
+        That is so if the metric is a computed one and has the same value in every run of each arm.
+        """
+        return (
+            define_metric(self.metric, self.unit).computed
+            and bool(self.arms)
+            and all(len({v.value for v in values}) == 1 for values in self.arms.values())
+        )
 
     @property
     def positive(self) -> bool:

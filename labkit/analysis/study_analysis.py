@@ -63,7 +63,7 @@ class AnalysisCache:
             for one in analysis.judged
             if one.row.primary and one.comparison.arm in arms
         }
-        return bool(words) and words <= DECIDED_WORDS
+        return bool(words) and words <= DECIDED_WORDS | {"computed"}
 
     def notes(self) -> list[str]:
         """Return a line for each study that was read and has records without a digest."""

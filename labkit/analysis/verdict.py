@@ -3,15 +3,16 @@
 The first rule that applies decides:
 
 1. ``invalid``, with the cause: a failed gate affects the arm;
-2. ``inconclusive``: no block is complete, or a value is not above 0;
-3. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
+2. ``computed``: the values follow from sizes and counts, without noise that a test could use;
+3. ``inconclusive``: no block is complete, or a value is not above 0;
+4. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
    reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
    blocks are still to run, or no interim look was declared at this number of blocks);
-4. the interval lies inside the margin: ``trivial`` if the difference is significant, else
+5. the interval lies inside the margin: ``trivial`` if the difference is significant, else
    ``equivalent``. The verdict is ``inconclusive`` instead if the A/A control's unadjusted
    interval in the same row exceeds the margin;
-5. ``faster`` or ``slower``: the adjusted p is at most alpha;
-6. ``inconclusive``, with the smallest detectable effect.
+6. ``faster`` or ``slower``: the adjusted p is at most alpha;
+7. ``inconclusive``, with the smallest detectable effect.
 
 Interval and p are simultaneous over the rows and arms: the probability that a study claims a
 wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary rows is at
@@ -41,6 +42,7 @@ VERDICT_WORDS = (
     "inconclusive",
     "invalid",
     "estimate_only",
+    "computed",
 )
 DECIDED_WORDS = frozenset({"faster", "slower", "equivalent", "trivial"})
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labkit.analysis.effect_wording import (
+    change_word,
+    effect_text,
+    size_text,
+    value_with_unit,
+)
 from labkit.analysis.number_format import (
     MINUS,
     count_text,
@@ -69,16 +75,21 @@ def identity_phrase(cell: Json, claim: str) -> str:
     return IDENTITY_CLAIMS.get(claim, "outputs not compared")
 
 
-def direction(unit: str | None, better: str | None, effect_pct: float) -> str:
-    """Return an effect as text: ``2.1 % faster``, or ``2.1 % more`` if the unit is bytes."""
-    size = f"{magnitude_text(effect_pct)} %"
-    if unit == "bytes":
-        return f"{size} {'more' if effect_pct > 0 else 'less'}"
-    return f"{size} {'faster' if (effect_pct > 0) == (better == 'higher') else 'slower'}"
+def _direction(cell: Json, row: Json, comparison: Json) -> str:
+    baseline = row["arms"][cell["arms"][0]["name"]]["median"]
+    metric, unit, better = row["metric"], row["unit"], row["better"]
+    return effect_text(metric, unit, better, comparison["effect_pct"], baseline)
 
 
-def _direction(row: Json, comparison: Json) -> str:
-    return direction(row["unit"], row["better"], comparison["effect_pct"])
+def computed_text(row: Json, arm: str, baseline: str) -> str:
+    """Return an arm's computed value and its difference: ``9.7 %, 50.2 points less than ...``."""
+    value, base = (row["arms"][name]["median"] for name in (arm, baseline))
+    text = value_with_unit(value, row["unit"])
+    if value == base:
+        return f"{text}, as in {baseline}"
+    word = change_word(row["metric"], row["unit"], row["better"], value > base)
+    size = size_text(row["unit"], value - base)
+    return f"{text}, {size} {word} than in {baseline}"
 
 
 def _interval(comparison: Json, key: str, directed: bool) -> str:
@@ -114,18 +125,21 @@ def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str
     arm, word, reason = comparison["arm"], comparison["verdict"], comparison["reason"]
     if word == "invalid":
         return f"{arm}: invalid: {reason}"
+    if word == "computed":
+        return f"{arm}: {computed_text(row, arm, cell['arms'][0]['name'])} (computed)"
     if comparison["effect_pct"] is None:
         return f"{arm}: inconclusive: {reason}"
     if word == "estimate_only":
         blocks = count_text(comparison["blocks"], "block")
-        return f"{arm}: estimate only: {_direction(row, comparison)} in {blocks} ({reason})"
+        return f"{arm}: estimate only: {_direction(cell, row, comparison)} in {blocks} ({reason})"
     directed = word in ("faster", "slower", "trivial")
     evidence = f"{_evidence(cell, comparison, directed)}; {identity_phrase(cell, claim)}"
     if word in ("faster", "slower"):
-        return f"{arm} is {_direction(row, comparison)} {evidence}"
+        return f"{arm} is {_direction(cell, row, comparison)} {evidence}"
     if word == "trivial":
         margin = f"±{cell['design']['margin_pct']:g} %"
-        return f"{arm} is {_direction(row, comparison)}, inside the margin of {margin} {evidence}"
+        effect = _direction(cell, row, comparison)
+        return f"{arm} is {effect}, inside the margin of {margin} {evidence}"
     if word == "equivalent":
         return f"{arm}: equivalent: {reason} {evidence}"
     return f"{arm}: inconclusive: {reason} {evidence}"

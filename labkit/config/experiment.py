@@ -15,7 +15,7 @@ from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, override_text, require
 from labkit.config.sweep import check_sweep
 from labkit.config.workload import Workload
-from labkit.records.metric_registry import metric_names
+from labkit.records.metric_registry import OUTPUTS, metric_names
 
 CONTROL = "control"
 NAME_SIGNS = "_-.=,"  # in an arm's name; a swept arm is named order=a,threads=2
@@ -95,7 +95,7 @@ class Ablation(Group, place="ablation"):
     metric: Any = option(
         None,
         "Primary metric, which the answer is about, or a list of metrics that share alpha "
-        "(docs/metrics.md).",
+        "(docs/metrics.md); outputs: the claim on the outputs.",
         type_name="a name or a list of names",
         null_means="goodput if workload.limits are set, latency if requests arrive at a rate, else "
         "the speed of the workload",
@@ -301,10 +301,16 @@ class Experiment(Group):
         workload, known = self.workload, metric_names(self.workload.kind)
         for name in self.ablation.metrics:
             where = f"ablation.metric={name}"
+            if name == OUTPUTS:
+                require(
+                    self.ablation.claims.identity is not Identity.none,
+                    f"{where}: nothing is claimed about the outputs; set ablation.claims.identity",
+                )
+                continue
             require(
                 name in known or not known,
                 f"{where}: workload={workload.name} has no such metric; it must be one of: "
-                f"{', '.join(known)}",
+                f"{', '.join(known)}, {OUTPUTS}",
             )
             missing = workload.missing_for(name)
             require(missing is None, f"{where}: workload={workload.name} needs {missing} for it")

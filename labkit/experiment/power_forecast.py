@@ -38,6 +38,10 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     all its looks detects that effect at least as often.
     """
     design = cell.design
+    if composed.metrics and all(
+        name in METRICS and METRICS[name].computed for name in composed.metrics
+    ):
+        return f"computed, not timed: {', '.join(composed.metrics)} needs no test"
     too_few = design.blocks < min_blocks_to_claim(design.runs_per_block)
     noise = _noise(cell, composed, history)
     if noise is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+OUTPUTS = "outputs"  # as ablation.metric: the question is about outputs, and the gate answers it
+
 
 @dataclass(frozen=True)
 class MetricDefinition:
@@ -94,6 +96,15 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
         "Requests per second that met every limit of workload.limits.",
     ),
     *_latencies(),
+    MetricDefinition(
+        "tpot_excl_first_mean_ms", "ms", "lower", REQUESTS, "time per output token (mean)",
+        "Time per token after the first, mean over requests.",
+    ),
+    MetricDefinition(
+        "tpot_incl_first_mean_ms", "ms", "lower", REQUESTS,
+        "time per output token with the first (mean)",
+        "Time from submission to the last token per token, mean over requests.",
+    ),
     MetricDefinition(
         "e2e_ms", "ms", "lower", REQUESTS, "end-to-end latency",
         "Time from submission to the last token of one request, with workload.per_request.",

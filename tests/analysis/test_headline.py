@@ -1,5 +1,6 @@
 """The headline for every mix of verdicts."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from labkit.analysis.arm_comparison import ArmComparison
 from labkit.analysis.cell_analysis import CellData, JudgedComparison, analyse
 from labkit.analysis.headline import headline
-from labkit.analysis.observations import MetricRow
+from labkit.analysis.observations import MetricRow, RunValue
 from labkit.analysis.verdict import Verdict
 from labkit.records import Arm
 
@@ -112,13 +113,18 @@ SENTENCES = {
     "an estimate has its reason and no claim": (
         cell(("a", {"map": ("estimate_only", -50.2, None, "2 blocks of 2: a claim needs 3")}),
              ("b", {"map": ("estimate_only", 3.0, None, "2 blocks of 2: a claim needs 3")})),
-        "Not decided: whether map differs from search in any of 2 rows; an estimate only (2 "
-        "blocks of 2: a claim needs 3): 50.2 % faster (a) to 3.0 % slower (b).",
+        "Estimate only (2 blocks of 2: a claim needs 3): against search, map is 50.2 % faster (a) "
+        "to 3.0 % slower (b).",
+    ),
+    "an estimate beside an invalid arm": (
+        cell(("a", {"map": ("estimate_only", -9.0, None, "2 blocks of 2: a claim needs 3"),
+                    "plan": ("invalid", -1.0, 3.0, "vacuous")}), arms=("map", "plan")),
+        "Estimate only (2 blocks of 2: a claim needs 3): against search, map is 9.0 % faster (a); "
+        "plan is invalid: vacuous.",
     ),
     "a grown study is exploratory": (
         cell(("a", {"map": ("estimate_only", -9.0, None, "exploratory: blocks were added")})),
-        "Not decided: whether map differs from search in a; an estimate only (exploratory: blocks "
-        "were added): 9.0 % faster (a).",
+        "Estimate only (exploratory: blocks were added): against search, map is 9.0 % faster (a).",
     ),
     "invalid in every row": (
         cell(*((n, {"map": ("invalid", -9.0, 3.0, "vacuous: resolver.map stayed 0")})
@@ -155,13 +161,13 @@ SENTENCES = {
     "bytes are more or less": (
         cell(("all", {"map": ("faster", -30.0, (-31.0, -29.0))}), unit="bytes",
              metrics=("peak_kv_bytes",)),
-        "On this machine map is 30.0 % less than search (peak_kv_bytes, 29.0 to 31.0 %).",
+        "On this machine map has less peak KV memory than search, by 30.0 % (29.0 to 31.0 %).",
     ),
     "several metrics are named": (
         cell(("a", flat()), ("a", flat()), ("a", faster()),
              metrics=("x_us", "y_us", "z_us")),
-        "On this machine map differs from search by at most 1.2 %, except in a: z_us (4.1 % "
-        "faster).",
+        "On this machine map differs from search by at most 1.2 % in x_us; it differs by at most "
+        "1.2 % in y_us; it is 4.1 % faster (a: z_us, 3.2 to 5.0 %).",
     ),
     "what was not measured is named": (
         cell(("a", flat()), skipped=("huge",)),
@@ -201,4 +207,148 @@ def test_the_headline_names_the_analysed_and_the_skipped_rows(make_cell):
     served = headline(analyse(make_cell("b/x", effects={"seq_map": 1.1}, requests=True)))
     assert "faster than binary_search (total_tok_s, " in served
     few = headline(analyse(make_cell("c/x", blocks=2)))
-    assert few.startswith("Not decided: ") and "an estimate only (2 blocks of 2" in few
+    assert few.startswith("Estimate only (2 blocks of 2: a claim needs at least 3): against ")
+
+
+OPEN_LOOP = {  # metric: unit, direction, the baseline's value, the effect in percent
+    "e2e_p50_ms": ("ms", "lower", 240.0, 112.0),
+    "goodput_req_s": ("req/s", "higher", 2.0, -16.5),
+    "total_tok_s": ("tok/s", "higher", 100.0, -6.4),
+}
+
+
+def served(*metrics, word=None):
+    """Return an analysis of requests with an arm ``slow`` beside ``fast``; a row per metric."""
+    rows, judged = [], []
+    for i, name in enumerate(metrics):
+        unit, better, base, effect = OPEN_LOOP[name]
+        row = MetricRow("all", name, unit, better, True)
+        row.arms["fast"] = [RunValue(0, 0, "runs/x.json", base)]
+        rows.append(row)
+        comparison = ArmComparison("slow", "fast", effect, (effect - 1, effect + 1), blocks=8)
+        verdict = word or ("faster" if (effect > 0) == (better == "higher") else "slower")
+        judged.append(JudgedComparison(i, row, comparison, Verdict(verdict, "too few blocks")))
+    data = CellData(Path("cell"), {"design": {"metrics": list(metrics)}},
+                    (arm("fast", "baseline"), arm("slow")), ())  # fmt: skip
+    return SimpleNamespace(data=data, rows=rows, judged=judged)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "sentence"),
+    [
+        (
+            ["e2e_p50_ms"],
+            "On this machine slow has a higher end-to-end latency (median) than fast, by 268.8 ms "
+            "(112 %, 111 to 113 %).",
+        ),
+        (
+            ["goodput_req_s"],
+            "On this machine slow has a lower goodput than fast, by 16.5 % (15.5 to 17.5 %).",
+        ),
+        (
+            ["total_tok_s", "e2e_p50_ms"],
+            "On this machine slow is 6.4 % slower than fast (total_tok_s, 5.4 to 7.4 %); it has a "
+            "higher end-to-end latency (median), by 268.8 ms (112 %, 111 to 113 %).",
+        ),
+    ],
+)
+def test_only_speed_is_faster_or_slower(metrics, sentence):
+    assert headline(served(*metrics)) == sentence
+
+
+def test_an_estimate_of_a_latency_is_in_milliseconds():
+    assert headline(served("e2e_p50_ms", "total_tok_s", word="estimate_only")) == (
+        "Estimate only (too few blocks): against fast, slow is 268.8 ms (112 %) higher "
+        "(e2e_p50_ms), 6.4 % slower (total_tok_s)."
+    )
+
+
+def computed(rows, metric, unit, better="lower"):
+    """Return an analysis of computed rows ``{case: {arm: value}}``."""
+    built, judged = [], []
+    for i, (case, values) in enumerate(rows.items()):
+        row = MetricRow(case, metric, unit, better, True)
+        row.arms |= {name: [RunValue(0, 0, "runs/x.json", v)] for name, v in values.items()}
+        built.append(row)
+        base, *others = values
+        judged += [
+            JudgedComparison(i, row, ArmComparison(name, base, blocks=1), Verdict("computed"))
+            for name in others
+        ]
+    data = CellData(Path("cell"), {}, (arm(base, "baseline"), *map(arm, others)), ())
+    return SimpleNamespace(data=data, rows=built, judged=judged)
+
+
+def test_what_is_computed_is_given_as_it_is():
+    padding = {"all": {"padded": 59.9, "contiguous": 9.7, "paged": 0.8, "fused": 0.8}}
+    assert headline(computed(padding, "kv_waste_pct", "%")) == (
+        "Wasted KV memory (computed): padded 59.9 %, contiguous 9.7 % (50.2 points less), paged "
+        "0.8 % (59.1 points less), fused 0.8 % (59.1 points less)."
+    )
+    taken = {"all": {"auto": 58.0, "vllm": 90.0, "other": 58.0}}
+    assert headline(computed(taken, "taken_pct", "% of RAM")) == (
+        "Memory taken (computed): auto 58.0 % of RAM, vllm 90.0 % of RAM (32.0 points more), "
+        "other 58.0 % of RAM (the same)."
+    )
+    steps = {
+        "a": {"static": 199.0, "continuous": 10.0},
+        "b": {"static": 199.0, "continuous": 199.0},
+    }
+    assert headline(computed(steps, "row_steps", "steps")) == (
+        "Number of steps of a row (computed), against static: continuous 95.0 % lower (a), the "
+        "same (b)."
+    )
+    uncounted = computed(padding, "kv_waste_pct", "%")
+    del uncounted.rows[0].arms["fused"]
+    last = uncounted.judged[-1]
+    uncounted.judged[-1] = replace(last, verdict=Verdict("inconclusive", "no complete block"))
+    assert headline(uncounted).endswith("paged 0.8 % (59.1 points less), fused unknown.")
+
+
+def test_a_computed_metric_gets_no_test_and_what_varies_does(make_cell):
+    analysis = analyse(make_cell("d/x", requests=True, metrics=["peak_kv_bytes"]))
+    assert analysis.data.metrics == ("peak_kv_bytes",) and analysis.all_computed
+    assert headline(analysis) == (
+        "Peak KV memory (computed): binary_search 16 MiB, seq_map 16 MiB (the same)."
+    )
+    row = next(r for r in analysis.json["rows"] if r["metric"] == "peak_kv_bytes")
+    assert {c["verdict"] for c in row["comparisons"]} == {"computed"}
+    assert all(c["p"] is None and c["ci_low_pct"] is None for c in row["comparisons"])
+
+    def vary(record):
+        first = record.cases[0]
+        metrics = tuple(
+            replace(m, repeats=(2.0**24 + record.block + record.position,))
+            if m.name == "peak_kv_bytes"
+            else m
+            for m in first.metrics
+        )
+        return replace(record, cases=(replace(first, metrics=metrics),))
+
+    varied = analyse(make_cell("e/x", requests=True, metrics=["peak_kv_bytes"], change=vary))
+    assert not varied.all_computed and "computed" not in headline(varied)
+
+
+def test_a_question_about_outputs_is_answered_by_the_gate(make_cell):
+    same = headline(analyse(make_cell("f/x", requests=True, metrics=["outputs"])))
+    assert same == "The outputs of seq_map are bit-identical to those of binary_search."
+
+    def differ(record):
+        case = record.cases[0]
+        first, *rest = case.outputs["requests"]
+        if record.arm != "seq_map":
+            return record
+        requests = [{**first, "tokens": [99, *first["tokens"][1:]]}, *rest]
+        changed = {**case.outputs, "digest": "0" * 64, "requests": requests}
+        return replace(record, cases=(replace(case, outputs=changed),))
+
+    other = headline(analyse(make_cell("g/x", requests=True, metrics=["outputs"], change=differ)))
+    assert other.startswith("The outputs are not as claimed (bitwise): ")
+    assert other.endswith("(seq_map: 1 of 8 differ).")
+
+
+def test_a_metric_that_no_run_gives_is_named(make_cell):
+    sentence = headline(analyse(make_cell("h/x", requests=True, metrics=["kv_waste_pct"])))
+    assert sentence == (
+        "No answer: nothing was measured for seq_map and binary_search; not measured: kv_waste_pct."
+    )

@@ -128,7 +128,7 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
     study = make_cell("study/cell", blocks=2).parent
     answer = headline(analyse(study / "cell"))
     weak = "estimate only: 2 blocks of 2 cannot support"
-    assert answer.startswith("Not decided: ")
+    assert answer.startswith("Estimate only (2 blocks of 2")
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines[0] == f"**{answer}**" and lines[1].startswith("| batch |")

@@ -13,6 +13,7 @@ from labkit.analysis.number_format import scaled, unit_name, value_text
 from labkit.analysis.observations import MEASURED_OUTCOMES
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.matplotlib_figures import run_positions
+from labkit.analysis.rendering.results_table import verdict_text
 from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.verdict_sentences import row_name
@@ -32,7 +33,7 @@ def effects_chart(cell: Json) -> str | None:
     None if no effect is known.
     """
     lines = [
-        (row_name(row), c)
+        (row, c)
         for row in cell["rows"]
         if row["primary"]
         for c in row["comparisons"]
@@ -49,19 +50,22 @@ def effects_chart(cell: Json) -> str | None:
         y=(0.0, float(len(lines))),
         x_label=f"difference from {cell['arms'][0]['name']} (%), margin shaded",
         height=22 * len(lines) + 62,
-        left=min(400, 16 + round(8.6 * max(len(f"{name}, {c['arm']}") for name, c in lines))),
+        left=min(
+            400, 16 + round(8.6 * max(len(f"{row_name(row)}, {c['arm']}") for row, c in lines))
+        ),
     )
     chart.band(-margin, margin, "margin")
     chart.axes(y_ticks=False)
     chart.line([(0.0, 0.0), (0.0, float(len(lines)))], "zero")
     styles = arm_classes(cell)
-    for i, (name, c) in enumerate(lines):
+    for i, (row, c) in enumerate(lines):
         y = len(lines) - i - 0.5
         style, mark = styles[c["arm"]]
-        chart.text(chart.left - 8, chart.py(y), f"{name}, {c['arm']}")
+        chart.text(chart.left - 8, chart.py(y), f"{row_name(row)}, {c['arm']}")
         if c["ci_low_pct"] is not None:
             chart.line([(c["ci_low_pct"], y), (c["ci_high_pct"], y)], f"line {style}")
-        chart.dot(c["effect_pct"], y, style, mark, f"{c['effect_pct']:+.2f} %, {c['verdict']}")
+        word = verdict_text(row, c["verdict"])
+        chart.dot(c["effect_pct"], y, style, mark, f"{c['effect_pct']:+.2f} %, {word}")
     return chart.svg()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.analysis.effect_wording import verdict_word
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -74,7 +75,7 @@ class ResultLine:
     def phone_text(self) -> str:
         """The verdict for narrow screens such as phones, shown beside the row's name."""
         if self.verdict is not None:
-            text = verdict_text(self.verdict)
+            text = verdict_text(self.row, self.verdict)
         else:
             text = "skipped" if self.arm is not None and self.skipped is not None else ""
         return f"{self.arm}: {text}" if text and self.several_arms else text
@@ -97,9 +98,9 @@ def kernel_names(records: Sequence[Record]) -> dict[str, str]:
     return names
 
 
-def verdict_text(verdict: str) -> str:
-    """Return a verdict as it is printed: ``estimate-only`` for ``estimate_only``."""
-    return verdict.replace("_", "-")
+def verdict_text(row: Json, verdict: str) -> str:
+    """Return a row's verdict as it is printed: ``estimate-only``, ``lower`` for a latency."""
+    return verdict_word(verdict, row["metric"], row["unit"], row["better"])
 
 
 def compared_arms(cell: Json) -> list[str]:
@@ -206,7 +207,7 @@ def _arm_columns(
     def verdict(line: ResultLine) -> str:
         if line.skipped is not None:
             return f"skipped: {line.skipped}"
-        return "" if line.verdict is None else verdict_text(line.verdict)
+        return "" if line.verdict is None else verdict_text(line.row, line.verdict)
 
     if len(arms) > 1:
         yield Column("arm", lambda line: line.arm, numeric=False)

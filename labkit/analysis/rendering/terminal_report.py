@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from labkit.analysis.effect_wording import verdict_word
 from labkit.analysis.number_format import (
     count_text,
     interval_text,
@@ -14,7 +15,7 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.analysis.rendering.cell_report_content import CellReport
-from labkit.analysis.rendering.results_table import ResultLine, verdict_text
+from labkit.analysis.rendering.results_table import ResultLine
 from labkit.analysis.rendering.sweep_tables import BEST, Values
 from labkit.analysis.rendering.table_model import Column, Table, broken_name
 from labkit.analysis.study_analysis import AnalysisCache
@@ -32,6 +33,7 @@ VERDICT_STYLES = {
     "trivial": "cyan",
     "inconclusive": "yellow",
     "estimate_only": "yellow",
+    "computed": "cyan",
     "invalid": "bold white on red",
     "not_comparable": "dim",
 }
@@ -209,7 +211,9 @@ def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
 
 def _change_verdict(change: RowChange) -> str:
     word = change.verdict.word
-    return "not comparable in time" if word == "not_comparable" else verdict_text(word)
+    if word == "not_comparable":
+        return "not comparable in time"
+    return verdict_word(word, change.row.metric, change.row.unit, change.row.better)
 
 
 def _row_name(change: RowChange) -> str:
