@@ -37,7 +37,17 @@ PRINT_FLAGS: dict[str, tuple[str, ...]] = {
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     "--shell-completion": (),
 }
-PROGRAMS = ("compare", "doctor", "export", "mac", "post", "regression", "report", "serve")
+PROGRAMS = (
+    "compare",
+    "doctor",
+    "export",
+    "history",
+    "mac",
+    "post",
+    "regression",
+    "report",
+    "serve",
+)
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 SHORT_FLAGS = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}

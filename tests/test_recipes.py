@@ -55,6 +55,7 @@ NOT_COMMANDS = {
     ("docs/regression.md", "cd ENGINE"): "a command of Git: tests/test_regression.py",
     ("docs/statistics.md", "(k m - c m)"): "a formula that the text derives",
     ("docs/studies.md", "outputs/NAME"): "a tree of a study's files",
+    ("docs/studies.md", "waiting: "): "printed: tests/experiment/test_timing_lock.py",
     ("docs/studies.md", "labkit.report: "): "printed: tests/records/test_record_digests.py",
     ("docs/structures.md", ""): "printed: tests/docs/test_structures.py",
     ("docs/video.md", '{"clip"'): "a line of JSON: tests/workload/video",
@@ -65,6 +66,7 @@ NOT_COMMANDS = {
 LISTED = {
     "apt-get install slurm-wlm munge && service munge start": "needs root: tests/slurm does it",
     "python -m labkit.regression main --on ragged": "runs: tests/test_regression.py",
+    "python -m labkit.history outputs total_tok_s": "runs: tests/analysis/test_metric_history.py",
     "python -m labkit.report outputs": "runs: tests/analysis/test_study_index.py",
     "python -m labkit.serve": "the command's name alone",
     "python -m mlx_lm server": "the name of another server",
@@ -155,7 +157,9 @@ SERVERS = [c for c in RECIPES if c.startswith("python -m labkit.serve ")]
 # What is run in a copy of the pages: the commands beside a study, and the pages' own generators.
 OTHERS = [
     c for c in RECIPES
-    if re.match(r"python (-m labkit\.(doctor|export|report|compare|post)|-m docs\.|docs/)", c)
+    if re.match(
+        r"python (-m labkit\.(doctor|export|history|report|compare|post)|-m docs\.|docs/)", c
+    )
     and c not in LISTED
 ]  # fmt: skip
 BENCHMARKS = [c for c in RECIPES if c.startswith("python benchmarks/")]

@@ -158,7 +158,7 @@ def varying_options(cells: Sequence[StudyPath]) -> dict[str, dict[tuple[str, str
     ``engine.name``, are options too.
     """
     configs = {
-        (cell.name, arm.name): dict(_options(arm.config))
+        (cell.name, arm.name): dict(config_options(arm.config))
         for cell in cells
         for arm in read_arms(cell)
     }
@@ -170,10 +170,11 @@ def varying_options(cells: Sequence[StudyPath]) -> dict[str, dict[tuple[str, str
     }
 
 
-def _options(config: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def config_options(config: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every option of an arm's config and its value, named as on the command line."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            yield from _options(value, f"{prefix}{key}.")
+            yield from config_options(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

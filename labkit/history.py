@@ -1,0 +1,42 @@
+"""``python -m labkit.history DIR METRIC``: a metric over weeks and commits, with change points.
+
+DIR is a folder of studies and archives. Their records alone are read, and ``history-METRIC.md``
+and ``.html`` are written into DIR. Exit codes: 0 on success, whether or not there are changes; 2,
+with a one-line message, if a study cannot be read or none has the metric.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.cli_errors import OneLineParser, print_error
+from labkit.records import RecordError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.analysis.rendering.history_page import write_history
+
+    parser = OneLineParser(
+        prog="python -m labkit.history",
+        description="Show a metric over all studies in a folder, and where its level changed.",
+    )
+    parser.add_argument("dir", type=Path, metavar="DIR", help="folder of studies, or one study")
+    parser.add_argument("metric", metavar="METRIC", help="name of a metric, such as total_tok_s")
+    options = parser.parse_args(argv)
+    try:
+        page = write_history(options.dir, options.metric)
+    except (RecordError, OSError) as error:
+        return print_error(parser.prog, error)
+    except KeyboardInterrupt:
+        return 130
+    for sentence in page.changes:
+        print(sentence)
+    print(f"{page.summary}: {options.dir / f'history-{options.metric}.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
