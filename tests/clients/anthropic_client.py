@@ -81,3 +81,8 @@ def structured():
         model=MODEL, messages=[HELLO], max_tokens=MAX_TOKENS, output_format=Place
     )
     check(isinstance(message.parsed_output, Place), "not parsed")
+    with client.messages.stream(
+        model=MODEL, messages=[HELLO], max_tokens=MAX_TOKENS, output_format=Place
+    ) as events:
+        streamed = events.get_final_message()
+    check(isinstance(streamed.parsed_output, Place), "the stream is not parsed")

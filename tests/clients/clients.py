@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Packages published later are not installed, so that the dependencies of the pins are fixed, too.
 PACKAGES_UNTIL = "2026-11-23"
 TASKS = {
-    "chat": "a chat, whole",
+    "chat": "whole",
     "stream": "streamed",
     "turns": "repeated turns",
     "tools": "tools",
@@ -40,6 +40,7 @@ ANTHROPIC = "anthropic==2.12.0"
 AGENTS = ("openai-agents==0.24.0", OPENAI)
 PYDANTIC_AI = ("pydantic-ai-slim[openai,anthropic]==2.68.0", OPENAI, ANTHROPIC)
 LANGCHAIN = ("langchain-openai==1.7.3", OPENAI)
+LM_EVAL = ("lm-eval[api]==0.4.13", "transformers==5.23.0")  # the latter reads the tokenizer
 LITELLM = ("litellm[proxy]==1.106.2",)
 LOAD = ("chat", "stream")
 
@@ -79,7 +80,8 @@ CLIENTS = (
     ),
     Client("dspy", ("dspy==3.4.1",), "dspy_client.py", ("chat", "turns", "structured")),
     Client("smolagents", ("smolagents[openai]==1.26.0",), "smolagents_client.py"),
-    Client("lm-eval", ("lm-eval[api]==0.4.13",), "lm_eval_client.py", ("chat",)),
+    Client("lm-eval (chat completions)", LM_EVAL, "lm_eval_client.py", ("chat",), "chat"),
+    Client("lm-eval (completions)", LM_EVAL, "lm_eval_client.py", ("chat",), "completions"),
     Client("guidellm", ("guidellm==0.8.1",), "guidellm_client.py", LOAD),
     Client("aiperf", ("aiperf==0.13.0",), "aiperf_client.py", ("chat", "stream", "turns")),
     Client("llama-benchy", ("llama-benchy==0.4.0",), "llama_benchy_client.py", ("stream", "turns")),

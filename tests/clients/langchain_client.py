@@ -9,8 +9,14 @@ from pydantic import BaseModel
 from tasks import CITIES, MAX_TOKENS, MODEL, TOOL_RESULT, argument, check, task
 
 uses_responses = argument("chat") == "responses"
+# At a temperature of 1, some arguments have so many other properties that they are cut off, because
+# the schemas of LangChain's tools allow them.
 model = ChatOpenAI(
-    model=MODEL, max_tokens=MAX_TOKENS, max_retries=0, use_responses_api=uses_responses
+    model=MODEL,
+    temperature=0,
+    max_tokens=MAX_TOKENS,
+    max_retries=0,
+    use_responses_api=uses_responses,
 )
 
 

@@ -67,7 +67,7 @@ def test_a_result_that_the_client_does_not_list_is_an_error():
 
 def test_table():
     results = dict.fromkeys(TASKS, "yes")
-    columns = "a chat, whole | streamed | repeated turns | tools | structured output"
+    columns = "whole | streamed | repeated turns | tools | structured output"
     assert table({CLIENT: results}).splitlines() == [
         f"| client | version | {columns} |",
         "| --- | --- | --- | --- | --- | --- | --- |",
