@@ -5,6 +5,7 @@ decorate it with ``case``.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import random
 import string
@@ -169,6 +170,26 @@ for name, schema in SCHEMAS.items():
     add(f"responses_{name}", responses_schema(schema))
 
 
+def messages_schema(schema):
+    def send(client):
+        output_config = {"format": {"type": "json_schema", "schema": schema}}
+        response = client.messages(output_config=output_config, max_tokens=64)
+        message = response.json()
+        if response.status != 200:
+            assert response.status == 400, (response.status, response.text[:500])
+            check_message(message["error"]["message"])
+        elif message["stop_reason"] == "end_turn":
+            json.loads(message["content"][0]["text"])
+        else:
+            assert message["stop_reason"] == "max_tokens"
+
+    return send
+
+
+for name in ("endless_recursion", "intersection_of_20", "lexer_gives_up_late", "nested_900_deep"):
+    add(f"messages_{name}", messages_schema(SCHEMAS[name]))
+
+
 @case
 def many_schemas_that_never_end(client):
     """More than there are processes for; each of them is new to the cache."""
@@ -192,6 +213,91 @@ def tools_with_a_schema_that_never_ends(client):
     )
     assert response.status == 400
     check_message(response.json()["error"]["message"])
+
+
+@case
+def tools_of_messages_with_a_schema_that_never_ends(client):
+    schema = {"properties": {"a": patterns("abcdefghijklmnopqrst")}}
+    response = client.messages(
+        tools=[{"name": "f", "input_schema": schema}], tool_choice={"type": "any"}, max_tokens=64
+    )
+    assert response.status == 400
+    check_message(response.json()["error"]["message"])
+
+
+# Prompts --------------------------------------------------------------------------------------
+
+
+def add_prompt(name, prompt, **options):
+    def send(client):
+        response = client.post("/v1/completions", prompt=prompt, **options)
+        assert response.status == 400, response.text[:500]
+        check_message(response.json()["error"]["message"])
+
+    add(name, send)
+
+
+add_prompt("a_prompt_of_4_million_characters", "a " * 2_000_000)
+add_prompt("a_list_of_400_000_prompts", ["a"] * 400_000)
+add_prompt("a_million_log_probabilities", [[1] * 2000] * 25, echo=True, logprobs=20, max_tokens=0)
+
+
+@case
+def a_quarter_of_a_million_log_probabilities(client):
+    prompts = [[*range(1000)]] * 12
+    response = client.post("/v1/completions", prompt=prompts, prompt_logprobs=20, max_tokens=1)
+    assert response.status == 200, response.text[:500]
+    lengths = [len(choice["prompt_logprobs"]) for choice in response.json()["choices"]]
+    assert lengths == [1000] * 12
+
+
+# Connections ----------------------------------------------------------------------------------
+
+
+def read_all(connection):
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(1 << 16):
+            received += part
+    return received
+
+
+@case
+def a_hundred_megabytes_of_headers(client):
+    with client.connect() as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for number in range(100):
+                connection.sendall(b"x%d: %b\r\n" % (number, b"x" * (1 << 20)))
+        assert read_all(connection).split()[1:2] in ([], [b"431"])
+
+
+@case
+def half_sent_requests(client):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+    connections = [client.connect() for _ in range(100)]
+    for number, connection in enumerate(connections):
+        connection.sendall((head + b'\r\n{"model"')[: number + 20])
+    answers = [read_all(connection) for connection in connections]
+    for connection in connections:
+        connection.close()
+    assert {answer.split()[1] for answer in answers} == {b"408"}
+
+
+@case
+def clients_that_leave(client):
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 400, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connections = [client.connect() for _ in range(200)]
+    for connection in connections:
+        connection.sendall((head + body).encode())
+    for number, connection in enumerate(connections):
+        if number % 2:
+            connection.recv(200)
+        connection.close()
+
+
+# Sampling -------------------------------------------------------------------------------------
 
 
 @case

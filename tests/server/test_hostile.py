@@ -7,6 +7,7 @@ tokens of an idle server, ``/health`` must answer 200 in time, and memory must c
 import concurrent.futures
 import http.client
 import json
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Client:
 
     def responses(self, **options):
         return self.post("/v1/responses", input="hello", **options)
+
+    def messages(self, **options):
+        messages = [{"role": "user", "content": "hello"}]
+        return self.post("/v1/messages", messages=messages, **options)
+
+    def connect(self):
+        """Return a connection that the caller must close."""
+        host, _, port = self.address.partition(":")
+        return socket.create_connection((host, int(port)), timeout=120)
 
     def post(self, path, **options):
         return self.send("POST", path, json.dumps({"model": "tiny", **options}))
@@ -108,6 +118,7 @@ def hostile_server(chat_model, start_server, tmp_path_factory):
         f"model.path={chat_model}",
         "server.model_name=tiny",
         "server.grammar_timeout_s=2",
+        "server.receive_timeout_s=5",
         f"server.grace_s={GRACE_S}",
         "engine.batch_invariant=true",
     ) as running:
