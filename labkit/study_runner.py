@@ -101,6 +101,7 @@ class Study:
             progress,
             redo_failed=redo_failed,
             all_decided=analysis_cache.decided,
+            possibly_best=analysis_cache.possibly_best,
         )
         analysis.write_cell(cell.dir, analysis_cache)
         analysis.print_cell(cell.dir, analysis_cache=analysis_cache)

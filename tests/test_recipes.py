@@ -471,6 +471,7 @@ TINY_BENCHMARKS = {
     "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity", "| --- |"),
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
+    "benchmarks/search_error_rate.py": ("1 --permutations 20", "| processes | 16 |"),
     "benchmarks/capacity_coverage.py": ("2", "| fine | 99% | 20 | 64 |"),
     "benchmarks/best_arm_coverage.py": ("1 --permutations 20", "| 5 x 2 | 12 |"),
 }

@@ -12,6 +12,7 @@ from labkit.analysis.article_placeholders import ArticleError, PlaceholderFuncti
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError
+from labkit.machine import fingerprint
 from labkit.records import CaseRecord, Metric, Record
 from labkit.study_runner import Study
 
@@ -49,8 +50,8 @@ class Planted:
         notes = {"traffic": {"requests": 60, "good": 60 if offered <= 4 else 30}}
         metrics = (metric, Metric("goodput_req_s", "req/s", "higher", False, (rate / 100,)))
         return Record(
-            run.arm, arm.role, *place, "ok", "2026-11-20T20:00:00Z", environment={"host": "a"},
-            counters={"engine.paged": 1.0},
+            run.arm, arm.role, *place, "ok", "2026-11-20T20:00:00Z",
+            environment={"host": fingerprint.host_hash()}, counters={"engine.paged": 1.0},
             cases=(CaseRecord("all", None, metrics, notes=notes),),
         )  # fmt: skip
 
@@ -182,3 +183,80 @@ def test_a_capacity_needs_limits_and_a_rate(run_study):
     ):
         with pytest.raises(ConfigError, match="needs limits and a rate"):
             run_study(Planted({}), *words, "workload.capacity=95")
+
+
+SEARCH = ["engine.threads=1,2,3,4,5,6", "design=search", "design.isolation=process"]
+
+
+@pytest.fixture
+def run_search(monkeypatch, tmp_path):
+    """Return a function that runs a search in this process: its cell.json and number of runs."""
+    app.register()
+    monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
+    monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def run(launcher, *words):
+        command = app.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
+        (cell,) = app.compose_cells(app.with_sweep_as_arms(command))
+        study = Study(tmp_path / "search", [cell], launcher)
+        study.refuse_changes()
+        study.run(cell.name, study.out / cell.name)
+        assert study.finish() == 0
+        return cell_of(study)
+
+    return run
+
+
+def runs_by_arm(cell):
+    order = [arm for block in cell["design"]["order"] for arm in block]
+    return {arm["name"]: order.count(arm["name"]) for arm in cell["arms"]}
+
+
+RATES = {1: 400.0, 2: 420.0, 3: 440.0, 4: 500.0, 5: 500.2, 6: 460.0}
+
+
+def test_a_search_drops_settings_at_looks_and_keeps_the_baseline(run_search):
+    launcher = Planted(RATES)
+    cell = run_search(launcher)
+    (best,) = cell["best"]
+    assert set(best["dropped"]) == {f"threads={n}" for n in (2, 3, 6)}
+    assert set(best["dropped"].values()) == {4}
+    runs = runs_by_arm(cell)
+    assert [runs[f"threads={n}"] for n in range(1, 7)] == [24, 8, 8, 24, 24, 8]
+    assert runs["control"] == 24 and launcher.runs == sum(runs.values())
+    assert sorted(best["possibly_best"]) == ["threads=4", "threads=5"]
+    assert best["values"]["threads=2"] == pytest.approx(420.0, rel=0.01)
+    assert best["level"] == pytest.approx(1 - 0.0125)
+    again = Planted(RATES)
+    run_search(again)
+    assert again.runs == 0
+
+
+def test_an_interrupted_search_continues_without_the_dropped_settings(run_search):
+    class Killed(Planted):
+        def run(self, run, cell):
+            if run.block == 5:
+                raise OSError(28, "No space left on device")
+            return super().run(run, cell)
+
+    with pytest.raises(AssertionError):  # the study is not complete
+        run_search(Killed(RATES))
+    whole = Planted(RATES)
+    cell = run_search(whole)
+    assert runs_by_arm(cell)["threads=2"] == 8
+    assert whole.runs == 7 * 2 * 4
+
+
+def test_a_search_ends_when_one_setting_is_left(run_search):
+    cell = run_search(Planted({4: 600.0}))
+    assert cell["best"][0]["possibly_best"] == ["threads=4"]
+    assert cell["design"]["looks_taken"] == [{"blocks": 4, "alpha": 0.0125, "decided": True}]
+
+
+def test_a_search_needs_a_sweep_and_looks():
+    app.register()
+    with pytest.raises(ConfigError, match="only settings of a sweep are dropped"):
+        app.compose_cells(app.parse(["design=search", "ablation=composition", "-m"]))
+    with pytest.raises(ConfigError, match=r"set design\.looks or design=search"):
+        app.compose_cells(app.parse(["design.eliminate=true", "design.looks=[]", "-m"]))

@@ -9,7 +9,7 @@ divided among the primary rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class BestSetting:
     the second best arm if the baseline is the best), corrected for having chosen the best, with its
     interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that cannot be told from the
     best, the best first. ``excluded`` are the arms without a valid result, with their reasons.
+    ``dropped`` are those that a look dropped because another one was better, with their blocks.
     ``withheld`` is the reason that nothing is claimed: then the numbers are estimates.
     """
 
@@ -53,6 +54,7 @@ class BestSetting:
     level: float | None = None
     possibly_best: tuple[str, ...] = ()
     withheld: str | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of ``cell.json``."""
@@ -72,6 +74,7 @@ class BestSetting:
             "level": round_significant(self.level),
             "possibly_best": list(self.possibly_best),
             "withheld": self.withheld,
+            "dropped": dict(self.dropped),
         }
 
 
@@ -85,17 +88,18 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
     data, runs = analysis.data, analysis.data.criteria.runs
     arms = [data.baseline, *data.treatment_arms]
     excluded = {arm: reason for arm in arms if (reason := _obstacle(analysis, row, arm))}
-    valid = [arm for arm in arms if arm not in excluded]
+    valid = [arm for arm in arms if arm not in excluded and arm not in data.dropped]
     blocks = complete_blocks(row, valid, runs) if valid else ()
     if data.baseline in excluded or len(valid) < 2 or not blocks:
         reason = excluded.get(data.baseline, "fewer than two settings have results")
-        return BestSetting(row, {}, excluded, withheld=reason)
+        return BestSetting(row, {}, excluded, withheld=reason, dropped=data.dropped)
     logs = np.stack([log_values(row, arm, blocks) for arm in valid], axis=2)
-    values = _comparable_values(row, logs, valid)
+    values = _comparable_values(row, [arm for arm in arms if arm not in excluded], runs)
     sign = 1.0 if row.better == "higher" else -1.0
     withheld = _withheld_reason(analysis, len(blocks))
     if withheld is not None:
-        return _estimate(row, sign * logs, valid, values, excluded, withheld)
+        estimate = _estimate(row, sign * logs, valid, values, excluded, withheld)
+        return replace(estimate, dropped=data.dropped)
     alpha = data.criteria.alpha / num_rows
     won = winner(sign * logs, 0, alpha)
     low, high = sorted(sign * limit for limit in won.interval)
@@ -109,6 +113,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
         ci_pct=interval_to_percent((low, high)),
         level=1.0 - alpha,
         possibly_best=tuple(valid[arm] for arm in possibly_best(sign * logs, alpha)),
+        dropped=data.dropped,
     )
 
 
@@ -122,15 +127,20 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
     return None if row.positive else "a value is not above 0"
 
 
-def _comparable_values(row: MetricRow, logs: Floats, arms: Sequence[str]) -> dict[str, float]:
+def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[str, float]:
     """Return the baseline's median, times each arm's ratio to it within blocks.
 
-    ``logs``: float64 [blocks, runs, arms], the baseline first.
+    The baseline is the first of ``arms``. Arms may have different blocks.
     """
     baseline = summary(row.arms[arms[0]])["median"]
-    means = logs.mean(axis=(0, 1))
-    ratios = np.exp(means - means[0])
-    return {arm: float(baseline * ratio) for arm, ratio in zip(arms, ratios, strict=True)}
+    values = {}
+    for arm in arms:
+        blocks = complete_blocks(row, (arms[0], arm), runs)
+        if blocks:
+            pair = (log_values(row, name, blocks) for name in (arms[0], arm))
+            base, other = (float(each.mean()) for each in pair)
+            values[arm] = float(baseline * np.exp(other - base))
+    return values
 
 
 def _withheld_reason(analysis: CellAnalysis, blocks: int) -> str | None:

@@ -134,11 +134,27 @@ class CellData:
     @cached_property
     def blocks_done(self) -> tuple[int, ...]:
         """The blocks in which every run has left a record."""
-        expected = len(self.arms) * int(self.design["runs_per_block"])
+        runs = int(self.design["runs_per_block"])
         counts: dict[int, int] = {}
         for record in self.records:
             counts[record.block] = counts.get(record.block, 0) + 1
-        return tuple(sorted(block for block, n in counts.items() if n >= expected))
+        return tuple(
+            sorted(block for block, n in counts.items() if n >= runs * self._num_arms(block))
+        )
+
+    def _num_arms(self, block: int) -> int:
+        """Return the number of arms in a block, without those that looks had dropped before."""
+        return len(self.arms) - sum(after <= block for after in self.dropped.values())
+
+    @cached_property
+    def dropped(self) -> Mapping[str, int]:
+        """The settings of a sweep that looks dropped, with the numbers of blocks until then."""
+        dropped: dict[str, int] = {}
+        for look in self.design.get("looks_taken", ()):
+            for arm in self.arms if "kept" in look else ():
+                if arm.name not in look["kept"]:
+                    dropped.setdefault(arm.name, int(look["blocks"]))
+        return dropped
 
     @cached_property
     def hosts(self) -> Mapping[str, tuple[int, ...]]:

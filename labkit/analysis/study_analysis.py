@@ -74,6 +74,16 @@ class AnalysisCache:
             counts[cell_dir.parent] = unlisted + data.unlisted, records + len(data.records)
         return [undigested_note(study, *count) for study, count in counts.items() if count[0]]
 
+    def possibly_best(self, cell_dir: Path) -> list[str]:
+        """Return the arms of a sweep that may be the best in some primary row.
+
+        They are all arms if nothing may be claimed in some row.
+        """
+        analysis = self.cell(cell_dir)
+        if any(one.withheld is not None for one in analysis.best):
+            return [arm.name for arm in analysis.data.arms]
+        return list(dict.fromkeys(arm for one in analysis.best for arm in one.possibly_best))
+
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.
 

@@ -75,6 +75,11 @@ class Design(Group, place="design"):
         meaning="Interim looks, at which the study stops if everything is decided; the last block "
         "spends the rest of alpha.",
     )
+    eliminate: bool = option(
+        False,
+        "At each look, drop the settings of a sweep that another one is significantly better than. "
+        "The baseline and the control stay (docs/sweeps.md).",
+    )
     confirm: int = option(
         0,
         "Additional blocks with a process per run that check the results of in_process runs.",
@@ -92,6 +97,11 @@ class Design(Group, place="design"):
     def __post_init__(self) -> None:
         """Check that blocks increase, that each look has some alpha, and that p can reach it."""
         super().__post_init__()
+        require(
+            bool(self.looks) or not self.eliminate,
+            "design.eliminate=true: settings are dropped at looks; set design.looks or "
+            "design=search",
+        )
         if self.looks:
             self._check_looks()
 

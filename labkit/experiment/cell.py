@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,21 @@ class Cell:
         """Return all runs of the cell in order."""
         names = [arm.name for arm in self.arms]
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
+
+    def schedule_after_looks(self, kept: Mapping[int, Sequence[str]]) -> list[Run]:
+        """Return all runs in order if looks dropped arms.
+
+        ``kept`` holds the arms that remain after each look that dropped any, by its blocks.
+        """
+        stages = {0: [arm.name for arm in self.arms], **kept}
+        starts = sorted(stages)
+        ends = [*starts[1:], self.design.blocks]
+        return [
+            run
+            for start, end in zip(starts, ends, strict=True)
+            for run in schedule(stages[start], end, self.design.runs_per_block, self.seed)
+            if run.block >= start
+        ]
 
     @property
     def stopping_points(self) -> tuple[int, ...]:

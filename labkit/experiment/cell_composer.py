@@ -103,6 +103,11 @@ def compose_cell(
     experiment = composer.compose(cell)
     if experiment.ablation.sweep:
         experiment = with_swept_arms(experiment)
+    require(
+        bool(experiment.ablation.sweep) or not experiment.design.eliminate,
+        "design.eliminate=true: only settings of a sweep are dropped; sweep an option such as "
+        "engine.kv.block_size=8,16,32, or choose another design",
+    )
     ablation = experiment.ablation
     baseline = ablation.baseline_arm
     names = [baseline, *(name for name in ablation.arms if name != baseline)]

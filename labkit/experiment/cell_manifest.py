@@ -37,10 +37,13 @@ FIXED_DESIGN_KEYS = (
     "margin_pct",
     "looks",
     "metrics",
+    "eliminate",
 )
 
 # Analyses a cell's folder and returns whether every comparison has its verdict.
 AllDecided = Callable[[Path], bool]
+# Analyses a sweep's folder and returns the names of the arms that may be the best.
+PossiblyBest = Callable[[Path], Sequence[str]]
 
 
 def _exists(cell: Cell) -> bool:
@@ -77,6 +80,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
             "order": "permuted_blocks",
             "isolation": cell.design.isolation.value,
             "across_hosts": cell.design.across_hosts,
+            "eliminate": cell.design.eliminate,
             "looks": [to_plain(look) for look in cell.design.looks],
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
@@ -225,13 +229,25 @@ def exploratory_warning(cell: Cell) -> str | None:
     )
 
 
+def kept_arms(cell: Cell) -> dict[int, list[str]]:
+    """Return the arms that remain after each look that dropped arms, by the look's blocks."""
+    taken = _old_design(cell).get("looks_taken", [])
+    return {int(look["blocks"]): list(look["kept"]) for look in taken if "kept" in look}
+
+
 def take_interim_look(
-    cell: Cell, blocks: int, records: list[Record], all_decided: AllDecided | None
+    cell: Cell,
+    blocks: int,
+    records: list[Record],
+    all_decided: AllDecided | None,
+    possibly_best: PossiblyBest | None = None,
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    The result is added to ``cell.json``. A look is taken only if no later block has been run. If an
-    earlier command ran later blocks, the look keeps the result that is recorded for it.
+    With ``design.eliminate``, arms that cannot be the best are dropped: the look lists the others,
+    the baseline and the control. The result is added to ``cell.json``. A look is taken only if no
+    later block has been run. If an earlier command ran later blocks, the look keeps the result that
+    is recorded for it.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
@@ -242,11 +258,26 @@ def take_interim_look(
     manifest = read_cell(cell.dir)
     old_looks = manifest["design"].get("looks_taken")
     taken = [item for item in old_looks or [] if item["blocks"] < blocks]
-    taken.append({"blocks": look.blocks, "alpha": look.alpha, "decided": decided})
+    result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
+    if cell.design.eliminate and not decided and blocks < cell.design.blocks:
+        result["kept"] = _remaining_arms(cell, taken, possibly_best)
+    taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken
         write_json(cell.dir / "cell.json", manifest)
     return decided
+
+
+def _remaining_arms(
+    cell: Cell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
+) -> list[str]:
+    """Return the arms that a look keeps: the baseline, the control, and what may be the best."""
+    if possibly_best is None:
+        raise ValueError(f"cell {cell.name}: its design eliminates arms, but possibly_best is None")
+    remaining = set(possibly_best(cell.dir))
+    before = next((look["kept"] for look in reversed(taken) if "kept" in look), None)
+    arms = [arm for arm in cell.arms if before is None or arm.name in before]
+    return [arm.name for arm in arms if arm.role != "arm" or arm.name in remaining]
 
 
 def ended_at_look(cell: Cell) -> bool:

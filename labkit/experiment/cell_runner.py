@@ -25,8 +25,10 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.cell_lock import cell_lock
 from labkit.experiment.cell_manifest import (
     AllDecided,
+    PossiblyBest,
     ended_at_look,
     exploratory_warning,
+    kept_arms,
     refuse_changes,
     take_interim_look,
     write_manifest,
@@ -70,6 +72,7 @@ def run_cell(
     *,
     redo_failed: bool = False,
     all_decided: AllDecided | None = None,
+    possibly_best: PossiblyBest | None = None,
 ) -> CellOutcome:
     """Run the missing runs of a cell, while holding the cell's lock.
 
@@ -85,6 +88,9 @@ def run_cell(
     all_decided
         Analyses the cell's folder at an interim look and returns whether every comparison is
         decided. Needed if the design has looks.
+    possibly_best
+        Analyses the cell's folder at an interim look and returns the arms that may be the best.
+        Needed if the design eliminates others.
 
     Raises
     ------
@@ -104,7 +110,7 @@ def run_cell(
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
     ):
         blocks, old_records = _plan_blocks(cell, progress, redo_failed)
-        runner = _BlockRunner(cell, launcher, progress, signals)
+        runner = _BlockRunner(cell, launcher, progress, signals, possibly_best)
         new_records = runner.run_blocks(blocks, old_records, all_decided)
     records = [*old_records, *new_records]
     failed = tuple(record.run for record in records if not record.ok)
@@ -119,6 +125,7 @@ class _BlockRunner:
     launcher: RunLauncher
     progress: Progress
     signals: InterruptSignals
+    possibly_best: PossiblyBest | None = None
 
     def run_blocks(
         self,
@@ -144,13 +151,21 @@ class _BlockRunner:
                     records += self._run_block(block)
                     if block[0].block == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
-                if take_interim_look(cell, end, records, all_decided):
+                if take_interim_look(cell, end, records, all_decided, self.possibly_best):
                     decided = "has one best setting" if cell.sweep else "is decided"
                     self.progress.note(
                         f"every primary row {decided} at the look after {end} blocks"
                     )
                     break
+                blocks = self._without_dropped_arms(blocks)
         return records[len(old_records) :]
+
+    def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Return the blocks to run without the arms that looks have dropped."""
+        if not self.cell.design.eliminate:
+            return blocks
+        numbers = {block[0].block for block in blocks}
+        return [block for block in _scheduled_blocks(self.cell) if block[0].block in numbers]
 
     def _timing_lock(self) -> AbstractContextManager[None]:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
@@ -193,7 +208,8 @@ def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
 
 
 def _scheduled_blocks(cell: Cell) -> list[Block]:
-    return [list(runs) for _, runs in groupby(cell.schedule(), key=lambda run: run.block)]
+    runs = cell.schedule_after_looks(kept_arms(cell))
+    return [list(block) for _, block in groupby(runs, key=lambda run: run.block)]
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,8 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
         done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
         yield f"ends at the first look that {done}; looks after blocks {looks}"
+    if design.eliminate:
+        yield "each look drops settings, so these are the most runs and the longest time"
     yield plan.start_up
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:

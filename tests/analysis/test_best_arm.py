@@ -42,6 +42,25 @@ def test_intervals_and_sets_cover_in_simulated_studies(coverage, truth):
         assert rates.usual < 0.89  # ignoring the choice covers too seldom
 
 
+@pytest.fixture
+def search(coverage, monkeypatch):
+    """The benchmark that simulates searches."""
+    file = FILE.with_name("search_error_rate.py")
+    spec = importlib.util.spec_from_file_location("search_error_rate", file)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("truth", "runs"), [("equal", 1.0), ("clear", 0.5)])
+def test_a_search_loses_the_best_in_at_most_5_of_100_studies(search, truth, runs):
+    rates = search.search_rates("turns", truth, "clean", 6, 150)
+    assert rates.wrong <= 0.05
+    assert rates.runs <= runs
+    assert (rates.one_left >= 0.9) == (truth == "clear")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "truth"), itertools.product((2, 4, 12), ("equal", "clear", "two"))

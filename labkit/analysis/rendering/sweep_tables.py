@@ -143,6 +143,8 @@ def _notes(best: Json, unit: str | None) -> Iterator[str]:
             "confidence. Values are comparable: the baseline's median, times the ratio to it that "
             "was estimated within blocks."
         )
+    for arm, blocks in best["dropped"].items():
+        yield f"{arm}: dropped after {blocks} blocks, because another one was better."
     for arm, reason in best["excluded"].items():
         yield f"{arm}: no valid result: {reason}."
 
