@@ -1,8 +1,9 @@
 """The headline: the answer to a cell's question in one sentence, the same in every format.
 
 It states the claim on the outputs if the question is about them, then the decided effects and their
-sizes, the undecided rows with the smallest effect that could have been detected in them, and the
-computed values. It is built only from verdicts, so no direction is given for an inconclusive row.
+sizes, the undecided rows with the smallest effect that could have been detected in them, the
+computed values, and the quality of arms that score texts. Effects are built only from verdicts, so
+no direction is given for an inconclusive row.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from labkit.analysis.effect_wording import (
 from labkit.analysis.number_format import count_text, join_names, magnitude_text, percent_text
 from labkit.analysis.observations import MetricRow, summary
 from labkit.analysis.outputs_answer import outputs_answer
+from labkit.analysis.quality_answer import quality_sentences
 from labkit.analysis.verdict import Verdict
 from labkit.records.metric_registry import OUTPUTS, MetricDefinition, define_metric
 
@@ -105,6 +107,7 @@ def headline(analysis: CellAnalysis) -> str:
     if any(measured.values()) or not (sentences or any(computed.values())):
         sentences.append(_measured_sentence(analysis, measured))
     sentences += _computed_sentences(computed, analysis.data.baseline)
+    sentences += quality_sentences(analysis.data)
     return " ".join(sentences)
 
 

@@ -150,8 +150,14 @@ def row_name(row: Json) -> str:
     return str(row["metric"] if row["case"] == "all" else row["case"])
 
 
-def verdict_sentences(cell: Json, claim: str) -> list[str]:
-    """Return a sentence for each primary row and arm, and the reason for each skipped row."""
+def verdict_sentences(
+    cell: Json, claim: str, qualities: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return a sentence for each primary row and arm, and the reason for each skipped row.
+
+    ``qualities``: a phrase on the quality of arms that scored texts, by arm, appended to the arm's
+    sentences.
+    """
     lines = []
     for row in cell["rows"]:
         if not row["primary"]:
@@ -160,7 +166,9 @@ def verdict_sentences(cell: Json, claim: str) -> list[str]:
         if row["skipped"] is not None:
             lines.append(f"{name}: skipped: {row['skipped']}")
         for comparison in row["comparisons"]:
-            lines.append(f"{name}: {verdict_sentence(cell, row, comparison, claim)}")
+            quality = (qualities or {}).get(comparison["arm"])
+            end = f"; {quality}" if quality else ""
+            lines.append(f"{name}: {verdict_sentence(cell, row, comparison, claim)}{end}")
     return lines
 
 

@@ -203,7 +203,8 @@ def resolve_isolation(
     Raises
     ------
     ConfigError
-        The design asks for ``in_process`` or ``live``, but the arms do not allow it.
+        The design asks for ``in_process`` or ``live``, but the arms do not allow it; or the arms
+        must share a process, but cannot, or the design forbids it.
     """
     from labkit import workload
 
@@ -215,7 +216,10 @@ def resolve_isolation(
     else:
         reason = workload.apart(experiments)
     if reason is None:
+        if design.confirm:
+            workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
         return Isolation.in_process, None
+    workload.check_apart(experiments, reason)
     if asked is Isolation.process:
         return Isolation.process, reason
     if asked is Isolation.in_process:

@@ -16,6 +16,7 @@ from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.workload_protocols import (
     InterleavedArms,
     LiveKind,
+    SharedProcessKind,
     TurnContext,
     WorkloadKind,
     single_arm_context,
@@ -82,6 +83,19 @@ def not_live(experiments: Sequence[Experiment]) -> str | None:
     if isinstance(kind, LiveKind):
         return kind.not_live(experiments)
     return f"workload.kind={experiments[0].workload.kind}: its measurement has no turns"
+
+
+def check_apart(experiments: Sequence[Experiment], reason: str) -> None:
+    """Check that the workload can be measured although ``reason`` keeps its arms apart.
+
+    Raises
+    ------
+    ConfigError
+        The workload's arms must share a process; see ``SharedProcessKind``.
+    """
+    kind = kind_of(experiments[0])
+    if isinstance(kind, SharedProcessKind):
+        kind.refuse_apart(reason)
 
 
 def load(experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:

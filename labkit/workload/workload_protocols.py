@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 from labkit.config import Experiment
 from labkit.workload.measurement import Estimate, Measurement
@@ -151,3 +151,11 @@ class LiveKind(Protocol):
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
         """Return the reason, in one line, that the arms cannot take such turns, or None."""
+
+
+@runtime_checkable
+class SharedProcessKind(Protocol):
+    """A kind whose arms must share a process, because the measurement compares them."""
+
+    def refuse_apart(self, reason: str) -> NoReturn:
+        """Raise ``ConfigError``, in one line, for arms that ``reason`` keeps apart."""

@@ -1,6 +1,7 @@
 """Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ from scipy import stats
 
 from labkit.analysis import gates
 from labkit.analysis.output_identity import IdentityReport
+from labkit.analysis.quality_answer import interval_text, quality_sentences, share_text
 from labkit.analysis.quality_limits import QUALITY_METRICS, broken_limits
+from labkit.analysis.rendering.output_agreement_table import output_noun
 from labkit.analysis.rendering.text_quality_tables import (
-    interval_text,
     quality_table,
     quoted,
-    share_text,
     worst_places_table,
 )
 from labkit.analysis.statistics.block_jackknife import (
@@ -111,6 +112,36 @@ def test_tables_have_a_line_per_arm_and_the_worst_places():
     (place,) = worst_places_table(CELL, RECORDS).lines
     assert place == ("lossy", PLACE)
     assert quality_table(CELL, [record("base", 0.0, outcome="crashed")]) is None
+
+
+def scored_cell(*arms):
+    """Return a cell's data, with what one run of each arm scored; ``arms``: names and shifts."""
+    records = tuple(record(name, shift) for name, shift in (("base", 0.0), *arms))
+    return SimpleNamespace(
+        baseline="base", treatment_arms=[name for name, _ in arms], records=records
+    )
+
+
+def test_the_headline_has_each_arm_s_quality_with_its_interval():
+    assert quality_sentences(scored_cell(("lossy", 0.1))) == [
+        "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.24 % (90.42 to 94.06) the "
+        "same next token."
+    ]
+    assert quality_sentences(SimpleNamespace(baseline="a", treatment_arms=["b"], records=())) == []
+
+
+def test_of_many_arms_the_headline_has_the_closest_and_the_furthest():
+    (sentence,) = quality_sentences(scored_cell(("c", 0.3), ("a", 0.1), ("d", 0.4), ("b", 0.2)))
+    assert sentence.startswith(
+        "Quality against base, the closest and the furthest of 4 arms: a KL 0."
+    )
+    assert "; d KL 0." in sentence and sentence.count(" KL ") == 2
+
+
+def test_the_outputs_of_a_scoring_workload_are_not_requests():
+    cell = {"rows": [{"metric": "total_tok_s", "case": "all"}]}
+    assert output_noun(cell, RECORDS) == "scored tokens"
+    assert output_noun(cell, []) == "requests"
 
 
 def test_texts_of_intervals():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.table_model import Column, Table
+from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 
 
-def output_noun(cell: Json) -> str:
-    """Return the noun for the outputs that are counted: requests, picks (of frames), token rows."""
+def output_noun(cell: Json, records: Sequence[Record]) -> str:
+    """Return the noun for the outputs that are counted.
+
+    It is requests, picks (of frames), token rows of a kernel, or scored tokens.
+    """
+    if any("scoring" in case.notes for record in records for case in record.cases):
+        return "scored tokens"
     if any(row["metric"] == "decode_ms" for row in cell["rows"]):
         return "picks"
     return "requests" if all(row["case"] == "all" for row in cell["rows"]) else "token rows"
@@ -47,4 +53,5 @@ def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]
 @section("Outputs")
 def outputs_section(report: CellReport) -> Parts:
     """Show the number of outputs that agree with the reference run's."""
-    return table_parts(agreement_table(report.analysis.identity, output_noun(report.cell)))
+    noun = output_noun(report.cell, report.records)
+    return table_parts(agreement_table(report.analysis.identity, noun))

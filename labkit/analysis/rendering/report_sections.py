@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.analysis.number_format import count_text
+from labkit.analysis.quality_answer import quality_phrases
 from labkit.analysis.rendering import html_charts
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.counter_tables import (
@@ -70,7 +71,8 @@ def _design(report: CellReport) -> Parts:
 
 @section("Verdicts by row")
 def _row_by_row(report: CellReport) -> Parts:
-    sentences = verdict_sentences(report.cell, report.analysis.data.arms[0].identity)
+    data = report.analysis.data
+    sentences = verdict_sentences(report.cell, data.arms[0].identity, quality_phrases(data))
     return [BulletList(sentences)] if sentences else []
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.analysis.quality_answer import interval_text, share_text
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
 from labkit.analysis.rendering.table_model import Column, Table
-from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.analysis.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -65,24 +65,6 @@ def _column(heading: str, value: Any, digits: int = 3) -> Column[TextQuality]:
 
 def _quantile_column(index: int, share: float) -> Column[TextQuality]:
     return _column(f"KL {100 * share:g} %", lambda quality: quality.kl_quantiles[index])
-
-
-def interval_text(interval: Interval, digits: int = 3) -> str:
-    """Write an estimate with its interval: ``0.0041 (0.0032 to 0.0052)``."""
-    if interval.low is None or interval.high is None:
-        return f"{interval.estimate:.{digits}g}"
-    if interval.low == interval.estimate == interval.high:
-        return f"{interval.estimate:.{digits}g}"
-    low, high = (f"{end:.{digits}g}" for end in (interval.low, interval.high))
-    return f"{interval.estimate:.{digits}g} ({low} to {high})"
-
-
-def share_text(interval: Interval) -> str:
-    """Write a share with its interval in percent: ``99.1 % (98.7 to 99.5)``."""
-    text = f"{100 * interval.estimate:.2f} %"
-    if interval.low is None or interval.high is None or interval.low == interval.high:
-        return text
-    return f"{text} ({100 * interval.low:.2f} to {100 * interval.high:.2f})"
 
 
 def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | None:

@@ -8,9 +8,9 @@ KL divergence and agreement of the next token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from labkit.config import Experiment, require
+from labkit.config import ConfigError, Experiment, require
 from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.models import resolve
@@ -49,6 +49,20 @@ class ScoringKind:
         """Return the reason that the arms cannot share a process, or None if they can."""
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
+    def refuse_apart(self, reason: str) -> NoReturn:
+        """Refuse processes of their own: the reference is never sent from one to another.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        raise ConfigError(
+            "workload.kind=scoring compares every arm with the baseline in one process, but the "
+            f"arms would run in separate ones: {reason}; compare arms that can share a process, "
+            "with design.isolation=auto and design.confirm=0"
+        )
+
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models.
 
@@ -62,8 +76,8 @@ class ScoringKind:
 
         if context.baseline is None:
             raise EngineError(
-                "workload.kind=scoring compares with the baseline in the same process, but these "
-                f"arms cannot share one: {self.apart(experiments) or 'design.isolation forbids it'}"
+                "workload.kind=scoring compares with the baseline in the same process, and this "
+                "one has no baseline"
             )
         first = experiments[0]
         windows = text_windows.windows_of(first, resolve(first.model))

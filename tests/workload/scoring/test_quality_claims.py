@@ -1,4 +1,4 @@
-"""Limits of quality are checked before anything runs."""
+"""What a quality study needs is checked before anything runs."""
 
 import pytest
 
@@ -28,3 +28,20 @@ def test_wrong_limits_are_one_line(overrides, reason, composed):
     with pytest.raises(ConfigError) as caught:
         composed("workload=scoring", *overrides)
     assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("+ablation.arms.other={engine.pipeline: overlap}",), "engine.pipeline=overlap: "),
+        (("design.isolation=process",), "design.isolation=process requires it"),
+        (("design.isolation=live",), "design.isolation=live requires it"),
+        (("design.confirm=2",), "design.confirm=2 requires it"),
+    ],
+)
+def test_arms_in_separate_processes_are_refused_in_one_line(overrides, reason, composed):
+    with pytest.raises(ConfigError) as caught:
+        composed("workload=scoring", *overrides)
+    message = str(caught.value)
+    assert "compares every arm with the baseline in one process" in message
+    assert reason in message and "\n" not in message
