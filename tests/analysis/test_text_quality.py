@@ -12,6 +12,12 @@ from labkit.analysis.output_identity import IdentityReport
 from labkit.analysis.quality_answer import interval_text, quality_sentences, share_text
 from labkit.analysis.quality_limits import QUALITY_METRICS, broken_limits
 from labkit.analysis.rendering.output_agreement_table import output_noun
+from labkit.analysis.rendering.speed_quality_chart import (
+    SpeedAndQuality,
+    frontier,
+    speed_quality_chart,
+    speed_quality_points,
+)
 from labkit.analysis.rendering.text_quality_tables import (
     quality_table,
     quoted,
@@ -142,6 +148,32 @@ def test_the_outputs_of_a_scoring_workload_are_not_requests():
     cell = {"rows": [{"metric": "total_tok_s", "case": "all"}]}
     assert output_noun(cell, RECORDS) == "scored tokens"
     assert output_noun(cell, []) == "requests"
+
+
+def point(arm, speed, kl):
+    return SpeedAndQuality(arm, Interval(speed, None, None), Interval(kl, None, None))
+
+
+def test_the_frontier_has_no_arm_that_another_exceeds_in_both():
+    base, slow, fast, faster = (
+        point("base", 0, 0), point("slow", -1, 0.1), point("fast", 5, 0.2), point("faster", 9, 0.4)
+    )  # fmt: skip
+    late, same = point("late", 4, 0.3), point("same", -2, 0)
+    assert frontier([late, faster, slow, fast, same, base]) == [base, fast, faster]
+
+
+def test_the_chart_has_both_intervals_and_names_the_frontier():
+    effect = {"arm": "lossy", "effect_pct": 12.5, "ci_low_pct": 10.0, "ci_high_pct": 15.0}
+    rows = [{"metric": "total_tok_s", "comparisons": [effect]}]
+    qualities = text_qualities(["base", "lossy"], RECORDS)
+    base, lossy = speed_quality_points({**CELL, "rows": rows}, qualities)
+    assert (base.speed, base.kl) == (Interval(0, 0, 0), Interval(0, 0, 0))
+    assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), qualities[1].kl_mean)
+    svg = speed_quality_chart({**CELL, "rows": rows}, qualities)
+    assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
+    assert svg.count("line arm") == 4
+    effect["effect_pct"] = None
+    assert speed_quality_chart({**CELL, "rows": rows}, qualities) is None
 
 
 def test_texts_of_intervals():

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.quality_answer import interval_text, share_text
-from labkit.analysis.rendering.report_parts import Parts, section, table_parts
+from labkit.analysis.rendering.report_parts import ChartPart, Parts, section, table_parts
+from labkit.analysis.rendering.speed_quality_chart import CAPTION, speed_quality_chart
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.verdict_sentences import real_arms
@@ -102,9 +103,11 @@ def quoted(text: str) -> str:
 
 @section("Quality")
 def quality_section(report: CellReport) -> Parts:
-    """Show every arm's perplexity, KL divergence and agreement, and the worst places."""
+    """Show speed against quality, every arm's quality in numbers, and the worst places."""
     cell, records = report.cell, report.records
+    svg = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
     return [
+        *([ChartPart(svg, CAPTION)] if svg is not None else []),
         *table_parts(quality_table(cell, records)),
         *table_parts(worst_places_table(cell, records)),
     ]

@@ -1,0 +1,98 @@
+"""Speed against quality: a point per arm with both intervals, and the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.quality_answer import interval_text
+from labkit.analysis.rendering.arm_styles import arm_classes
+from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
+from labkit.analysis.statistics.block_jackknife import Interval
+from labkit.analysis.text_quality import TextQuality
+
+Json = Mapping[str, Any]
+SPEED = "total_tok_s"
+CAPTION = (
+    "Speed against quality, with both intervals; the line is the frontier: the arms than which no "
+    "other is both estimated faster and closer to the baseline"
+)
+
+
+@dataclass(frozen=True)
+class SpeedAndQuality:
+    """An arm's speed compared with the baseline in percent, and its mean KL divergence in nats."""
+
+    arm: str
+    speed: Interval
+    kl: Interval
+
+
+def speed_quality_points(cell: Json, qualities: Sequence[TextQuality]) -> list[SpeedAndQuality]:
+    """Return a point for the baseline (0 %, 0 nats), and for each arm whose effect is known.
+
+    ``qualities``: the arms' qualities, the baseline's first.
+    """
+    effects = {
+        comparison["arm"]: comparison
+        for row in cell["rows"]
+        if row["metric"] == SPEED
+        for comparison in row["comparisons"]
+        if comparison["effect_pct"] is not None
+    }
+    points = []
+    for index, quality in enumerate(qualities):
+        if index == 0:
+            points.append(SpeedAndQuality(quality.arm, Interval(0.0, 0.0, 0.0), quality.kl_mean))
+        elif quality.arm in effects:
+            keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
+            speed = Interval(*(effects[quality.arm][key] for key in keys))
+            points.append(SpeedAndQuality(quality.arm, speed, quality.kl_mean))
+    return points
+
+
+def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
+    """Return the points that no other point exceeds in both estimates, the closest first."""
+    best: list[SpeedAndQuality] = []
+    for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
+        if not best or point.speed.estimate > best[-1].speed.estimate:
+            best.append(point)
+    return best
+
+
+def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> str | None:
+    """Return the ``<svg>`` of the points, or None unless an arm's speed and quality are known."""
+    points = speed_quality_points(cell, qualities)
+    if len(points) < 2:
+        return None
+    chart = SvgChart(
+        title="speed against quality",
+        x=padded_range([end for point in points for end in _known(point.speed)]),
+        y=padded_range([end for point in points for end in _known(point.kl)]),
+        x_label=f"speed compared with {points[0].arm} (%)",
+        y_label="KL divergence, mean (nats)",
+        height=300,
+    )
+    chart.axes()
+    best, styles = frontier(points), arm_classes(cell)
+    chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
+    for point in points:
+        style, mark = styles[point.arm]
+        x, y = point.speed.estimate, point.kl.estimate
+        chart.line([(end, y) for end in _known(point.speed)], f"line {style}")
+        chart.line([(x, end) for end in _known(point.kl)], f"line {style}")
+        where = ", on the frontier" if point in best else ""
+        tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
+        chart.dot(x, y, style, mark, tip)
+        is_left = chart.px(x) < chart.width / 2
+        offset, anchor = (8, "start") if is_left else (-8, "end")
+        chart.text(chart.px(x) + offset, chart.py(y) - 10, point.arm, anchor)
+    return chart.svg()
+
+
+def _known(interval: Interval) -> list[float]:
+    """Return the interval's limits, or its estimate alone without any."""
+    if interval.low is None or interval.high is None:
+        return [interval.estimate]
+    return [interval.low, interval.high]
