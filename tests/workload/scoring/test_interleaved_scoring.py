@@ -91,3 +91,19 @@ def test_an_arm_without_the_baseline_is_refused_in_one_line(experiment):
 def test_engines_without_log_probabilities_of_prompts_are_refused(engine, compose_experiment):
     with pytest.raises(config.ConfigError, match=f"engine={engine}: it returns no log prob"):
         KIND.check(compose_experiment("workload=scoring", f"engine={engine}", "model=tiny"))
+
+
+def test_speculation_leaves_the_quality_at_0(experiment, compose_experiment):
+    speculating = compose_experiment(
+        "workload=scoring",
+        "model=tiny",
+        "workload.window_tokens=24",
+        "workload.num_windows=5",
+        "workload.concurrency=2",
+        "engine.budget.blocks=64",
+        "engine.speculation=ngram",
+    )
+    plain, drafted = measure([experiment, speculating])
+    assert drafted.outputs["digest"] == plain.outputs["digest"]
+    windows = drafted.notes["scoring"]["windows"]
+    assert max(max(window["kl"]) for window in windows) < 1e-9
