@@ -38,6 +38,7 @@ PRINT_FLAGS: dict[str, tuple[str, ...]] = {
     "--shell-completion": (),
 }
 PROGRAMS = (
+    "check",
     "compare",
     "doctor",
     "export",
@@ -389,7 +390,9 @@ def run(command: Command) -> int:
             say(f"{archive} unpacked; the study continues in {out}")
         if cells[0].experiment.plan:
             from labkit.experiment.plan_preview import print_plan
+            from labkit.experiment.user_class_import import check_imports
 
+            check_imports(cells)
             print_plan(cells, out, written)
             return 0
     same_command = _resuming_command(typed, overrides)
@@ -478,8 +481,12 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
         say(explain_config_error(error, words))
         sys.exit(2)
+    from labkit.engine.user_classes import UserClassError
     from labkit.experiment import StudyError
 
+    if isinstance(error, UserClassError):
+        say(f"{error}; python -m labkit.check {error.path} shows the traceback")
+        sys.exit(2)
     if isinstance(error, StudyError | OSError):
         say(one_line(error))
         sys.exit(1)

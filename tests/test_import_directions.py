@@ -21,6 +21,7 @@ MAY = {
     "server": {"cli_errors", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis": {"analysis.statistics", "config", "records"},
+    "contracts": {"config", "engine", "kernel_abi", "models", "workload"},
     "experiment": {
         "analysis.statistics", "config", "cpu", "engine", "models", "machine", "records",
         "workload",

@@ -62,9 +62,9 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
     if not records:
         gate.fail("no run has left a record", None, "no runs")
     for record in records:
-        if record.outcome not in ("ok", "vacuous"):
+        if record.outcome not in ("ok", "vacuous") and not _failed_with_another(record, records):
             gate.fail(
-                f"{record.run}: {record.outcome}: {record.detail}",
+                f"{record.run}: {record.outcome}: {record.detail}{_aftermath(record, records)}",
                 None,
                 f"run {record.run} failed ({record.outcome})",
             )
@@ -82,6 +82,28 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
             runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
             gate.fail(f"runs are from different hosts: {runs}", None, "the host changed")
     return gate
+
+
+def _failed_with_another(record: Record, records: Sequence[Record]) -> bool:
+    """Return whether another run, which is among the records, ended this run's process."""
+    return any(record.notes.get("failed_by") == other.run for other in records)
+
+
+def _aftermath(record: Record, records: Sequence[Record]) -> str:
+    """Return clauses that name the arms whose runs a failed run ended, and its log."""
+    ended = [other.arm for other in records if other.notes.get("failed_by") == record.run]
+    runs = f"; this ended the runs of {', '.join(ended)} in the same process" if ended else ""
+    log = record.notes.get("log")
+    return runs + (f"; log: {log}" if log else "")
+
+
+def _never_ran(gate: Gate, arm: Arm, records: Iterable[Record]) -> bool:
+    """Fail the gate if no run of ``arm`` succeeded; the healthy gate forbids the verdicts."""
+    if any(r.arm == arm.name and r.outcome in ("ok", "vacuous") for r in records):
+        return False
+    gate.status = "fail"
+    gate.reasons.append(f"{arm.name} has no successful run")
+    return True
 
 
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
@@ -115,6 +137,8 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
         claims = list(dict.fromkeys([*([implicit] if implicit else []), *arm.engaged]))
         if not arm.engaged and gate.status == "pass":
             gate.status = "unclaimed"
+        if arm.engaged and _never_ran(gate, arm, records):
+            continue
         affected = arm.name if arm.role == "arm" else None
         for record in records:
             if record.arm != arm.name or record.outcome not in ("ok", "vacuous"):
@@ -150,6 +174,8 @@ def identical(
         gate.fail("the baseline has no successful run to compare with", None, "no outputs")
         return gate
     by_run = {record.run: record for record in records}
+    for arm in arms:
+        _never_ran(gate, arm, by_run.values())
     without = next((r for r in by_run.values() if r.ok and not _has_outputs(r)), None)
     if without is not None:
         gate.fail(f"{without.run}: no outputs were recorded", None, "no outputs")

@@ -133,7 +133,10 @@ def _measured_sentence(analysis: CellAnalysis, by_arm: Results) -> str:
     words = {result.verdict.word for result in all_results}
     missing = _not_measured(analysis)
     if not all_results:
-        return f"No answer: nothing was measured for {join_names(arms)} and {baseline}{missing}."
+        cause = analysis.gates["healthy"].cause(arms[0])
+        because = f", because {cause}" if cause else ""
+        nothing = f"nothing was measured for {join_names(arms)} and {baseline}"
+        return f"No answer: {nothing}{because}{missing}."
     if words == {"invalid"}:
         return f"No answer: {_invalid_arms(by_arm)}."
     if words - {"invalid"} == {"estimate_only"}:

@@ -4,14 +4,68 @@ from __future__ import annotations
 
 import functools
 import importlib
+import linecache
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from labkit.machine.exception_text import one_line_with_type
 
+MAX_SOURCE_CHARS = 100  # of a line of code in a message
+
 
 class UserClassError(RuntimeError):
-    """A method of a user's class failed or returned something wrong. The message is one line."""
+    """A method of a user's class failed or returned something wrong. The message is one line.
+
+    ``path``: the class, ``package.module:Class``.
+    """
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def describe_error(error: BaseException, path: str) -> str:
+    """Return an exception in one line that ends with the user's own last line of its traceback.
+
+    For example ``KeyError: 'x' (mine/maps.py:7, in maps: return table['x'])``. Lines of the
+    class's own package are the user's. ``path``: the class, ``package.module:Class``.
+    """
+    place = own_line(error, path)
+    return one_line_with_type(error) + (f" ({place})" if place else "")
+
+
+def is_own_frame(frame: FrameType, path: str) -> bool:
+    """Return whether a frame runs code of the package of the class ``package.module:Class``."""
+    package = path.partition(":")[0].split(".")[0]
+    return str(frame.f_globals.get("__name__")).split(".")[0] == package
+
+
+def own_line(error: BaseException, path: str) -> str | None:
+    """Return the last line of the traceback that is in the class's own package, or None."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        if is_own_frame(step.tb_frame, path):
+            found = step
+        step = step.tb_next
+    if found is None:
+        return None
+    code, line = found.tb_frame.f_code, found.tb_lineno
+    source = linecache.getline(code.co_filename, line).strip()[:MAX_SOURCE_CHARS]
+    file = Path(code.co_filename)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{shown}:{line}, in {code.co_name}: {source}"
+
+
+def import_error(path: str) -> str | None:
+    """Import the class ``package.module:Class``; return the error in one line, or None."""
+    module, _, attribute = path.partition(":")
+    try:
+        getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        return describe_error(error, path)
+    return None
 
 
 def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
@@ -37,7 +91,7 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
     try:
         instance = getattr(importlib.import_module(module), attribute)(*args, **options)
     except Exception as error:
-        raise ValueError(f"{key}={path}: {one_line_with_type(error)}") from error
+        raise ValueError(f"{key}={path}: {describe_error(error, path)}") from error
     name = getattr(instance, "name", None)
     if not isinstance(name, str) or not name:
         raise ValueError(f"{key}={path}: the class needs an attribute `name`, a string")
@@ -52,7 +106,8 @@ def guard_method(
 ) -> None:
     """Replace a method of a user's instance by one whose errors are one line that begins ``where``.
 
-    ``MemoryError`` and the exceptions that labkit defines pass unchanged.
+    ``MemoryError``, the exceptions that labkit defines, and those of inherited methods that ran no
+    line of the user's package pass unchanged.
 
     Parameters
     ----------
@@ -73,12 +128,17 @@ def guard_method(
         try:
             result = own(*args, **options)
         except Exception as error:
-            if isinstance(error, MemoryError) or type(error).__module__.startswith("labkit."):
+            path = where.partition("=")[2]
+            known = isinstance(error, MemoryError) or type(error).__module__.startswith("labkit.")
+            inherited = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if known or (inherited and own_line(error, path) is None):
                 raise
-            raise UserClassError(f"{where}: {method}() {one_line_with_type(error)}") from error
+            described = describe_error(error, path)
+            raise UserClassError(f"{where}: {method}() {described}", path) from error
         wrong = None if mistake is None else mistake(result, *args)
         if wrong is not None:
-            raise UserClassError(f"{where}: {method}() must return {wrong}")
+            path = where.partition("=")[2]
+            raise UserClassError(f"{where}: {method}() must return {wrong}", path)
         return result
 
     setattr(instance, method, guarded)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.experiment.permuted_blocks import Run
@@ -22,6 +23,8 @@ REFRESH_S = 1.0
 
 class Progress:
     """Receiver of a running cell's events. This base class ignores them all."""
+
+    _cell_dir: Path | None = None  # of the cell that began
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """Begin a cell of ``total`` runs, of which ``done`` were done before."""
@@ -37,6 +40,15 @@ class Progress:
 
     def note(self, line: str) -> None:
         """Show a line of text to the user."""
+
+    def _failure(self, record: Record) -> str:
+        """Return a failed run's reason and its log's path, or which run ended its process."""
+        culprit = record.notes.get("failed_by")
+        if culprit is not None:
+            return f"{record.outcome}: {culprit} ended their process"
+        log = record.notes.get("log")
+        where = f"; the log is {self._cell_dir / log}" if log and self._cell_dir else ""
+        return f"{record.outcome}: {record.detail}{where}"
 
     def end(self) -> None:
         """End the cell, finished or not."""
@@ -92,6 +104,7 @@ class PlainProgress(Progress):
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """Print the number of runs and blocks."""
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
+        self._cell_dir = cell.dir
         before = f", {done} done before" if done else ""
         self.note(f"{cell.name}: {total} runs in {self._blocks} blocks{before}")
 
@@ -103,7 +116,7 @@ class PlainProgress(Progress):
         """Print which run ended, and its failure if it failed."""
         line = self._time.line()
         self._time.run_ended()
-        failed = "" if record.ok else f": {record.outcome}: {record.detail}"
+        failed = "" if record.ok else f": {self._failure(record)}"
         self.note(f"block {record.block + 1}/{self._blocks}, {record.arm}, {line}{failed}")
 
     def note(self, line: str) -> None:
@@ -130,6 +143,7 @@ class LiveProgress(Progress):
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """Start the live line."""
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
+        self._cell_dir = cell.dir
         self._live.start()
 
     def started(self, runs: Sequence[Run]) -> None:
@@ -151,7 +165,7 @@ class LiveProgress(Progress):
         """Count the run, and print its failure if it failed."""
         self._time.run_ended()
         if not record.ok:
-            self.note(f"{record.run}: {record.outcome}: {record.detail}")
+            self.note(f"{record.run}: {self._failure(record)}")
 
     def note(self, line: str) -> None:
         """Print the line above the live line."""

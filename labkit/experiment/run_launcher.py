@@ -133,12 +133,13 @@ class ProcessLauncher:
         for run, arm, ending in zip(runs, arms, endings, strict=True):
             log = cell.paths.log(run if live else runs[0])
             record = _record(run, cell, ending, log, started, seconds)
+            where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             records.append(
                 replace(
                     record,
                     environment={**record.environment, **before, **_tree_state(arm)},
                     environment_end={**record.environment_end, **after, **_tree_state(arm)},
-                    notes={**record.notes, **notes, "config": config_digest(arm)},
+                    notes={**record.notes, **notes, **where, "config": config_digest(arm)},
                     seconds={**record.seconds, "process": seconds},
                 )
             )

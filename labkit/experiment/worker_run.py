@@ -186,7 +186,9 @@ class WorkerProcess:
         if not shared.record.ok:
             detail = shared.record.detail or ""
             if self.running is not None and self.running is not run:
-                detail = f"in one process with {self.running.draft.record.run}: {detail}"
+                culprit = self.running.draft.record.run
+                detail = f"in one process with {culprit}: {detail}"
+                draft.note(failed_by=culprit)
             draft.fail(RunFailure(shared.record.outcome, detail))
         draft.note(**shared.record.notes, compiles=dict(shared.compiles))
         if len(self.runs) > 1:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
-from labkit.engine.user_classes import create_plugin
+from labkit.engine.user_classes import create_plugin, guard_method
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.workload_protocols import (
     InterleavedArms,
@@ -43,9 +43,12 @@ def kind_of(experiment: Experiment) -> WorkloadKind:
     name = experiment.workload.kind
     if is_class_path(name):
         try:
-            return cast(WorkloadKind, create_plugin("workload.kind", name, METHODS))
+            kind = create_plugin("workload.kind", name, METHODS)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        for method in METHODS:
+            guard_method(kind, f"workload.kind={name}", method)
+        return cast(WorkloadKind, kind)
     return cast(WorkloadKind, import_module(f"{__name__}.{_MODULES[name]}").KIND)
 
 

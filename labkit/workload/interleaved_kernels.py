@@ -78,7 +78,7 @@ class InterleavedKernels:
         self._clock = clock
         self._counters = [Counter[str]() for _ in arms]
         self._cases: list[CaseRounds] = []
-        self._arms = KernelArms(arms, context.seed, clock, make_queue)
+        self._arms = KernelArms(arms, context.seed, clock, make_queue, context.turn)
         self._warmup = KernelWarmup(self._arms, context, clock)
 
     def prepare(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from labkit.workload.launch_timing import (
     QueuedBatch,
     TimedLaunch,
 )
+from labkit.workload.workload_protocols import EnterTurn
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays
@@ -69,6 +71,8 @@ class KernelArms:
         Returns seconds.
     make_queue
         Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
+    turn
+        Attributes failures while loading to an arm.
 
     Attributes
     ----------
@@ -82,6 +86,7 @@ class KernelArms:
         seed: int,
         clock: Clock,
         make_queue: Callable[[Precision], LaunchQueue],
+        turn: EnterTurn = lambda arm: nullcontext(),
     ) -> None:
         self.arms = tuple(arms)
         self.launch_s = [0.0] * len(arms)
@@ -91,7 +96,10 @@ class KernelArms:
         runnable = [
             (arm, size) for arm, size in sizes if not kernel_cases.skip_reason(size, arm.workload)
         ]
-        kinds = {_array_kind(arm.make_backend()) for arm in arms}
+        kinds: set[Arrays] = set()
+        for index, arm in enumerate(arms):
+            with turn(index):
+                kinds.add(_array_kind(arm.make_backend()))
         dtype = arms[0].workload.dtype
         self.queue = make_queue(dtype) if "mlx" in kinds else None
         memory = kernel_cases.allocate(
@@ -102,8 +110,10 @@ class KernelArms:
         )
         self.memory = self._memory_by_kind(kinds, memory)
         # Planning now raises the errors of bad maps early and compiles the code that builds maps.
-        for arm, size in runnable:
-            self.plan(arm, size.case)
+        for index, arm in enumerate(arms):
+            with turn(index):
+                for size in (size for other, size in runnable if other is arm):
+                    self.plan(arm, size.case)
 
     def _memory_by_kind(self, kinds: set[Arrays], memory: KernelMemory) -> dict[str, KernelMemory]:
         """Return the memory for each kind of array (``numpy``, ``mlx``) that an arm reads."""

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -242,7 +243,50 @@ def test_an_arm_without_claims_must_run_its_engine(make_cell):
 
 def test_a_claim_on_the_engine_alone_is_a_claim():
     arms = (Arm("x", "baseline", {}, {"engine": {"name": "mlx_lm"}}, "none", ("engine.mlx_lm",)),)
-    assert gates.engaged([], arms).status == "pass"
+    ran = SimpleNamespace(arm="x", run="r", outcome="ok", counters={"engine.mlx_lm": 1.0})
+    assert gates.engaged([ran], arms).status == "pass"
+
+
+def test_an_arm_that_never_ran_passes_no_gate():
+    arms = tuple(
+        Arm(name, role, {}, {"engine": {"name": "paged"}}, "tokens", ("kernel.tiled",))
+        for name, role in (("x", "baseline"), ("y", "arm"))
+    )
+    counters = {"engine.paged": 1.0, "kernel.tiled": 1.0}
+    outputs = (SimpleNamespace(outputs={}, notes={}),)
+    ran = SimpleNamespace(
+        arm="x", run="b0-x", outcome="ok", ok=True, counters=counters, cases=outputs
+    )
+    failed = SimpleNamespace(
+        arm="y", run="b0-y", outcome="crashed", ok=False, counters={}, cases=()
+    )
+    report = SimpleNamespace(reference="b0-x", differences=(), agreement=())
+    for gate in (
+        gates.engaged([ran, failed], arms),
+        gates.identical(report, arms, [ran, failed], 0.05),
+    ):
+        assert gate.status == "fail" and gate.reasons == ["y has no successful run"]
+
+
+def test_the_run_that_failed_is_named_and_not_those_in_its_process():
+    def run(name, arm, notes):
+        return SimpleNamespace(
+            run=name, arm=arm, outcome="crashed", detail="KeyError: 'x' (mine.py:3)", notes=notes,
+            environment={}, environment_end={}, counters={}, block=0,
+        )  # fmt: skip
+
+    records = [
+        run("b00-p00-base", "base", {"failed_by": "b00-p01-mine", "log": "runs/b00-p00-base.log"}),
+        run("b00-p01-mine", "mine", {"log": "runs/b00-p00-base.log"}),
+        run("b00-p02-control", "control", {"failed_by": "b00-p01-mine"}),
+    ]
+    gate = gates.healthy(records)
+    assert gate.reasons == [
+        "b00-p01-mine: crashed: KeyError: 'x' (mine.py:3); this ended the runs of base, control "
+        "in the same process; log: runs/b00-p00-base.log"
+    ]
+    assert gate.cause("base") == "run b00-p01-mine failed (crashed)"
+    assert len(gates.healthy(records[:1]).reasons) == 1  # without the other's record it is named
 
 
 def test_failed_run_fails_health_its_block_and_every_verdict(make_cell):

@@ -8,11 +8,13 @@ import pytest
 
 from labkit.analysis.arm_comparison import ArmComparison
 from labkit.analysis.cell_analysis import CellData, JudgedComparison, analyse
+from labkit.analysis.gates import Gate
 from labkit.analysis.headline import headline
 from labkit.analysis.observations import MetricRow, RunValue
 from labkit.analysis.verdict import Verdict
 from labkit.records import Arm
 
+PASSED = Gate("pass")
 DETECTABLE = "smallest detectable effect: 6.8 %"
 
 
@@ -21,7 +23,10 @@ def arm(name, role="arm", device="cpu"):
     return Arm(name=name, role=role, overrides={}, config=config, identity="none", engaged=())
 
 
-def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu", skipped=()):
+def cell(
+    *rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu", skipped=(),
+    healthy=PASSED,
+):  # fmt: skip
     """Return an analysis of rows ``(name, {arm: (verdict, effect, interval or MDE)})``."""
     built, judged = [], []
     for i, (name, results) in enumerate(rows):
@@ -37,7 +42,8 @@ def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu"
     everyone = (arm("search", "baseline", device), *(arm(a, device=device) for a in arms),
                 arm("control", "control", device))  # fmt: skip
     data = CellData(Path("cell"), {}, everyone, ())
-    return SimpleNamespace(data=data, rows=built, judged=judged)
+    gates = {"healthy": healthy}
+    return SimpleNamespace(data=data, rows=built, judged=judged, gates=gates)
 
 
 def flat(effect=0.1, low=-0.5, high=1.2, word="equivalent"):
@@ -176,6 +182,11 @@ SENTENCES = {
     "nothing was measured": (
         cell(skipped=("huge",)),
         "No answer: nothing was measured for map and search; not measured: huge.",
+    ),
+    "nothing was measured, since a run failed": (
+        cell(healthy=Gate("fail", [], {None: "run b00-p01-map failed (crashed)"})),
+        "No answer: nothing was measured for map and search, because run b00-p01-map failed "
+        "(crashed).",
     ),
     "the emulator says so": (
         cell(("a", flat()), device="emulated"),

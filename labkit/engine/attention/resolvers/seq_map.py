@@ -16,7 +16,6 @@ import numpy as np
 from labkit.engine import user_classes
 from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver, has_prefill
 from labkit.kernel_abi import BQ
-from labkit.machine.exception_text import one_line_with_type
 
 SURPLUS = -1
 
@@ -121,7 +120,8 @@ class UserResolver(SeqMapResolver):
             maps = self._user_resolver.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
             raise ValueError(
-                f"resolver={self._path}: maps() raised {one_line_with_type(error)}"
+                f"resolver={self._path}: maps() raised "
+                f"{user_classes.describe_error(error, self._path)}"
             ) from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:

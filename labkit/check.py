@@ -1,0 +1,159 @@
+"""``python -m labkit.check package.module:Class``: run the contract of a class of your own.
+
+The class is recognised by its methods: a resolver, an attention backend, an engine, a kind of
+workload or a source of prompts. Its checks run on a small model, in seconds, and a failed check
+shows the traceback. Arguments ``key=value`` are overrides of the config that the checks compose,
+such as ``model=smollm2``. Exit codes: 0 if every check passes, 1 if one fails, 2 for a mistake in
+the command, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from labkit.cli_errors import OneLineParser, print_error
+from labkit.config import ConfigError, Experiment, is_class_path, require
+from labkit.engine.user_classes import is_own_frame
+from labkit.machine.exception_text import one_line_with_type
+
+if TYPE_CHECKING:
+    from labkit.contracts import Check, Compose
+
+PROG = "python -m labkit.check"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    description = str(__doc__).partition(": ")[2]
+    parser = OneLineParser(prog=PROG, description=description)
+    parser.add_argument("path", metavar="package.module:Class", help="the class to check")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="options of the config")
+    options = parser.parse_args(argv)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the class is found in the working folder
+    try:
+        require(is_class_path(options.path), f"{options.path}: must be package.module:Class")
+        for word in options.overrides:
+            require("=" in word, f"{word}: not an override; write key=value")
+        return _check(options.path, options.overrides)
+    except ConfigError as error:
+        return print_error(PROG, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _check(path: str, overrides: Sequence[str]) -> int:
+    """Print the result of every check of a class, and return the exit code."""
+    try:
+        own_class = _import(path)
+    except ConfigError:
+        raise
+    except Exception:
+        print(f"{path} cannot be imported")
+        traceback.print_exc(file=sys.stdout)
+        return 1
+    from labkit.contracts import CONTRACTS, contract_of
+
+    contract = contract_of(own_class)
+    if contract is None:
+        kinds = "; ".join(f"{c.kind}: {', '.join(c.telling)}" for c in CONTRACTS)
+        raise ConfigError(f"{path}: it has the methods of no kind ({kinds})")
+    print(f"{path} is checked as: {contract.kind}")
+    lacking = [m for m in contract.methods if not callable(getattr(own_class, m, None))]
+    if lacking:
+        print(f"  FAIL  it has no method {', '.join(f'{m}()' for m in lacking)}")
+        return 1
+    passed = failed = 0
+    shown: set[str] = set()
+    for check in contract.checks(path, _composer(overrides)):
+        failure = _failure(check, path)
+        if failure is None:
+            passed += 1
+            print(f"  ok    {check.demand}", flush=True)
+            continue
+        failed += 1
+        reason, details = failure
+        print(f"  FAIL  {check.demand}: {reason}", flush=True)
+        if details not in shown:
+            shown.add(details)
+            print(textwrap.indent(details, "        "), flush=True)
+        if check.needed:
+            print("  the other checks need this one")
+            break
+    print(f"{passed} of {passed + failed} checks passed")
+    return int(failed > 0)
+
+
+def _failure(check: Check, path: str) -> tuple[str, str] | None:
+    """Run a check. Return None, or the reason that it failed and the traceback (may be empty)."""
+    from labkit.contracts import ContractError
+
+    try:
+        check.run()
+    except ContractError as error:
+        return str(error), ""
+    except Exception as error:
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        lines = traceback.format_exception(root.with_traceback(_from_own_line(root, path)))
+        return one_line_with_type(root), "".join(lines)
+    return None
+
+
+def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
+    """Return the traceback from the first line of the class's own package on, else all of it."""
+    step = error.__traceback__
+    while step is not None:
+        if is_own_frame(step.tb_frame, path):
+            return step
+        step = step.tb_next
+    return error.__traceback__
+
+
+def _import(path: str) -> Any:
+    """Import a class. A missing module or attribute is a mistake in the command."""
+    module, _, name = path.partition(":")
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{path}: no module {error.name!r} on the Python path; "
+                "start the command in its folder, or set PYTHONPATH"
+            ) from None
+        raise
+    require(hasattr(imported, name), f"{path}: the module {module} has no {name}")
+    return getattr(imported, name)
+
+
+def _composer(overrides: Sequence[str]) -> Compose:
+    """Return a function that composes the config of a check from a map of overrides."""
+    from labkit import app
+    from labkit.experiment.hydra_composer import Composer
+    from labkit.experiment.hydra_error_text import explain_config_error
+
+    app.register()
+
+    def compose(own: Mapping[str, str]) -> Experiment:
+        words = [*(f"{key}={value}" for key, value in own.items()), *overrides]
+        with app.initialized():
+            try:
+                return Composer().compose(words)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(explain_config_error(error, words)) from None
+
+    return compose
+
+
+if __name__ == "__main__":
+    sys.exit(main())

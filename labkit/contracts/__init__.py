@@ -1,0 +1,28 @@
+"""Contracts of the classes that a user may write, one per Protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.contracts.attention_contracts import backend_checks, resolver_checks
+from labkit.contracts.contract import Check, Compose, Contract, ContractError
+from labkit.contracts.engine_contract import engine_checks
+from labkit.contracts.workload_contracts import source_checks, workload_checks
+from labkit.engine.engine_factory import ENGINE_METHODS
+from labkit.workload import METHODS
+
+CONTRACTS = (
+    Contract("engine", ("submit", "step"), ENGINE_METHODS, engine_checks),
+    Contract("attention backend", ("plan", "forward"), ("attend",), backend_checks),
+    Contract("workload", ("prepare", "load"), METHODS, workload_checks),
+    Contract("source", ("make", "lengths"), ("identity", "make", "lengths"), source_checks),
+    Contract("resolver", ("maps",), ("maps",), resolver_checks),
+)
+
+
+def contract_of(own_class: Any) -> Contract | None:
+    """Return the contract of the kind that a class's methods show, or None."""
+    return next((contract for contract in CONTRACTS if contract.fits(own_class)), None)
+
+
+__all__ = ["CONTRACTS", "Check", "Compose", "Contract", "ContractError", "contract_of"]

@@ -1,0 +1,155 @@
+"""The contract of engines: requests in, token events out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from labkit.contracts.contract import Check, Compose, demand
+from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
+from labkit.engine.request import Request, SamplingParams
+
+# Token ids that every vocabulary has; the prompts have different lengths.
+PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))
+MAX_TOKENS = 8
+MAX_STEPS = 1000  # after these an engine that still has work does not end
+
+
+def engine_checks(path: str, compose: Compose) -> Iterator[Check]:
+    """Yield the checks of an engine, ``package.module:Class`` or a built-in name."""
+    made: list[InferenceEngine] = []
+    yield Check("it can be created", lambda: made.append(_create(path, compose)), needed=True)
+    (engine,) = made
+    yield Check(
+        "every request ends, after max_tokens tokens", partial(_check_served, engine), needed=True
+    )
+    yield Check(
+        "greedy tokens are those of labkit's reference", partial(_check_tokens, engine, compose)
+    )
+    yield Check(
+        "an aborted request has no further event, and the others go on",
+        partial(_check_abort, engine),
+    )
+    yield Check("a second live request of the same id is refused", partial(_check_ids, engine))
+    yield Check("counters count what ran, from 0 after a reset", partial(_check_counters, engine))
+    yield Check("clear_cache() leaves a working engine", partial(_check_cleared, engine))
+    yield Check("it can be closed", engine.close)
+
+
+def _create(path: str, compose: Compose, **others: str) -> InferenceEngine:
+    from labkit.engine import create
+    from labkit.models import resolve
+
+    option = "engine.name" if ":" in path else "engine"
+    experiment = compose({option: path, **others})
+    return create(experiment.engine, resolve(experiment.model).path)
+
+
+def _request(number: int, max_tokens: int = MAX_TOKENS) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return Request(f"r{number}", PROMPTS[number % len(PROMPTS)], params)
+
+
+def _steps(engine: InferenceEngine) -> Iterator[Sequence[TokenEvent]]:
+    for _ in range(MAX_STEPS):
+        if not engine.has_work():
+            return
+        yield engine.step()
+    demand(False, f"has_work() is still true after {MAX_STEPS} steps")
+
+
+def _serve(engine: InferenceEngine, count: int) -> dict[str, list[TokenEvent]]:
+    for number in range(count):
+        engine.submit(_request(number))
+    events: dict[str, list[TokenEvent]] = defaultdict(list)
+    for step in _steps(engine):
+        for event in step:
+            events[event.request_id].append(event)
+    return events
+
+
+def _check_served(engine: InferenceEngine) -> None:
+    events = _serve(engine, len(PROMPTS))
+    for number in range(len(PROMPTS)):
+        mine, name = events.pop(f"r{number}", []), f"request r{number}"
+        demand(bool(mine), f"{name} had no event")
+        error = mine[-1].error
+        demand(error is None, f"{name} ended with an error: {error}")
+        reasons = [event.finish_reason for event in mine]
+        demand(
+            reasons == [None] * (MAX_TOKENS - 1) + ["length"],
+            f"{name} with max_tokens={MAX_TOKENS}: {len(mine)} events, finish reasons {reasons}; "
+            "it must have one event per token, and 'length' in the last alone",
+        )
+    demand(not events, f"an event is of a request that was not submitted: {sorted(events)[:1]}")
+
+
+def _check_tokens(engine: InferenceEngine, compose: Compose) -> None:
+    reference = _create("paged", compose)  # which the self-test has compared with plain mlx_lm
+    try:
+        right = _tokens(_serve(reference, len(PROMPTS)))
+    finally:
+        reference.close()
+    got = _tokens(_serve(engine, len(PROMPTS)))
+    for name, tokens in right.items():
+        mine = got.get(name, [])
+        first = next((i for i, token in enumerate(tokens) if mine[i : i + 1] != [token]), None)
+        demand(
+            first is None,
+            f"request {name} differs at output token {first}: tokens {mine[: (first or 0) + 1]}, "
+            f"not {tokens[: (first or 0) + 1]}",
+        )
+
+
+def _tokens(events: dict[str, list[TokenEvent]]) -> dict[str, list[int]]:
+    return {name: [event.token for event in mine] for name, mine in events.items()}
+
+
+def _check_abort(engine: InferenceEngine) -> None:
+    engine.submit(_request(0))
+    engine.submit(_request(1))
+    engine.step()
+    engine.abort("r0")
+    engine.abort("r0")  # of a finished request, which is ignored
+    engine.abort("unknown")
+    events = [event for step in _steps(engine) for event in step]
+    late = [event for event in events if event.request_id == "r0"]
+    demand(not late, "request r0 had an event after its abort")
+    ended = [event.request_id for event in events if event.finish_reason is not None]
+    demand("r1" in ended, "request r1 did not end after request r0 was aborted")
+
+
+def _check_ids(engine: InferenceEngine) -> None:
+    engine.submit(_request(0))
+    try:
+        engine.submit(_request(0))
+    except EngineError:
+        return
+    finally:
+        engine.abort("r0")
+        for _ in _steps(engine):
+            pass
+    demand(False, "submit() accepted an id that is live; it must raise EngineError")
+
+
+def _check_counters(engine: Any) -> None:
+    engine.reset_counters()
+    claimed = f"engine.{type(engine).__name__}" if not _is_own(engine) else f"engine.{engine.name}"
+    _serve(engine, 1)
+    value = engine.counters().get(claimed, 0)
+    demand(value > 0, f"the counter {claimed}, which every arm claims, is {value} after a request")
+    engine.reset_counters()
+    value = engine.counters().get(claimed, 0)
+    demand(value == 0, f"the counter {claimed} is {value} after reset_counters()")
+
+
+def _is_own(engine: Any) -> bool:
+    return type(engine).__module__.startswith("labkit.")
+
+
+def _check_cleared(engine: InferenceEngine) -> None:
+    before = _tokens(_serve(engine, 2))
+    engine.clear_cache()
+    demand(_tokens(_serve(engine, 2)) == before, "other tokens after clear_cache()")

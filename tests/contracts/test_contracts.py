@@ -1,0 +1,196 @@
+"""labkit's own implementations pass the contracts, and wrong classes fail them by name."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from labkit import check
+from labkit.config import RESOLVERS
+from labkit.contracts import attention_contracts, engine_contract, workload_contracts
+
+NUMBERS = itertools.count()
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+# The page's classes by file, and a source of prompts.
+CLASSES = dict(re.findall(r"^```python\n# mine/(\w+)\.py\n(.*?)^```$", PAGE, re.S | re.M))
+NAMES = {"maps": "Repeat", "attention": "OneByOne", "plain": "Plain", "countdown": "Source"}
+CLASSES["countdown"] = """
+from labkit.workload.tokenized_prompts import Prompt
+
+
+class Source:
+    def identity(self, experiment):
+        return {"kind": "countdown"}
+
+    def make(self, experiment, model):
+        return tuple(Prompt(f"r{n}", tuple(range(n)), max_tokens=8) for n in (16, 8))
+
+    def lengths(self, experiment):
+        return [(n, 8) for n in (16, 8)]
+"""
+# A mistake in place of a text, the check that finds it, and what is printed.
+WRONG = [
+    (
+        "maps",
+        "(self, cu_seqlens_q, total_q, bq):",
+        "(self, cu_seqlens_q, total_q, bq, surplus=0):",
+        None,
+        "9 of 9 checks passed",
+    ),
+    (
+        "maps",
+        "blocks[first : first",
+        "blocks[max(first - 1, 0) : first - 1",
+        "it finds the sequence of every token and Q-block: decodes and a prefill",
+        r"query lengths 1, 1, 40: Q-block \[\(\d, \d+\)\]",
+    ),
+    (
+        "maps",
+        "np.repeat(sequences, lengths)",
+        "np.repeat(sequences, lengths)[::-1].copy()",
+        "attention's output is bit for bit that of binary_search: four decodes",
+        "the outputs differ in 4 of 4 tokens",
+    ),
+    (
+        "maps",
+        "    lengths = ",
+        "    lengths = {}['gone'] or ",
+        "it finds the sequence of every token and Q-block: four decodes: KeyError: 'gone'",
+        r"File .*\.py., line \d+, in maps",
+    ),
+    (
+        "attention",
+        " * scale",
+        "",
+        "its output is that of the float64 reference: four decodes",
+        "is off by",
+    ),
+    (
+        "plain",
+        "name = ",
+        "nome = ",
+        "it can be created",
+        "needs an attribute `name`",
+    ),
+    (
+        "plain",
+        'return {"engine.Plain": self._steps}',
+        "return {}",
+        "counters count what ran, from 0 after a reset",
+        "the counter engine.Plain, which every arm claims, is 0",
+    ),
+    (
+        "plain",
+        "[*events, TokenEvent(request.request_id, token, reason)]",
+        "[*events, TokenEvent(request.request_id, token + 1, reason)]",
+        "greedy tokens are those of labkit's reference",
+        "request r0 differs at output token 0",
+    ),
+    (
+        "countdown",
+        'f"r{n}"',
+        '"r"',
+        "make() returns prompts of the model's tokens",
+        "two prompts have the request_id r",
+    ),
+    (
+        "countdown",
+        "(n, 8) for",
+        "(n, 9) for",
+        "lengths() are those of the prompts",
+        "r16: 9 output tokens, but max_tokens=8",
+    ),
+]
+
+
+def failures(checks):
+    """Return the failed checks, with their reasons."""
+    failed = []
+    for one in checks:
+        try:
+            one.run()
+        except Exception as error:
+            failed.append(f"{one.demand}: {error}")
+            if one.needed:
+                break
+    return failed
+
+
+@pytest.fixture
+def compose():
+    """Composes the configs of the checks, with few requests."""
+    return check._composer(["workload.num_requests=3"])
+
+
+@pytest.mark.parametrize("name", RESOLVERS)
+def test_labkit_s_resolvers_keep_the_contract(name, compose):
+    assert failures(attention_contracts.resolver_checks(name, compose)) == []
+
+
+@pytest.mark.parametrize("name", ["fused", "gather", "reference"])
+def test_labkit_s_backends_keep_the_contract(name, compose):
+    assert failures(attention_contracts.backend_checks(name, compose)) == []
+
+
+@pytest.mark.parametrize("name", ["paged", "contiguous", "padded", "mlx_lm"])
+def test_labkit_s_engines_keep_the_contract(name, compose):
+    assert failures(engine_contract.engine_checks(name, compose)) == []
+
+
+def test_labkit_s_requests_and_their_source_keep_the_contract(compose):
+    assert failures(workload_contracts.workload_checks("chat", compose)) == []
+    assert failures(workload_contracts.source_checks("chat", compose)) == []
+
+
+def run(file, source, tmp_path, monkeypatch, capsys):
+    """Run the command on a class; return its exit code and output."""
+    module = f"checked_{next(NUMBERS)}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = check.main([f"{module}:{NAMES[file]}"])
+    return code, capsys.readouterr().out.replace(module, "own")
+
+
+@pytest.mark.parametrize("file", CLASSES)
+def test_the_page_s_classes_keep_the_contract(file, tmp_path, monkeypatch, capsys):
+    code, out = run(file, CLASSES[file], tmp_path, monkeypatch, capsys)
+    assert code == 0 and "FAIL" not in out, out
+
+
+@pytest.mark.parametrize(("file", "text", "mistake", "demand", "reason"), WRONG)
+def test_a_mistake_fails_its_check(
+    file, text, mistake, demand, reason, tmp_path, monkeypatch, capsys
+):
+    assert text in CLASSES[file]
+    source = CLASSES[file].replace(text, mistake)
+    code, out = run(file, source, tmp_path, monkeypatch, capsys)
+    assert re.search(reason, out), out
+    assert code == int(demand is not None) and (demand is None or f"FAIL  {demand}" in out), out
+
+
+def test_a_class_that_lacks_a_method_is_named(tmp_path, monkeypatch, capsys):
+    source = CLASSES["plain"].replace("def has_work", "def work")
+    code, out = run("plain", source, tmp_path, monkeypatch, capsys)
+    assert code == 1 and "FAIL  it has no method has_work()" in out
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module:X", "no module 'no_such_module' on the Python path"),
+        ("labkit.check:X", "the module labkit.check has no X"),
+        ("labkit.check", "must be package.module:Class"),
+        ("labkit.check:main", "it has the methods of no kind"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(path, reason, capsys):
+    assert check.main([path]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"labkit.check: {path}: ") and reason in line
+
+
+def test_a_module_that_raises_shows_its_traceback(tmp_path, monkeypatch, capsys):
+    code, out = run("maps", "import no_such_thing", tmp_path, monkeypatch, capsys)
+    assert code == 1 and "cannot be imported" in out
+    assert "import no_such_thing" in out and "ModuleNotFoundError" in out
