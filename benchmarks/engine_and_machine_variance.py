@@ -52,6 +52,8 @@ def main() -> int:
         return 0
     if options.out is None:
         parser.error("give the folder, too")
+    if options.processes < 2:
+        parser.error("processes: must be 2 or more; the table shows how they differ")
     if not options.show:
         measure(options.processes, options.out)
     print(table(options.out))
