@@ -100,6 +100,15 @@ def test_a_seed_changes_every_matrix_and_a_tensor_does_not_depend_on_the_others(
     assert all(np.array_equal(tensor, deeper_weights[name]) for name, tensor in first.items())
 
 
+def test_every_layer_has_norms_of_queries_and_keys_that_sharpen_the_attention():
+    shape = ModelShape(num_layers=2)
+    weights = synthetic_weights.make_weights(shape, seed=1)
+    for layer in range(2):
+        for name in ("q_norm", "k_norm"):
+            gain = weights[f"model.layers.{layer}.self_attn.{name}.weight"]
+            assert gain.shape == (shape.head_dim,) and np.all(gain == synthetic_weights.QK_GAIN)
+
+
 def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -56,6 +56,13 @@ def test_length_gop_and_size_are_what_was_asked_for(folder, frames, gop):
         assert float(clip.stream.average_rate) == 25
 
 
+def test_a_clip_without_frames_is_refused(folder, monkeypatch):
+    with open_clip(files.synthesised_file(folder, 1, 1), 1) as clip:
+        monkeypatch.setattr(clip, "packets", lambda: iter(()))
+        with pytest.raises(Undecodable, match=r"^the clip has no frames$"):
+            clip.frame_index()
+
+
 def test_a_clip_is_kept_by_what_decides_it(no_cache):
     clip = files.clip_of(9, 3)
     path = clip_synthesis.synthesised_file(clip)
