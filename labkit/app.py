@@ -7,6 +7,7 @@ gate or a run failed, 2 for an error in the command or the configuration, 130 if
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import __version__
 from labkit.config import ConfigError, Experiment
+from labkit.config.size_text import sizes_in_bytes
 from labkit.machine.exception_text import one_line
 from labkit.records import ARCHIVE_SUFFIX
 
@@ -49,6 +51,7 @@ PROGRAMS = (
     "report",
     "serve",
 )
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 SHORT_FLAGS = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
@@ -96,7 +99,7 @@ def parse(argv: Sequence[str]) -> Command:
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
-            overrides.append(word)
+            overrides.append(sizes_in_bytes(word))
         elif word in PROGRAMS:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
@@ -441,7 +444,7 @@ def say(line: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run ``python -m labkit`` (and the console script ``labkit``)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if "--version" in words:
         print(f"labkit {__version__}")
         sys.exit(0)
@@ -486,6 +489,9 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
 
     if isinstance(error, UserClassError):
         say(f"{error}; python -m labkit.check {error.path} shows the traceback")
+        sys.exit(2)
+    if isinstance(error, OSError) and error.filename and error.errno in UNWRITABLE:
+        say(f"out: cannot write {error.filename} ({error.strerror}); set another folder, out=DIR")
         sys.exit(2)
     if isinstance(error, StudyError | OSError):
         say(one_line(error))

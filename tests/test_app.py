@@ -71,6 +71,11 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["--cfg", "jobb"], "must be one of: job"),
         (["--config-dir", "/nowhere"], "no such directory"),
         (["plan=maybe"], "must be true or false"),
+        (["model=/some/folder"], "set model=local model.path=/some/folder"),
+        (["model=local", "model.path=/nowhere/x.gguf"], "x.gguf: no such file"),
+        (["engine=vllm"], "set engine=openai engine.server.preset=vllm"),
+        (["engine.memory_limit=1GB", "engine.budget.bytes=2GiB"], "engine.budget.bytes=2147483648"),
+        (["+ablation.arms.same={}"], "arm same: every option has the same value as in arm base"),
     ],
 )
 def test_an_error_is_one_line_with_exit_code_2_and_no_files(tmp_path, run_app, words, message):
@@ -114,6 +119,33 @@ def test_broken_yaml_names_file_and_line(tmp_path):
     done = labkit(tmp_path, "--config-dir", "mine", "ablation=bad")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "bad.yaml" in done.stderr and "line" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ("\n\ta: {}\n", "line 3, column 1: not valid YAML: a tab; indent with spaces"),
+        ("\n  - a\n  - b\n", "ablation/bad.yaml: ablation.arms: must be a map of names"),
+    ],
+)
+def test_arms_that_are_no_map_are_one_line(tmp_path, run_app, arms, message):
+    (tmp_path / "mine" / "ablation").mkdir(parents=True)
+    (tmp_path / "mine" / "ablation" / "bad.yaml").write_text(f"name: bad\narms:{arms}")
+    code, out, err = run_app("--config-dir", "mine", "ablation=bad")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, run_app):
+    (tmp_path / "file").write_text("")
+    code, _, err = run_app("out=file/below", "design=quick")
+    assert code == 2 and len(err.splitlines()) == 1, err
+    assert "cannot write" in err and "out=DIR" in err
+
+
+def test_without_words_the_command_shows_its_help(run_app):
+    code, out, _ = run_app()
+    assert code == 0 and "python -m labkit" in out and "Exit codes" in out
 
 
 def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):

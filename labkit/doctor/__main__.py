@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 PROG = "python -m labkit.doctor"
 MAX_WIDTH = 80
 LOCK_TIMEOUT_S = 60.0  # maximum wait for a study that is timing on this host
-PROGRESS_TEXT = "measuring for about 40 s (the first time, about 80 s: it also compiles)"
+PROGRESS_TEXT = (
+    "measuring: about 40 s on an idle machine, 80 s the first time (it also compiles), and up to "
+    "several minutes beside other work"
+)
 
 Measurements = tuple[dict[str, Any], dict[str, PilotNoise | str]]
 

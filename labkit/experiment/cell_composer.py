@@ -25,6 +25,7 @@ from labkit.config import (
     to_plain,
     user_classes,
 )
+from labkit.config.size_text import sizes_in_bytes
 from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name, named_overrides
@@ -125,6 +126,7 @@ def compose_cell(
         else:
             _check_classes(name, experiments[name], _is_importable)
         _check_arm(name, experiments[name], overrides)
+        _check_distinct(arm, arms)
         arms.append(arm)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
     engaged_claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
@@ -329,7 +331,23 @@ def _dropped_arms(overrides: Sequence[str]) -> list[str]:
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     others = [o for o in cell if o.split("=", 1)[0] not in overrides]
-    return [*others, *(f"{key}={hydra_quote(value)}" for key, value in overrides.items())]
+    own = (sizes_in_bytes(f"{key}={hydra_quote(value)}") for key, value in overrides.items())
+    return [*others, *own]
+
+
+def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
+    """Check that an arm differs from the earlier ones in some option.
+
+    Arms with environments may be equal: two revisions may be the same one.
+    """
+    for other in earlier:
+        same = arm.config == other.config and not arm.environment and not other.environment
+        require(
+            not same,
+            f"arm {arm.name}: every option has the same value as in arm {other.name}; change one, "
+            f"or drop the arm with ~ablation.arms.{arm.name} (the control already repeats the "
+            "baseline)",
+        )
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:

@@ -278,7 +278,8 @@ def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) ->
     for path in files:
         paths.move_to_abandoned(path)
     if files:
-        moved = f"{len(files)} files moved to {paths.abandoned}"
+        noun = "file" if len(files) == 1 else "files"
+        moved = f"{len(files)} {noun} moved to {paths.abandoned}"
         progress.note(f"block {block[0].block + 1} runs again ({reason}; {moved})")
 
 

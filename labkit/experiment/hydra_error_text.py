@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.config import ConfigError, Experiment, option_index
+from labkit.config.openai_server import PRESETS
 from labkit.config.option_index import did_you_mean
 from labkit.experiment.job_launcher import not_installed
 
@@ -42,6 +43,7 @@ def explain_config_error(
         functools.partial(_unknown_key, root=root),
         _wrong_choice,
         _wrong_type,
+        _not_a_map,
         _yaml,
         _grammar,
     ):
@@ -92,6 +94,9 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
         )
         return f"{group_only.group(1)}: no such option or group; " + HELP if group_only else None
     group, option = match.groups()
+    elsewhere = _misplaced_choice(overrides)
+    if elsewhere is not None:
+        return elsewhere
     listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
     options = listed.group(1).split() if listed else []
     if group == "hydra/launcher" and option in LAUNCHERS:
@@ -102,6 +107,20 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
         f"{group}={option}: no such {group}{did_you_mean(option, options)}; must be one of: "
         + ", ".join(options)
     )
+
+
+def _misplaced_choice(overrides: Sequence[str]) -> str | None:
+    """Explain a model's path or a server's name where the name of a file is expected."""
+    for override in overrides:
+        group, _, value = override.partition("=")
+        if group == "model" and ("/" in value or value.lower().endswith(".gguf")):
+            return f"{override}: not a file of conf/model; set model=local model.path={value}"
+        if group == "engine" and value in PRESETS:
+            return (
+                f"{override}: a server is not an engine; set engine=openai "
+                f"engine.server.preset={value}"
+            )
+    return None
 
 
 def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
@@ -181,6 +200,17 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
     return merging.group(1) if merging else "the config"
 
 
+def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
+    """Explain the error for a file in which a list stands for a map: arms as a list."""
+    match = re.search(r"In '([^']+)': ConfigTypeError", text)
+    if not match or "ListConfig" not in text:
+        return None
+    file = match.group(1)
+    hint = "ablation.arms: must be a map of names, such as arms: {a: {}, b: {engine.threads: 1}}"
+    what = hint if file.startswith("ablation/") else "a list stands where a map must be"
+    return f"{file}.yaml: {what}"
+
+
 def _yaml(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a file that is not valid YAML."""
     match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
@@ -188,6 +218,8 @@ def _yaml(text: str, overrides: Sequence[str]) -> str | None:
         return None
     name = re.sub(r"^.*/conf/", "conf/", match.group(1))
     problem = text.split("\n")[0].strip()
+    if r"'\t'" in text:
+        problem = "a tab; indent with spaces"
     return _flat(
         f"{name}, line {match.group(2)}, column {match.group(3)}: not valid YAML: {problem}"
     )

@@ -66,6 +66,11 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
         else f"detects {best:.1f} % at best"
     )
     needed = blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
+    if needed is None and noise.is_doctor_s:
+        return (
+            f"its smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
+            f"({noise.source}) is a busy machine's; run python -m labkit.doctor on an idle one"
+        )
     blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
     return (
         f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
@@ -85,6 +90,7 @@ class _KnownNoise:
     alpha_share: float | None
     degrees_of_freedom: int | None
     source: str
+    is_doctor_s: bool = False
 
 
 def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
@@ -95,11 +101,12 @@ def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownN
     if pilot is not None and cell.design.isolation is not Isolation.live:
         interleaved = cell.design.isolation is Isolation.in_process
         sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
-        return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed))
+        return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed), True)
     noise_sd = doctor_noise.load_noise_sd()
     if noise_sd is None or not _is_pilot_metric(composed):
         return None
-    return _KnownNoise(noise_sd, None, None, "the doctor, within one process; runs vary more")
+    source = "the doctor, within one process; runs vary more"
+    return _KnownNoise(noise_sd, None, None, source, True)
 
 
 def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:

@@ -50,7 +50,9 @@ def find_model(model_path: str) -> ModelDir:
         return inspect(path.absolute(), name=path.absolute().name, option=option)
     if path.is_file():
         return from_gguf(path.absolute(), name=path.stem, digest=_gguf_digest(path), option=option)
-    require(bool(HUB_ID.fullmatch(model_path)), f"{option}: no such directory")
+    is_gguf = path.suffix.lower() == ".gguf"
+    require(not is_gguf, f"{option}: no such file")
+    require(bool(HUB_ID.fullmatch(model_path)), f"{option}: no such directory or GGUF file")
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model_path, "config.json")

@@ -8,6 +8,7 @@ from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
 from labkit.config.requests import LENGTH_TRACES
 from labkit.engine import budget
 from labkit.engine.budget.kv_demand import slots_for
+from labkit.machine import worker_environment
 
 EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known without a tokenizer
 
@@ -19,10 +20,22 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
     """
     warnings = (
         _server(experiment),
+        _threads(experiment),
         _memory(experiment, together),
         _rows(experiment, len(together)),
     )
     return tuple(filter(None, warnings))
+
+
+def _threads(experiment: Experiment) -> str | None:
+    """Return a warning about more threads than cores, or None."""
+    threads, cores = experiment.engine.threads, worker_environment.core_count()
+    if threads is None or threads <= cores:
+        return None
+    return (
+        f"engine.threads={threads}: more threads than this machine's {cores} cores wait for each "
+        f"other; set engine.threads={cores} or less"
+    )
 
 
 def _server(experiment: Experiment) -> str | None:
@@ -79,4 +92,6 @@ def _rows(experiment: Experiment, requests: int) -> str | None:
 
 def _size(size: int) -> str:
     """Format bytes in GiB, or in MiB below 1 GiB."""
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+    unit, scale = ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)
+    printed = size / scale
+    return f"{printed:,.0f} {unit}" if printed >= 100 else f"{printed:.3g} {unit}"

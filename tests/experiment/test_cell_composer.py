@@ -71,3 +71,15 @@ def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypat
 def test_an_arm_may_set_a_dtype(composed):
     cell = composed("+ablation.arms.x={engine:mlx_lm,engine.dtype:bfloat16}")
     assert cell.experiments["x"].engine.dtype is DType.bfloat16
+
+
+def test_an_arm_may_set_a_size(composed):
+    cell = composed("+ablation.arms.x={engine.memory_limit:2GiB}")
+    assert cell.experiments["x"].engine.memory_limit == 2 << 30
+
+
+def test_arms_in_which_nothing_differs_are_refused(composed):
+    with pytest.raises(
+        ConfigError, match=r"^arm two: every option has the same value as in arm one"
+    ):
+        composed("+ablation.arms.one={engine.threads:1}", "+ablation.arms.two={engine.threads:1}")

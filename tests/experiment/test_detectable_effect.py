@@ -136,3 +136,13 @@ def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
     design = Design(blocks=8, runs_per_block=1, isolation=Isolation.in_process)
     assert "the doctor" in forecast(design, tmp_path, metrics=("total_tok_s",))
     assert "is not known" in forecast(design, tmp_path, metrics=("total_tok_s", "e2e_p50_ms"))
+
+
+def test_noise_too_large_to_plan_with_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.8)
+    pilot = PilotNoise(5, interleaved_sd=0.8, separate_sd=0.8, interleaved_s=2.0, separate_s=1.5)
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
+    design = Design(blocks=8, runs_per_block=1, isolation=Isolation.in_process)
+    line = forecast(design, tmp_path)
+    assert "is not known" in line and "noise of 80 % (the doctor" in line

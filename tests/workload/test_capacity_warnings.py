@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import pytest
+
 from labkit import workload
 from labkit.config import Reservation
+from labkit.workload import capacity_warnings
 
 BASE = (
     "workload=uniform",
@@ -58,3 +61,24 @@ def test_an_open_loop_lasts_until_its_last_arrival(compose_experiment):
     )
     assert slow > 640 > 10 * fast
     assert dataclasses.is_dataclass(workload.estimate(compose_experiment("workload=chat_poisson")))
+
+
+def test_more_threads_than_cores_are_named(compose_experiment, monkeypatch):
+    monkeypatch.setattr(capacity_warnings.worker_environment, "core_count", lambda: 2)
+    many = capacity_warnings.sentences(compose_experiment("engine.threads=64"), [10])
+    assert any("engine.threads=64: more threads than this machine's 2 cores" in w for w in many)
+    fits = capacity_warnings.sentences(compose_experiment("engine.threads=2"), [10])
+    assert not any("engine.threads" in w for w in fits)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (1020 << 20, "1,020 MiB"),
+        (16 << 20, "16 MiB"),
+        (3 << 30, "3 GiB"),
+        (2000 << 30, "2,000 GiB"),
+    ],
+)
+def test_sizes_have_no_exponent(size, text):
+    assert capacity_warnings._size(size) == text
