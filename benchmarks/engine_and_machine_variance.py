@@ -53,7 +53,7 @@ def main() -> int:
     if options.out is None:
         parser.error("give the folder, too")
     if options.processes < 2:
-        parser.error("processes: must be 2 or more; the table shows how they differ")
+        parser.error(f"processes={options.processes}: variance needs at least 2 processes")
     if not options.show:
         measure(options.processes, options.out)
     print(table(options.out))
@@ -112,6 +112,8 @@ def rate(work: Callable[[], object]) -> float:
 def table(out: Path) -> str:
     """Return a Markdown table: how each program's speed varies between processes."""
     records = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("runs/b*.json"))]
+    if len(records) < 2:
+        sys.exit(f"{out}: variance needs the runs of at least 2 processes; it holds {len(records)}")
     lines = (out / "machine.jsonl").read_text("utf-8").splitlines()
     columns = {OURS: list(map(throughput, records))}
     for name, label in NAMES.items():

@@ -398,6 +398,7 @@ def run(command: Command) -> int:
             check_imports(cells)
             print_plan(cells, out, written)
             return 0
+    _create(out)
     same_command = _resuming_command(typed, overrides)
     jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
@@ -429,6 +430,17 @@ def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
     out = [override for override in overrides if override.startswith("out=")]
     words = [*(o for o in typed.overrides if not o.startswith("out=")), *out]
     return " ".join(["python -m labkit", *_quoted(words), *(["-m"] * typed.multirun)])
+
+
+def _create(out: Path) -> None:
+    """Create a study's folder before Hydra does, whose error would not name the option."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"out={out}: the folder cannot be created ({reason}); choose another with out=DIR"
+        ) from None
 
 
 def _quoted(words: Sequence[str]) -> list[str]:

@@ -76,6 +76,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["engine=vllm"], "set engine=openai engine.server.preset=vllm"),
         (["engine.memory_limit=1GB", "engine.budget.bytes=2GiB"], "engine.budget.bytes=2147483648"),
         (["+ablation.arms.same={}"], "arm same: every option has the same value as in arm base"),
+        (["out=/dev/null/x"], "out=/dev/null/x: the folder cannot be created (Not a directory)"),
     ],
 )
 def test_an_error_is_one_line_with_exit_code_2_and_no_files(tmp_path, run_app, words, message):

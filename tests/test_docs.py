@@ -117,7 +117,18 @@ MISTAKES = [
         "arm:",
         "ablation/blocks_of_32.yaml: ablation.arm: no option 'arm' (did you mean 'arms'?)",
     ),
-    ("blocks_of_32", "arms:\n", "arms\n", "blocks_of_32.yaml, line 5, column 1: not valid YAML"),
+    (
+        "blocks_of_32",
+        "arms:\n",
+        "arms\n",
+        "line 5, column 1: not valid YAML: a colon is missing; write NAME: VALUE",
+    ),
+    (
+        "blocks_of_32",
+        "name: ",
+        "name ",
+        "not valid YAML: the line before lacks its colon (write NAME: VALUE), is indented diff",
+    ),
     (
         "blocks_of_32",
         SIXTEEN,

@@ -239,13 +239,18 @@ def words_of(command, places):
     ]
 
 
+def recipe_id(command):
+    """Return the start of a command: pytest numbers long parameters instead of naming them."""
+    return command.removeprefix("python -m ")[:90]
+
+
 def marked(command):
     """Mark a sweep of an experiment slow: tests/test_experiments.py composes the experiment."""
     slow = command.startswith("python -m labkit experiment=")
     return pytest.param(command, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize("command", [marked(command) for command in STUDIES])
+@pytest.mark.parametrize("command", [marked(command) for command in STUDIES], ids=recipe_id)
 def test_a_study_s_command_composes(command, reader, places):
     parsed = app.parse(words_of(command, places))
     if parsed.only_prints:
@@ -300,6 +305,7 @@ FAST = ["python -m labkit --cfg job", "python -m labkit ablation=seq_map plan=tr
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, marks=[] if c in FAST else pytest.mark.slow) for c in EXPERIMENTS + STUDIES],
+    ids=recipe_id,
 )
 def test_a_study_s_command_runs_tiny(command, reader, tiny_run):
     code, shown = tiny_run(command)
@@ -352,13 +358,13 @@ def test_a_study_names_a_mistake_in_a_class_in_one_line(
     assert line in " ".join(shown.split()), shown
 
 
-@pytest.mark.parametrize("command", EXPERIMENTS)
+@pytest.mark.parametrize("command", EXPERIMENTS, ids=recipe_id)
 def test_an_experiment_that_is_named_exists(command):
     name = re.search(r"experiment=(\w+)", command)[1]
     assert (ROOT / "conf" / "experiment" / f"{name}.yaml").exists()
 
 
-@pytest.mark.parametrize("command", SERVERS)
+@pytest.mark.parametrize("command", SERVERS, ids=recipe_id)
 def test_a_server_s_command_composes(command):
     assert serve.compose(shlex.split(command)[3:]).model.has_source
 
@@ -400,7 +406,7 @@ def serving(command, log):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in SERVERS if "shell=true" not in c])
+@pytest.mark.parametrize("command", [c for c in SERVERS if "shell=true" not in c], ids=recipe_id)
 def test_a_server_s_command_answers_a_request(command, tmp_path):
     needs_its_model(command)
     with serving(command, tmp_path / "log") as (process, url):
@@ -418,7 +424,7 @@ def test_a_server_s_command_answers_a_request(command, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in SERVERS if "shell=true" in c])
+@pytest.mark.parametrize("command", [c for c in SERVERS if "shell=true" in c], ids=recipe_id)
 def test_a_shell_s_command_answers_a_line(command, tmp_path):
     needs_its_model(command)
     words = shlex.split(f"{command} server.max_output_tokens=4")
@@ -450,7 +456,7 @@ def copied_pages(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", OTHERS)
+@pytest.mark.parametrize("command", OTHERS, ids=recipe_id)
 def test_another_command_runs_as_written(command, copied_pages):
     """What it writes over a committed page is that page, byte for byte."""
     done = subprocess.run(
@@ -498,7 +504,17 @@ def test_a_benchmark_runs_tiny(file, tmp_path):
     assert text in done.stdout
 
 
-@pytest.mark.parametrize("command", BENCHMARKS)
+def test_the_variance_of_one_process_is_one_clear_line(tmp_path):
+    words = [sys.executable, "benchmarks/engine_and_machine_variance.py", "1", tmp_path / "out"]
+    done = subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True)
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr.endswith(b"processes=1: variance needs at least 2 processes\n")
+    words = [*words[:2], "--show", "2", words[3]]
+    done = subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True)
+    assert done.returncode == 1 and done.stderr.endswith(b"2 processes; it holds 0\n")
+
+
+@pytest.mark.parametrize("command", BENCHMARKS, ids=recipe_id)
 def test_a_benchmark_takes_its_arguments(command, monkeypatch):
     _, file, *arguments = shlex.split(command)
     spec = importlib.util.spec_from_file_location("benchmark", ROOT / file)
@@ -531,7 +547,7 @@ def test_make_has_its_targets_and_their_commands_compose(reader, places):
         assert app.compose_cells(app.parse(shlex.split(words)))
 
 
-@pytest.mark.parametrize("command", INSTALLS)
+@pytest.mark.parametrize("command", INSTALLS, ids=recipe_id)
 def test_what_is_installed_exists(command):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     extras = extras["project"]["optional-dependencies"]
@@ -541,7 +557,7 @@ def test_what_is_installed_exists(command):
         assert pinned in (ROOT / "conf/model/smollm2.yaml").read_text("utf-8")
 
 
-@pytest.mark.parametrize("command", TESTS)
+@pytest.mark.parametrize("command", TESTS, ids=recipe_id)
 def test_tests_that_are_named_exist(command):
     paths = [word for word in shlex.split(command) if word.startswith("tests")]
     assert paths and all((ROOT / path).exists() for path in paths)

@@ -211,6 +211,17 @@ def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
     return f"{file}.yaml: {what}"
 
 
+# PyYAML's words for common mistakes, and what to type instead.
+YAML_CAUSES = {
+    r"'\t'": "a tab; indent with spaces",
+    "could not find expected ':'": "a colon is missing; write NAME: VALUE",
+    "mapping values are not allowed here": (
+        "the line before lacks its colon (write NAME: VALUE), is indented differently, "
+        "or a text that contains ': ' is not in quotes"
+    ),
+}
+
+
 def _yaml(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a file that is not valid YAML."""
     match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
@@ -218,8 +229,7 @@ def _yaml(text: str, overrides: Sequence[str]) -> str | None:
         return None
     name = re.sub(r"^.*/conf/", "conf/", match.group(1))
     problem = text.split("\n")[0].strip()
-    if r"'\t'" in text:
-        problem = "a tab; indent with spaces"
+    problem = next((words for cause, words in YAML_CAUSES.items() if cause in text), problem)
     return _flat(
         f"{name}, line {match.group(2)}, column {match.group(3)}: not valid YAML: {problem}"
     )

@@ -329,7 +329,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help=f"number of mutants (default {SAMPLE_SIZE})")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command continues"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; type the same command to resume"))
     number = options.sample or (None if options.places else SAMPLE_SIZE)
     places = options.places or [PACKAGE]
     try:
