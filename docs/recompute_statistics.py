@@ -282,6 +282,20 @@ def recompute(folder):
     return found
 
 
+# Metrics that follow from sizes and counts. If every run of an arm gave the same value, no test.
+COMPUTED = {"row_steps", "peak_kv_bytes", "kv_waste_pct", "shape_repeated_pct"}
+COMPUTED |= {"taken_pct", "left_pct", "ceiling_pct", "kv_tokens"}
+
+
+def is_computed(metric, runs):
+    """Return whether a row has a computed metric with one value per arm."""
+    values = {}
+    for block in runs.values():
+        for arm, measured in block.items():
+            values.setdefault(arm, set()).update(median(run[0]) for run in measured)
+    return metric in COMPUTED and all(len(found) == 1 for found in values.values())
+
+
 def compare(cell, rows, arm, families, primary):
     """Return the statistics of one arm in one family of rows."""
     values = {}
@@ -299,7 +313,7 @@ def compare(cell, rows, arm, families, primary):
                 for run in arms
             )
         )
-        if is_primary == primary and positive:
+        if is_primary == primary and positive and not is_computed(key[1], runs):
             table, blocks = cell.values(runs, arm)
             if blocks:
                 values[key] = table, blocks

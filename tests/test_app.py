@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, run_app):
     (tmp_path / "file").write_text("")
     code, _, err = run_app("out=file/below", "design=quick")
     assert code == 2 and len(err.splitlines()) == 1, err
-    assert "cannot write" in err and "out=DIR" in err
+    assert "cannot be created" in err and "out=DIR" in err
 
 
 def test_without_words_the_command_shows_its_help(run_app):

@@ -256,7 +256,7 @@ def test_a_study_s_command_composes(command, reader, places):
     if parsed.only_prints:
         return
     try:
-        cells = app.compose_cells(parsed)
+        cells = app.compose_cells(app.with_sweep_as_arms(parsed))
     except ConfigError as error:
         # The memory that is free decides: another program may hold what a policy claims.
         claimed = "memory_policies" in command and "are free on this machine" in str(error)

@@ -10,17 +10,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from textwrap import dedent
 
 from labkit.config import Experiment, require, user_classes
 from labkit.experiment.cell_composer import ENVIRONMENT, ComposedCell
 
 IMPORT_TIMEOUT_S = 120.0
-CODE = """
-import json, sys
-from labkit.engine.user_classes import import_error
-for path in sys.argv[1:]:
-    print("\\n" + json.dumps([path, import_error(path)]), flush=True)
-"""
+CODE = dedent("""
+    import json, sys
+    from labkit.engine.user_classes import import_error
+    for path in sys.argv[1:]:
+        print("\\n" + json.dumps([path, import_error(path)]), flush=True)
+""")
 
 
 def check_imports(cells: Iterable[ComposedCell]) -> None:

@@ -43,7 +43,7 @@ def numbers_of_the_package(folder):
         if item.comparison.equivalence is not None:
             key = (item.row.case, item.row.metric, item.comparison.arm)
             found[key]["equivalence_p"] = item.comparison.equivalence.p
-    return {key: one for key, one in found.items() if one["effect_pct"] is not None}
+    return {key: one for key, one in found.items() if one["p"] is not None}
 
 
 def compare_with_the_package(script, cell):

@@ -1,6 +1,7 @@
 """Digests of records and arms: an edited file is refused, and an unlisted one is counted."""
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -47,8 +48,14 @@ def test_published_files_are_listed_and_read(cell_dir):
     ]
     assert len(read_runs(cell_dir)) == 2 and len(read_arms(cell_dir)) == 1
     assert unlisted_records(cell_dir) == 0
+
+
+@pytest.mark.skipif(not shutil.which("sha256sum"), reason="no sha256sum on this machine")
+def test_sha256sum_reads_the_list(cell_dir):
     command = ["sha256sum", "--strict", "--quiet", "-c", DIGESTS_FILE]
     assert subprocess.run(command, cwd=cell_dir).returncode == 0
+    (cell_dir / "runs" / "b00-p01-base.json").write_text("{}")
+    assert subprocess.run(command, cwd=cell_dir, capture_output=True).returncode == 1
 
 
 def test_a_doubled_number_is_refused_by_name(cell_dir):
