@@ -63,7 +63,7 @@ def test_a_search_loses_the_best_in_at_most_5_of_100_studies(search, truth, runs
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arms", "truth"), itertools.product((2, 4, 12), ("equal", "clear", "two"))
+    ("arms", "truth"), list(itertools.product((2, 4, 12), ("equal", "clear", "two")))
 )
 @pytest.mark.parametrize("noise", ["clean", "drift", "slow processes", "unequal"])
 def test_intervals_cover_in_93_to_97_of_100_studies(coverage, noise, arms, truth):

@@ -122,8 +122,8 @@ def test_a_broken_directory_is_one_line(model, break_it, message):
     assert "\n" not in str(error.value)
 
 
-def test_no_such_directory_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"^model\.path=/nowhere: no such directory$"):
+def test_a_path_that_does_not_exist_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^model\.path=/nowhere: no such directory or GGUF file$"):
         local("/nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not a GGUF file"):

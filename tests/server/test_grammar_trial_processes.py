@@ -26,12 +26,15 @@ ENDLESS = GrammarSource("json_schema", f'{{"type": "string", "allOf": [{PATTERNS
 
 def children():
     """Return the running processes that this process started to try grammars."""
-    return [
-        child
-        for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE
-        and "grammar_trial_worker" in " ".join(child.cmdline())
-    ]
+    return [child for child in psutil.Process().children() if tries_grammars(child)]
+
+
+def tries_grammars(process):
+    try:
+        running = process.status() != psutil.STATUS_ZOMBIE
+        return running and "grammar_trial_worker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it ended since it was listed
+        return False
 
 
 def run(scenario, chat_model, **limits):
