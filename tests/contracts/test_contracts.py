@@ -128,7 +128,9 @@ def test_labkit_s_resolvers_keep_the_contract(name, compose):
     assert failures(attention_contracts.resolver_checks(name, compose)) == []
 
 
-@pytest.mark.parametrize("name", ["fused", "gather", "reference"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("fused", marks=pytest.mark.slow), "gather", "reference"]
+)
 def test_labkit_s_backends_keep_the_contract(name, compose):
     assert failures(attention_contracts.backend_checks(name, compose)) == []
 

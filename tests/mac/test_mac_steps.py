@@ -15,7 +15,7 @@ import pytest
 from labkit import analysis, app
 from labkit.engine import compute_dtype
 from labkit.mac import __main__ as door
-from labkit.mac import kernel_verification, report_bundle
+from labkit.mac import kernel_verification, mac_steps, report_bundle
 from labkit.mac.mac_steps import (
     INTERRUPTED,
     NOT_RUN,
@@ -77,7 +77,8 @@ def test_output_is_shown_while_the_step_runs(tmp_path):
     assert outcome.status == PASSED
 
 
-def test_a_hanging_step_is_stopped(tmp_path):
+def test_a_hanging_step_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(mac_steps, "STOP_TIMEOUT_S", 0.5)
     steps = [python("hangs", "import time; time.sleep(600)"), python("next", "")]
     outcomes, _ = run(tmp_path, steps, timeout_s=0.5)
     assert [o.status for o in outcomes] == ["failed (took too long)", PASSED]

@@ -56,7 +56,7 @@ def limited_server(chat_model, start_server, tmp_path_factory):
         "server.max_prompt_tokens=20",
         "server.max_output_tokens=30000",
         "server.max_live=2",
-        "server.timeout_s=8",
+        "server.timeout_s=4",
         "server.grace_s=1",
         "engine.scheduler.max_num_seqs=1",
     ) as running:
@@ -171,7 +171,7 @@ def test_a_request_ends_at_the_time_limit(limited_server):
         first = pool.submit(list, stream)
         second = pool.submit(client.completions.create, **long)  # it waits until the limit
         errors = [first.exception(), second.exception()]
-    assert isinstance(errors[0], openai.APIError) and "longer than 8 s" in str(errors[0])
+    assert isinstance(errors[0], openai.APIError) and "longer than 4 s" in str(errors[0])
     assert not isinstance(errors[0], openai.APIStatusError)  # the stream had started
     assert isinstance(errors[1], openai.InternalServerError) and errors[1].status_code == 504
 

@@ -153,7 +153,7 @@ def resources(running):
 
 
 @pytest.mark.parametrize(
-    "seconds", [4, pytest.param(120, marks=pytest.mark.slow)], ids=["short", "long"]
+    "seconds", [2, pytest.param(120, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_many_clients_leak_nothing(chat_model, start_server, tmp_path, seconds):
     with start_server(
