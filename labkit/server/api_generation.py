@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, PromptLogprobs, TokenEvent
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request
@@ -33,8 +35,8 @@ class RequestTimestamps:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+# A struct rather than a dataclass, because one is created per token: ten times as fast.
+class TokenOutput(msgspec.Struct, frozen=True):
     """The next token of a choice, or the choice's end.
 
     ``token`` is None if the choice ends without another token. ``text`` is the text that this

@@ -53,6 +53,12 @@ class CompletionWriter:
         self._n = n
         self._started: set[int] = set()
         self._text_offsets = [0] * (len(prompts) * n)
+        self._has_text_only = not (
+            request.echo
+            or request.return_token_ids
+            or request.logprobs is not None
+            or request.prompt_logprobs is not None
+        )
 
     async def full_body(self) -> bytes:
         """Return the JSON body of a response that is not streamed."""
@@ -78,14 +84,7 @@ class CompletionWriter:
                 num_tokens += output.token is not None
                 if not self._has_chunk(output):
                     continue
-                generated = GeneratedChoice()
-                generated.add(output)
-                if generated.prompt_logprobs is None:
-                    choice = self._choice(output.index, generated)
-                else:
-                    choice = await self._service.run_in_thread(
-                        self._choice, output.index, generated
-                    )
+                choice = await self._next_part(output)
                 current: Any = None if with_usage else UNSET
                 if continuous_usage:
                     current = self._usage(num_tokens)
@@ -94,6 +93,16 @@ class CompletionWriter:
                 yield b"".join(parts)
         usage_chunk = self._completion([], self._usage(num_tokens))
         yield (sse_event(_encode(usage_chunk)) if with_usage else b"") + DONE
+
+    async def _next_part(self, output: TokenOutput) -> TextChoice:
+        """Return a choice's next part in a stream."""
+        if self._has_text_only:
+            return TextChoice(output.index, output.text, output.finish_reason)
+        generated = GeneratedChoice()
+        generated.add(output)
+        if generated.prompt_logprobs is None:
+            return self._choice(output.index, generated)
+        return await self._service.run_in_thread(self._choice, output.index, generated)
 
     def _has_chunk(self, output: TokenOutput) -> bool:
         request = self._request

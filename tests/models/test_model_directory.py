@@ -123,7 +123,8 @@ def test_a_broken_directory_is_one_line(model, break_it, message):
 
 
 def test_a_path_that_does_not_exist_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"^model\.path=/nowhere: no such directory or GGUF file$"):
+    message = r"^model\.path=/nowhere: no such directory or GGUF file$"
+    with pytest.raises(ConfigError, match=message):
         local("/nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not a GGUF file"):
