@@ -29,6 +29,7 @@ from labkit.analysis.statistics.interim_analysis import (
     parse_looks,
     withheld_reason,
 )
+from labkit.analysis.text_quality import text_qualities
 from labkit.analysis.verdict import Verdict, judge
 from labkit.config import Design, Isolation
 from labkit.records import (
@@ -370,13 +371,20 @@ class CellAnalysis:
         }
 
     def _optional_json(self) -> dict[str, Any]:
-        """Return the cell's overrides, which older manifests lack, and the keys of a sweep."""
+        """Return keys that only some cells have.
+
+        They are the overrides (older manifests lack them), those of a sweep, and ``quality``, if
+        the workload scores texts.
+        """
         optional: dict[str, Any] = {}
         if "overrides" in self.data.manifest:
             optional["overrides"] = self.data.manifest["overrides"]
         if self.data.sweep:
             optional["sweep"] = dict(self.data.sweep)
             optional["best"] = [one.to_json() for one in self.best]
+        qualities = text_qualities([arm.name for arm in self.data.arms], self.data.records)
+        if qualities:
+            optional["quality"] = [quality.to_json() for quality in qualities]
         return optional
 
     def _row(self, index: int) -> dict[str, Any]:

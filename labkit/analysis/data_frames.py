@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from labkit.analysis.observations import run_value
+from labkit.analysis.quality_limits import limit_fields
 from labkit.analysis.study_analysis import AnalysisCache, cell_dirs, undigested_note
+from labkit.analysis.text_quality import INTERVAL_KEYS, quality_by_arm
 from labkit.records import (
     ArchivePath,
     RecordError,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 Row = dict[str, Any]
-Table = Literal["runs", "verdicts", "requests"]
+Table = Literal["runs", "verdicts", "requests", "quality"]
 RUN_COLUMNS = ("cell", "run", "arm", "role", "block", "position", "outcome")
 METRIC_COLUMNS = (
     "case", "skipped", "metric", "unit", "better", "primary", "value", "repeats",
@@ -56,10 +58,14 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
         ``verdicts``: one line per cell, row of its results and arm, with the arm's median and
         quartiles (``median``, ``q1``, ``q3``, of ``n`` runs) and, except for the baseline, the
         fields of its comparison in ``cell.json`` (``effect_pct``, ``ci_low_pct``, ``p_adjusted``,
-        ``verdict``, ...).
+        ``verdict``, ...). If the workload scores texts, also the arm's quality with the ends of
+        its intervals (``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...).
 
         ``requests``: one line per run and request that was answered, with its lengths in tokens
         and its times in ms; ``itl_ms`` is the list of the times between its tokens.
+
+        ``quality``: one line per cell, arm that scored texts and metric (``kl_mean``, ...), with
+        the ``estimate`` and its 95 % interval, ``low`` to ``high``.
 
     Raises
     ------
@@ -215,6 +221,7 @@ def _verdicts(cells: Sequence[StudyPath]) -> Iterator[Row]:
     analyses = AnalysisCache()
     for cell in cells:
         content = analyses.cell(cell).json
+        qualities = quality_by_arm(content)
         for row in content["rows"]:
             compared = {one["arm"]: one for one in row["comparisons"]}
             for arm in content["arms"]:
@@ -228,7 +235,17 @@ def _verdicts(cells: Sequence[StudyPath]) -> Iterator[Row]:
                     "role": arm["role"],
                     **{key: summary.get(key) for key in SUMMARY_COLUMNS},
                     **compared.get(name, {}),
+                    **(limit_fields(qualities.get(name)) if qualities else {}),
                 }
+
+
+def _quality(cells: Sequence[StudyPath]) -> Iterator[Row]:
+    analyses = AnalysisCache()
+    for cell in cells:
+        for arm in analyses.cell(cell).json.get("quality", ()):
+            for metric, interval in arm["metrics"].items():
+                counts = {key: arm[key] for key in ("arm", "windows", "tokens")}
+                yield {"cell": cell.name, **counts, "metric": metric, **interval}
 
 
 _TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[StudyPath]], Iterator[Row]]]] = {
@@ -238,4 +255,5 @@ _TABLES: dict[str, tuple[Sequence[str], Callable[[Sequence[StudyPath]], Iterator
         _verdicts,
     ),
     "requests": ((*RUN_COLUMNS, "case", "id", "prompt_tokens", "output_tokens"), _requests),
+    "quality": (("cell", "arm", "windows", "tokens", "metric", *INTERVAL_KEYS), _quality),
 }

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.analysis.statistics.block_jackknife import Interval
-from labkit.analysis.text_quality import TextQuality
+from labkit.analysis.text_quality import INTERVAL_KEYS, TextQuality
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,18 @@ QUALITY_METRICS: Mapping[str, QualityMetric] = {
     "perplexity_ratio": QualityMetric(lambda quality: quality.perplexity_ratio, True),
     "top1_agreement": QualityMetric(lambda quality: quality.top1_agreement, False),
 }
+
+
+def limit_fields(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the ``QUALITY_METRICS`` of an arm as ``kl_mean``, ``kl_mean_low``, ``kl_mean_high``...
+
+    ``metrics``: those of the arm in ``cell.json``; with None, every field is None.
+    """
+    return {
+        name + suffix: None if metrics is None else metrics[name][key]
+        for name in QUALITY_METRICS
+        for key, suffix in zip(INTERVAL_KEYS, ("", "_low", "_high"), strict=True)
+    }
 
 
 def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from labkit.analysis.number_format import (
     signed_text,
 )
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.quality_change import quality_change_notes
 from labkit.analysis.statistics.difference_in_differences import (
     EffectChange,
     StudyEffect,
@@ -210,7 +211,12 @@ def _conclude(
             RowChange(item.pair.name, row, item.arm, old_median, new_median, comparison, verdict)
         )
     method = _method_notes(matched.pairs, family if matched.family else [], controls)
-    notes = (*_undecided_note(changes), *method)
+    quality = [
+        note
+        for pair in matched.pairs
+        for note in quality_change_notes(pair.old.data, pair.new.data)
+    ]
+    notes = (*_undecided_note(changes), *quality, *method)
     return StudyComparison(tuple(changes), tuple(matched.caveats), notes)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.analysis.number_format import round_significant
 from labkit.analysis.statistics.block_jackknife import (
     Indices,
     Interval,
@@ -24,6 +25,7 @@ from labkit.analysis.statistics.block_jackknife import (
 from labkit.records import Record
 
 KL_QUANTILES = (0.5, 0.9, 0.99, 0.999)
+INTERVAL_KEYS = ("estimate", "low", "high")
 Floats = NDArray[np.float64]
 
 
@@ -69,6 +71,8 @@ class TextQuality:
 
     Attributes
     ----------
+    windows, tokens
+        The numbers of windows and of predicted tokens.
     perplexity
         exp of the mean negative log likelihood per token.
     perplexity_ratio
@@ -84,6 +88,8 @@ class TextQuality:
     """
 
     arm: str
+    windows: int
+    tokens: int
     perplexity: Interval
     perplexity_ratio: Interval
     kl_mean: Interval
@@ -92,6 +98,33 @@ class TextQuality:
     probability_change: Interval
     worst: Sequence[Mapping[str, Any]]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the arm's entry in ``cell.json``: each metric with its interval."""
+        shares = (f"kl_p{100 * share:g}".replace(".", "_") for share in KL_QUANTILES)
+        quantiles = dict(zip(shares, self.kl_quantiles, strict=True))
+        metrics = {
+            "perplexity": self.perplexity,
+            "perplexity_ratio": self.perplexity_ratio,
+            "kl_mean": self.kl_mean,
+            **quantiles,
+            "top1_agreement": self.top1_agreement,
+            "probability_change": self.probability_change,
+        }
+        return {
+            "arm": self.arm,
+            "windows": self.windows,
+            "tokens": self.tokens,
+            "metrics": {
+                name: {key: round_significant(getattr(x, key)) for key in INTERVAL_KEYS}
+                for name, x in metrics.items()
+            },
+        }
+
+
+def quality_by_arm(cell: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the metrics of each arm in ``cell.json``; empty if the workload scores no texts."""
+    return {one["arm"]: one["metrics"] for one in cell.get("quality", ())}
+
 
 def text_qualities(arms: Sequence[str], records: Sequence[Record]) -> list[TextQuality]:
     """Return the quality of each arm that scored texts; the first arm is the baseline.
@@ -99,11 +132,16 @@ def text_qualities(arms: Sequence[str], records: Sequence[Record]) -> list[TextQ
     Each arm's first successful run counts: the texts are the same in every run.
     """
     notes = {arm: _first_notes(arm, records) for arm in arms}
-    baseline = notes[arms[0]] if arms else None
-    if baseline is None:
+    reference = scored_windows(arms[0], records) if arms else None
+    if reference is None:
         return []
-    reference = ScoredWindows.from_notes(baseline["windows"])
     return [text_quality(arm, found, reference) for arm, found in notes.items() if found]
+
+
+def scored_windows(arm: str, records: Sequence[Record]) -> ScoredWindows | None:
+    """Return the windows that an arm's first successful run scored, or None if it has none."""
+    notes = _first_notes(arm, records)
+    return None if notes is None else ScoredWindows.from_notes(notes["windows"])
 
 
 def _first_notes(arm: str, records: Sequence[Record]) -> Mapping[str, Any] | None:
@@ -133,6 +171,8 @@ def text_quality(arm: str, notes: Mapping[str, Any], baseline: ScoredWindows) ->
     agreement = block_jackknife(mean(scored.same_top1), count)
     return TextQuality(
         arm,
+        count,
+        int(tokens.sum()),
         block_jackknife(mean(scored.nll), count).transformed(math.exp),
         block_jackknife(mean(scored.nll - baseline.nll), count).transformed(math.exp),
         positive_interval(mean(scored.kl_sums), count),

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.analysis.quality_limits import limit_fields
 from labkit.analysis.rendering.table_model import Column, Table
+from labkit.analysis.text_quality import quality_by_arm
 
 Json = Mapping[str, Any]
 
@@ -20,6 +22,11 @@ class CsvLine:
     cell: Json
     row: Json
     comparison: Json | None
+
+    def quality(self, key: str) -> Any:
+        """Return field ``key`` of the arm's quality (``limit_fields``), or None if unknown."""
+        arm = self.compared("arm")
+        return limit_fields(quality_by_arm(self.cell).get(arm))[key]
 
     def compared(self, key: str) -> Any:
         """Return field ``key`` of the comparison, or None if the line has no comparison."""
@@ -58,19 +65,25 @@ COLUMNS: tuple[Column[CsvLine], ...] = (
 )
 
 
+def _quality_column(key: str) -> Column[CsvLine]:
+    return Column(key, lambda line: line.quality(key))
+
+
 def csv_text(cells: Sequence[Json]) -> str:
     """Return one CSV line per comparison and per row without comparisons.
 
-    Unknown values are empty.
+    Unknown values are empty. If a cell's workload scores texts, each line has the arm's quality.
     """
+    has_quality = any("quality" in cell for cell in cells)
+    columns = (*COLUMNS, *(map(_quality_column, limit_fields(None)) if has_quality else ()))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.heading for column in COLUMNS)
+    writer.writerow(column.heading for column in columns)
     for cell in cells:
         for row in cell["rows"]:
             for comparison in row["comparisons"] or [None]:
                 line = CsvLine(cell, row, comparison)
-                writer.writerow(column.value(line) for column in COLUMNS)
+                writer.writerow(column.value(line) for column in columns)
     return out.getvalue()
 
 

@@ -24,12 +24,14 @@ from labkit.analysis.number_format import (
 from labkit.analysis.rendering.medians_table import MEDIANS_TITLE
 from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.table_model import Column, Table, broken_name
+from labkit.analysis.text_quality import quality_by_arm
 from labkit.analysis.verdict_sentences import control_name, level_text, relabellings_text
 from labkit.records import Record, parse_run_name
 
 Json = Mapping[str, Any]
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
+WIDTH_WITH_QUALITY = 140  # the least at which the intervals of quality fit too
 CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
@@ -228,7 +230,53 @@ def _arm_columns(
         min_width=MIN_WIDTH,
         link=link,
     )
+    yield from _quality_columns(cell)
     yield Column("verdict", verdict, numeric=False, is_verdict=True)
+
+
+def _quality_columns(cell: Json) -> Iterator[Column[ResultLine]]:
+    """Yield the columns of the arms' quality, if the cell's workload scores texts."""
+    qualities = quality_by_arm(cell)
+
+    def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
+        return lambda line: qualities.get(line.arm or "", {}).get(metric, {}).get(key)
+
+    def interval(metric: str, form: Callable[[float], str]) -> Callable[[ResultLine], str]:
+        def text(line: ResultLine) -> str:
+            ends = [value(metric, key)(line) for key in ("low", "high")]
+            return " to ".join(form(end) for end in ends if end is not None)
+
+        return text
+
+    if qualities:
+        yield Column(
+            "KL (nats)", value("kl_mean", "estimate"), _known(_kl_text), short_heading="KL\nnats"
+        )
+        yield Column("KL 95 % CI", interval("kl_mean", _kl_text), min_width=WIDTH_WITH_QUALITY)
+        yield Column(
+            "same next token (%)",
+            value("top1_agreement", "estimate"),
+            _known(_share_text),
+            short_heading="same\nnext\n%",
+        )
+        yield Column(
+            "same next token 95 % CI (%)",
+            interval("top1_agreement", _share_text),
+            short_heading="same next\n95 % CI, %",
+            min_width=WIDTH_WITH_QUALITY,
+        )
+
+
+def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else form(value)
+
+
+def _kl_text(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _share_text(value: float) -> str:
+    return f"{100 * value:.2f}"
 
 
 def _value(median: float, row: Json) -> str:
@@ -295,6 +343,13 @@ def _notes(cell: Json, has_published: bool) -> list[str]:
             f"{p_text(min(min_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
             f'median is in the report under "{MEDIANS_TITLE}".'
+        )
+    if "quality" in cell:
+        first = cell["quality"][0]
+        notes.append(
+            f"KL divergence (mean) and same next token: compared with {first['arm']}, over "
+            f"{first['windows']:,} windows of text ({first['tokens']:,} predicted tokens); "
+            "intervals over windows (block jackknife)."
         )
     return notes
 

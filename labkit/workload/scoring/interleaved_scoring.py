@@ -185,7 +185,9 @@ class InterleavedScoring:
     def _round(self, windows: Sequence[Prompt]) -> None:
         with self._context.turn(self._baseline):
             reference = self._arms[self._baseline].score(windows, REFERENCE_TOP)
-        self._rest += [float(1 - np.exp(part.top).sum(axis=1).mean()) for part in reference]
+        self._rest += [
+            max(0.0, float(1 - np.exp(part.top).sum(axis=1).mean())) for part in reference
+        ]
         ids = [part.top_ids for part in reference]
         tokens = sum(len(window.token_ids) for window in windows)
         order = list(range(len(self._arms)))
