@@ -1,6 +1,6 @@
 """Variance of an engine's throughput between processes, beside that of the machine itself.
 
-    python benchmarks/engine_and_machine_variance.py 20 outputs/reference/sensitivity/spread
+    python benchmarks/engine_and_machine_variance.py 20 outputs/mine
 
 ``ragged`` on model=small runs in fresh processes, one after the other. Before each of them, a
 program without labkit runs in its own fresh process. It multiplies matrices with NumPy's BLAS and
@@ -26,7 +26,7 @@ import numpy as np
 if TYPE_CHECKING:
     from labkit.experiment.cell import Cell
     from labkit.experiment.permuted_blocks import Run
-    from labkit.records import Record
+    from labkit.records import Record, StudyPath
 
 SECONDS = 3.6  # per part: about as long as labkit is measured
 OVERRIDES = [
@@ -109,9 +109,10 @@ def rate(work: Callable[[], object]) -> float:
     return done / (time.perf_counter() - start)
 
 
-def table(out: Path) -> str:
+def table(out: StudyPath) -> str:
     """Return a Markdown table: how each program's speed varies between processes."""
-    records = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("runs/b*.json"))]
+    paths = sorted((out / "runs").glob("b*.json"))
+    records = [json.loads(path.read_text("utf-8")) for path in paths]
     if len(records) < 2:
         sys.exit(f"{out}: variance needs the runs of at least 2 processes; it holds {len(records)}")
     lines = (out / "machine.jsonl").read_text("utf-8").splitlines()

@@ -1,7 +1,7 @@
 """Detection rates: whole studies of a copy of the baseline and of a planted delay.
 
-    python benchmarks/sensitivity.py kernels 20 outputs/reference/sensitivity
-    python benchmarks/sensitivity.py requests 20 outputs/reference/sensitivity --busy
+    python benchmarks/sensitivity.py kernels 20 outputs/mine
+    python benchmarks/sensitivity.py requests 20 outputs/mine --busy
 
 Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for
 kernels, by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A
@@ -16,10 +16,11 @@ and resume if interrupted. In ``agreement-beside-...``, the two processes of a p
 time and alternate (a round of a kernel or a slice of steps each), so that the machine affects both
 alike. ``table`` writes the finished studies as ``docs/sensitivity.md`` shows them:
 
-    python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
-    python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
-    python benchmarks/sensitivity.py agreement-beside-kernels 40 outputs/reference/sensitivity
-    python benchmarks/sensitivity.py table outputs/reference/sensitivity
+    python benchmarks/sensitivity.py agreement-kernels 80 outputs/mine
+    python benchmarks/sensitivity.py agreement-requests 30 outputs/mine
+    python benchmarks/sensitivity.py agreement-beside-kernels 40 outputs/mine
+    python benchmarks/sensitivity.py table outputs/mine
+    python benchmarks/sensitivity.py table outputs/reference/sensitivity.zip
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from labkit.experiment.cell_composer import ComposedCell
     from labkit.experiment.permuted_blocks import Run
     from labkit.experiment.run_launcher import ProcessLauncher
-    from labkit.records import Record
+    from labkit.records import Record, StudyPath
 
 HERE = Path(__file__).resolve().parent
 ASKED = {
@@ -86,9 +88,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first study")
     options = parser.parse_args()
     if options.kind == "table":
-        print(table(options.out))
+        from labkit.records import RecordError, open_study
+
+        studies = open_study(options.out)
+        try:
+            print(table(studies))
+        except RecordError as error:
+            sys.exit(str(error))
         for kinds in AGREEMENTS:
-            print(f"\n{agreed(options.out, kinds)}")
+            print(f"\n{agreed(studies, kinds)}")
         return 0
     if options.kind.startswith("agreement"):
         print(agreement(options.kind, options.out / options.kind, options.studies))
@@ -244,25 +252,26 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(out: Path) -> str:
-    """Return all studies of a folder as a Markdown table, one line per kind of study.
+def table(out: StudyPath) -> str:
+    """Return all studies of a folder or an archive as a Markdown table, one line per kind of study.
 
     A folder's name without its number tells the kind: ``kernels-2x9-busy-03`` has two rows, nine
     processes and a busy process.
     """
+    from labkit.analysis.study_analysis import cell_dirs
+
     lines = [
         "| studies | rows | processes per study | planted delay detected | false claims | "
         "effect of the delay: median (range) | effect of the copy: median (range) | "
         "seconds per study |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
-    kinds: dict[str, list[Path]] = {}
-    for path in sorted(out.glob("*-*/cell.json")):
-        if path.parent.name.startswith("agreement"):
-            continue
-        kinds.setdefault(path.parent.name.rpartition("-")[0], []).append(path)
-    for kind, paths in kinds.items():
-        cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    kinds: dict[str, list[StudyPath]] = {}
+    for folder in sorted(cell_dirs(out), key=lambda folder: folder.name):
+        if re.fullmatch(r"(?!agreement).*-\d+", folder.name):
+            kinds.setdefault(folder.name.rpartition("-")[0], []).append(folder)
+    for kind, folders in kinds.items():
+        cells = [json.loads((folder / "cell.json").read_text("utf-8")) for folder in folders]
         results = [study_result(cell) for cell in cells]
         named, false = (sum(result[word] for result in results) for word in ("named", "false"))
         arms = [arm["name"] for arm in cells[0]["arms"][1:]]
@@ -272,10 +281,10 @@ def table(out: Path) -> str:
             ranges.append(
                 f"{statistics.median(effects):+.2f} % ({min(effects):+.2f} to {max(effects):+.2f})"
             )
-        seconds = statistics.median(map(measured_s, paths))
+        seconds = statistics.median(map(measured_s, folders))
         n = len(results)
         beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
-        arm = json.loads(next((paths[0].parent / "arms").glob("*.json")).read_text("utf-8"))
+        arm = json.loads(next((folders[0] / "arms").glob("*.json")).read_text("utf-8"))
         threads = arm["config"]["engine"].get("threads")
         beside_it += f", {threads} thread" if threads else ""
         rows = sum(row["primary"] for row in cells[0]["rows"])
@@ -287,7 +296,7 @@ def table(out: Path) -> str:
     return "\n".join(lines)
 
 
-def agreed(out: Path, kinds: Sequence[str]) -> str:
+def agreed(out: StudyPath, kinds: Sequence[str]) -> str:
     """Return a Markdown table of effects: of interleaved runs and of separate processes."""
     from labkit.analysis.isolation_agreement import isolation_agreements
     from labkit.analysis.study_analysis import AnalysisCache
@@ -296,7 +305,7 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
         "| | interleaved processes, pairs | interleaved | pairs | difference | detectable from |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for kind in [kind for kind in kinds if (out / f"{kind}~processes" / "cell.json").exists()]:
+    for kind in [kind for kind in kinds if (out / f"{kind}~processes" / "cell.json").is_file()]:
         blocks = [
             json.loads((out / f"{kind}{end}" / "cell.json").read_text("utf-8"))["design"]["blocks"]
             for end in ("", "~processes")
@@ -311,9 +320,9 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def measured_s(path: Path) -> float:
-    """Return the total wall seconds of the processes of the study at ``path`` (``cell.json``)."""
-    records = (path.parent / "runs").glob("b*.json")
+def measured_s(folder: StudyPath) -> float:
+    """Return the total wall seconds of a study's processes."""
+    records = (folder / "runs").glob("b*.json")
     return sum(json.loads(r.read_text(encoding="utf-8"))["seconds"]["process"] for r in records)
 
 

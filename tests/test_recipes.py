@@ -477,7 +477,7 @@ TINY_BENCHMARKS = {
     ),
     "benchmarks/scheduler_scaling.py": ("--parts engine --rounds 1 --largest 1000", "blocks"),
     # Its smallest study takes a minute alone and several on a busy machine: only the table.
-    "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity", "| --- |"),
+    "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity.zip", "| --- |"),
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
     "benchmarks/search_error_rate.py": ("1 --permutations 20", "| processes | 16 |"),
