@@ -4,9 +4,12 @@ The windows are grouped into blocks of neighbours. The statistic is computed wit
 turn, and the variance of the pseudo-values gives the standard error (Kunsch, The jackknife and the
 bootstrap for general stationary observations, 1989). The interval is Student's with one degree of
 freedom less than there are blocks. A percentile bootstrap of so few units has intervals that are
-too short (coverage of .85 to .92 instead of .95). In 1,000 simulated studies of skewed windows
-whose neighbours correlate by 0 to .5, these intervals cover the truth in 93 to 95 % from 24 windows
-on, and in 87 to 96 % with 8 to 16 windows.
+too short (coverage of .85 to .92 instead of .95). Blocks must be much longer than the dependence:
+with 50 windows whose neighbours correlate by .5, eight blocks cover the truth in 92.1 % of studies,
+and four in 93.9 %. In 4,000 simulated studies of skewed windows (lognormal, sigma .5) whose
+neighbours correlate by 0, .3 and .5, these intervals cover it in 94.9, 94.4 and 93.9 % with 50
+windows, in 94.5, 94.2 and 94.0 % with 100, in 94.7, 94.2 and 93.9 % with 200, but in 94.2, 93.6 and
+92.4 % with 24, and in 94.9, 93.2 and 91.2 % with 16.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from scipy.special import stdtrit
 
 MIN_BLOCKS = 4
 MAX_BLOCKS = 8
-WINDOWS_PER_BLOCK = 8  # from 4 * 8 windows on
+WINDOWS_PER_BLOCK = 20  # from 4 * 20 windows on
 CONFIDENCE = 0.95
 Indices = NDArray[np.intp]
 

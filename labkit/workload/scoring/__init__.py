@@ -32,14 +32,14 @@ class ScoringKind:
     """The ``WorkloadKind`` of scoring workloads."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the engine can score, and that the texts can be read."""
+        """Check that the engine can score, and that the texts have enough windows."""
         name = experiment.engine.name
         require(
             name not in ("mlx_lm", "openai"),
             f"engine={name}: it returns no log probabilities of prompts; workload.kind=scoring "
             "needs one of labkit's own engines, such as engine=paged",
         )
-        text_windows.read_texts(experiment.workload.texts)
+        text_windows.check_windows(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
         """Build the model and cut the texts into windows, which are cached."""
@@ -81,6 +81,13 @@ class ScoringKind:
             )
         first = experiments[0]
         windows = text_windows.windows_of(first, resolve(first.model))
+        for other in experiments[1:]:
+            if text_windows.windows_of(other, resolve(other.model)) != windows:
+                raise EngineError(
+                    f"model={other.model.name} splits the texts into other tokens than "
+                    f"model={first.model.name}: workload.kind=scoring compares arms with the same "
+                    "tokenizer"
+                )
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from labkit.config import ConfigError, Experiment, require
+from labkit.engine.budget import model_footprint
 from labkit.machine.exception_text import one_line
-from labkit.models import ModelDir, tokenizer
+from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.tokenizer_corpus import corpus_texts
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 
@@ -55,6 +56,51 @@ def _text(where: str, line: str) -> str:
     return text
 
 
+def check_windows(experiment: Experiment) -> None:
+    """Check that the texts can be read and have enough windows, without building a model.
+
+    The tokenizer of a model that labkit builds from a seed may not exist yet. Its texts are then
+    checked by their bytes, because every token has one or more.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`windows_of`.
+    """
+    workload, model = experiment.workload, experiment.model
+    if model.shape is None:
+        windows_of(experiment, resolve(model))
+        return
+    length = workload.window_tokens
+    _check_context(length, model.name, model_footprint.from_shape(model.shape, "").max_context)
+    sizes = [len(text.encode()) for text in read_texts(workload.texts)]
+    for number, size in enumerate(sizes, 1):
+        require(
+            size >= length,
+            f"workload.window_tokens={length}: text {number} has only {size} bytes, and a token "
+            "has one or more; set a smaller window",
+        )
+    _check_count(experiment, sum(size // length for size in sizes), "at most")
+
+
+def _check_context(length: int, model: str, context: int | None) -> None:
+    require(
+        context is None or length <= context,
+        f"workload.window_tokens={length}: model={model} has a context of {context} tokens; set "
+        f"workload.window_tokens to at most {context}",
+    )
+
+
+def _check_count(experiment: Experiment, available: int, qualifier: str) -> None:
+    workload = experiment.workload
+    count = workload.num_windows
+    require(
+        count is None or count <= available,
+        f"workload.num_windows={count}: workload={workload.name} has {qualifier} {available} "
+        f"windows of {workload.window_tokens} tokens",
+    )
+
+
 def windows_of(experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
     """Return the windows: ``workload.window_tokens`` tokens each, the first ``num_windows``.
 
@@ -69,18 +115,11 @@ def windows_of(experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
     """
     workload = experiment.workload
     length, count = workload.window_tokens, workload.num_windows
-    require(
-        model.max_context is None or length <= model.max_context,
-        f"workload.window_tokens={length}: model={model.name} has a context of "
-        f"{model.max_context} tokens",
-    )
+    _check_context(length, model.name, model.max_context)
     texts = read_texts(workload.texts)
     key = prompt_key({"model": model.digest, "texts": texts, "window_tokens": length})
     windows = cached_prompts(key, lambda: _cut(texts, model, length))
-    require(
-        count is None or count <= len(windows),
-        f"workload.num_windows={count}: workload={workload.name} has only {len(windows)} windows",
-    )
+    _check_count(experiment, len(windows), "only")
     return windows[:count]
 
 

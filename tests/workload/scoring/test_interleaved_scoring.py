@@ -1,6 +1,9 @@
 """Arms score the same windows, compared with the baseline in their process."""
 
 import random
+import subprocess
+import sys
+import tracemalloc
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -107,3 +110,70 @@ def test_speculation_leaves_the_quality_at_0(experiment, compose_experiment):
     assert drafted.outputs["digest"] == plain.outputs["digest"]
     windows = drafted.notes["scoring"]["windows"]
     assert max(max(window["kl"]) for window in windows) < 1e-9
+
+
+def traced_peak(arms):
+    """Return the peak of allocated memory in bytes while arms score their windows."""
+    loaded = KIND.load(arms, context())
+    loaded.warm_up()
+    tracemalloc.start()
+    try:
+        loaded.measure(lambda text: None)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        loaded.close()
+
+
+def test_memory_does_not_grow_with_the_number_of_windows(compose_experiment):
+    """A token's log probabilities of 4,096 tokens have 48 KiB; what stays of it, some 100 bytes."""
+    peaks = {}
+    for count in (4, 40):
+        experiment = compose_experiment(
+            "workload=scoring",
+            "model=tiny",
+            "workload.window_tokens=32",
+            "workload.concurrency=2",
+            "engine.budget.blocks=64",
+            f"workload.num_windows={count}",
+        )
+        peaks[count] = traced_peak([experiment, with_kv(experiment, config.Precision.bfloat16)])
+    assert peaks[40] - peaks[4] < 250 * 2 * 36 * 32
+
+
+SCORE_MANY = """
+import random, resource, sys
+from contextlib import nullcontext
+from labkit import app
+from labkit.experiment.cell_composer import compose_cell
+from labkit.workload.scoring import KIND
+from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
+app.register()
+with app.initialized():
+    cell = compose_cell([], ["workload=scoring", "model=tiny", "engine.budget.blocks=256",
+                             "ablation=kv_dtype",
+                             "ablation.metric=total_tok_s", "design.control=false", *sys.argv[1:]])
+turns = TurnContext(0, random.Random(0), lambda arm: nullcontext(), NoMachineKernels(), baseline=0)
+arms = KIND.load([cell.experiments[name] for name in ("float32", "bfloat16")], turns)
+arms.warm_up()
+measured = arms.measure(lambda text: None)
+tokens = sum(w["tokens"] for w in measured[0].cases[0].notes["scoring"]["windows"])
+print(tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_100_000_tokens_need_no_more_memory_than_6_000(tmp_path):
+    words = random.Random(0).choices(["the", "garden", "opens", "at", "nine"], k=150_000)
+    file = tmp_path / "words.txt"
+    file.write_text(" ".join(words))
+    peaks = {}
+    for count in (24, 400):
+        options = (f"workload.texts={file}", f"workload.num_windows={count}")
+        answer = subprocess.run(
+            [sys.executable, "-c", SCORE_MANY, *options], capture_output=True, text=True, check=True
+        )
+        tokens, kib = map(int, answer.stdout.split()[-2:])
+        assert tokens == 255 * count
+        peaks[count] = kib
+    assert peaks[400] - peaks[24] < 96 << 10  # KiB; 96,000 rows of 4,096 logits have 1.5 GiB

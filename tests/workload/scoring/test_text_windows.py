@@ -6,7 +6,12 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import resolve
-from labkit.workload.scoring.text_windows import PACKAGED_TEXTS, read_texts, windows_of
+from labkit.workload.scoring.text_windows import (
+    PACKAGED_TEXTS,
+    check_windows,
+    read_texts,
+    windows_of,
+)
 
 SCORING = ("workload=scoring", "model=tiny")
 
@@ -54,19 +59,59 @@ def test_a_wrong_file_is_one_line(name, content, reason, tmp_path):
     assert reason in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.fixture
+def texts_of_40_tokens(tmp_path):
+    """The option of a text of 40 words and 190 bytes, and of windows of 8 tokens."""
+    file = tmp_path / "a.txt"
+    file.write_text("one two three four " * 10)
+    return (f"workload.texts={file}", "workload.window_tokens=8")
+
+
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("workload.window_tokens=300", "text 1 has only"),
-        ("workload.window_tokens=1000000", "has a context of"),
-        ("workload.num_windows=9999", "has only"),
+        ("workload.window_tokens=150", "text 1 has only"),
+        ("workload.num_windows=20", "has only"),
     ],
 )
-def test_windows_that_do_not_exist_are_one_line(option, reason, compose_experiment, tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("one two three four " * 10)
-    experiment = compose_experiment(
-        *SCORING, f"workload.texts={file}", "workload.window_tokens=8", option
-    )
-    with pytest.raises(ConfigError, match=reason):
+def test_windows_that_do_not_exist_are_one_line(
+    option, reason, compose_experiment, texts_of_40_tokens
+):
+    experiment = compose_experiment(*SCORING, *texts_of_40_tokens, option)
+    with pytest.raises(ConfigError, match=reason) as caught:
         windows_of(experiment, resolve(experiment.model))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("workload.window_tokens=200", "text 1 has only 190 bytes, and a token has one or more"),
+        ("workload.window_tokens=50000", "context of 40960 tokens; set workload.window_tokens to"),
+        ("workload.num_windows=24", "has at most 23 windows of 8 tokens"),
+    ],
+)
+def test_a_plan_finds_impossible_windows_before_the_model_is_built(
+    option, reason, compose_experiment, texts_of_40_tokens, no_cache
+):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        compose_experiment(*SCORING, *texts_of_40_tokens, option)
+    assert "\n" not in str(caught.value) and not no_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("workload.window_tokens=150", "text 1 has only"),
+        ("workload.window_tokens=50000", "context of 40960 tokens"),
+        ("workload.num_windows=20", "has only"),
+    ],
+)
+def test_a_plan_counts_the_tokens_of_a_model_that_is_there(
+    option, reason, compose_experiment, texts_of_40_tokens
+):
+    path = resolve(compose_experiment("model=tiny").model).path
+    local = ("workload=scoring", "model=local", f"model.path={path}")
+    check_windows(compose_experiment(*local, *texts_of_40_tokens))
+    with pytest.raises(ConfigError, match=reason):
+        compose_experiment(*local, *texts_of_40_tokens, option)
