@@ -221,17 +221,21 @@ def resolve_isolation(
         if design.confirm:
             workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
         return Isolation.in_process, None
-    workload.check_apart(experiments, reason)
     if asked is Isolation.process:
+        workload.check_apart(experiments, reason)
         return Isolation.process, reason
     if asked is Isolation.in_process:
         raise _refusal(asked, reason)
     obstacle = _other_protocol(imports) or workload.not_live(experiments) or _too_large(experiments)
     if obstacle is None:
+        if design.confirm:
+            workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
         return Isolation.live, reason
     if asked is Isolation.live:
         raise _refusal(asked, obstacle)
-    return Isolation.process, reason if reason == obstacle else f"{reason}; not live: {obstacle}"
+    whole_reason = reason if reason == obstacle else f"{reason}; not live: {obstacle}"
+    workload.check_apart(experiments, whole_reason)
+    return Isolation.process, whole_reason
 
 
 def _refusal(asked: Isolation, reason: str) -> ConfigError:

@@ -94,7 +94,7 @@ def check_apart(experiments: Sequence[Experiment], reason: str) -> None:
     Raises
     ------
     ConfigError
-        The workload's arms must share a process; see ``SharedProcessKind``.
+        The workload's arms must be measured at the same time; see ``SharedProcessKind``.
     """
     kind = kind_of(experiments[0])
     if isinstance(kind, SharedProcessKind):

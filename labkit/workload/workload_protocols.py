@@ -155,7 +155,10 @@ class LiveKind(Protocol):
 
 @runtime_checkable
 class SharedProcessKind(Protocol):
-    """A kind whose arms must share a process, because the measurement compares them."""
+    """A kind whose arms must be measured at the same time, because they are compared meanwhile.
+
+    They share a process, or take turns in processes of their own.
+    """
 
     def refuse_apart(self, reason: str) -> NoReturn:
         """Raise ``ConfigError``, in one line, for arms that ``reason`` keeps apart."""

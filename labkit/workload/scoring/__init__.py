@@ -49,8 +49,12 @@ class ScoringKind:
         """Return the reason that the arms cannot share a process, or None if they can."""
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
+    def not_live(self, experiments: Sequence[Experiment]) -> str | None:
+        """Return the reason that the arms cannot take turns in processes of their own, or None."""
+        return in_process_rules.live_requests([experiment.engine for experiment in experiments])
+
     def refuse_apart(self, reason: str) -> NoReturn:
-        """Refuse processes of their own: the reference is never sent from one to another.
+        """Refuse processes that run one after another: the baseline's has ended by then.
 
         Raises
         ------
@@ -58,9 +62,9 @@ class ScoringKind:
             Always.
         """
         raise ConfigError(
-            "workload.kind=scoring compares every arm with the baseline in one process, but the "
-            f"arms would run in separate ones: {reason}; compare arms that can share a process, "
-            "with design.isolation=auto and design.confirm=0"
+            "workload.kind=scoring compares every arm with the baseline round by round, but the "
+            f"arms would run in processes one after another: {reason}; set design.isolation=auto "
+            "and design.confirm=0"
         )
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
@@ -69,25 +73,23 @@ class ScoringKind:
         Raises
         ------
         EngineError
-            The baseline is in another process.
+            The baseline has a process of its own that does not take turns with this one, or the
+            arms score different windows.
         """
         from labkit.engine.engine_protocol import EngineError
         from labkit.workload.scoring.interleaved_scoring import InterleavedScoring
+        from labkit.workload.scoring.sent_reference import OTHER_WINDOWS
 
-        if context.baseline is None:
+        if context.baseline is None and context.granted is None:
             raise EngineError(
-                "workload.kind=scoring compares with the baseline in the same process, and this "
-                "one has no baseline"
+                "workload.kind=scoring compares with the baseline in the same process or in one "
+                "that takes turns with it, and there is none"
             )
         first = experiments[0]
         windows = text_windows.windows_of(first, resolve(first.model))
         for other in experiments[1:]:
             if text_windows.windows_of(other, resolve(other.model)) != windows:
-                raise EngineError(
-                    f"model={other.model.name} splits the texts into other tokens than "
-                    f"model={first.model.name}: workload.kind=scoring compares arms with the same "
-                    "tokenizer"
-                )
+                raise EngineError(OTHER_WINDOWS)
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -1,7 +1,8 @@
 """Scoring in turns: in every round all arms score the same windows, in random order.
 
 Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
-the reference of the round. So only one round's are in memory, whatever the number of windows.
+the reference of the round. So only one round's are in memory, whatever the number of windows. Arms
+in other processes are sent the reference (:mod:`labkit.workload.scoring.sent_reference`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
+from labkit.workload.scoring.sent_reference import SENT_TOP, exchange_reference
 from labkit.workload.tokenized_prompts import Prompt
+from labkit.workload.turn_order import Part
 from labkit.workload.workload_protocols import TurnContext
 
 # Tokens per position whose log probabilities are compared one by one. With 64 the KL divergence of
@@ -152,24 +155,25 @@ class InterleavedScoring:
     windows
         The windows, each with an id of its own.
     context
-        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with.
+        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with; with
+        None it is in another process.
     """
 
     def __init__(
         self, arms: Sequence[ScoringArm], windows: Sequence[Prompt], context: TurnContext
     ) -> None:
-        assert context.baseline is not None, "checked at load"
         self._arms = tuple(arms)
         self._windows = tuple(windows)
         self._context = context
-        self._baseline = context.baseline
+        self._order = context.turn_order
+        self._top = SENT_TOP if self._order.other_processes else REFERENCE_TOP
         self._rest: list[float] = []  # the mean probability outside the reference, by window
 
     def warm_up(self) -> None:
         """Let every arm score the first ``workload.warmup`` windows, unmeasured."""
         for index, arm in enumerate(self._arms):
             with self._context.turn(index):
-                arm.score(self._windows[: arm.workload.warmup], REFERENCE_TOP)
+                arm.score(self._windows[: arm.workload.warmup], self._top)
                 arm.engine.reset_counters()
 
     prepare = warm_up
@@ -183,30 +187,44 @@ class InterleavedScoring:
         return [self._measurement(arm) for arm in self._arms]
 
     def _round(self, windows: Sequence[Prompt]) -> None:
-        with self._context.turn(self._baseline):
-            reference = self._arms[self._baseline].score(windows, REFERENCE_TOP)
+        reference = self._reference(windows)
         self._rest += [
             max(0.0, float(1 - np.exp(part.top).sum(axis=1).mean())) for part in reference
         ]
         ids = [part.top_ids for part in reference]
         tokens = sum(len(window.token_ids) for window in windows)
-        order = list(range(len(self._arms)))
-        self._context.order.shuffle(order)
-        for index in order:
-            arm = self._arms[index]
-            with self._context.turn(index):
-                begin = time.perf_counter()
-                scored = arm.score(windows, 1, ids)
-                arm.rates.append(tokens / (time.perf_counter() - begin))
-            for window, base, part in zip(windows, reference, scored, strict=True):
-                arm.add(window, base, part)
+        turns = Part(windows[0].request_id, 1, tuple(range(len(self._arms))))
+        for now in self._order.rounds([turns]):
+            for index, _ in now.turns:
+                arm = self._arms[index]
+                with self._context.turn(index):
+                    begin = time.perf_counter()
+                    scored = arm.score(windows, 1, ids)
+                    arm.rates.append(tokens / (time.perf_counter() - begin))
+                for window, base, part in zip(windows, reference, scored, strict=True):
+                    arm.add(window, base, part)
+
+    def _reference(self, windows: Sequence[Prompt]) -> list[PromptLogprobs]:
+        """Return the baseline's log probabilities of a round's windows.
+
+        If arms have processes of their own, each scores the windows, not just the baseline.
+        Otherwise only the baseline's caches and threads would be warm in the turns that follow.
+        """
+        baseline, alone = self._context.baseline, self._order.other_processes
+        index = 0 if alone else baseline
+        assert index is not None, "checked at load"
+        with self._context.turn(index):
+            own = self._arms[index].score(windows, self._top)
+        if not alone:
+            return own
+        return exchange_reference(self._order, windows, None if baseline is None else own)
 
     def _measurement(self, arm: ScoringArm) -> Measurement:
         logprobs = np.concatenate(arm.logprobs).astype(np.float32)[:, None, None]
         outputs = array_outputs(logprobs)
         notes = {
             "scoring": {
-                "reference_top": REFERENCE_TOP,
+                "reference_top": self._top,
                 "reference_rest": float(np.mean(self._rest)),
                 "windows": arm.windows,
                 "worst": [

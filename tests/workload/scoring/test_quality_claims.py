@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.config import ConfigError
+from labkit.config import ConfigError, Isolation
 
 QUALITY = "ablation.claims.identity=quality"
 LIMIT = "ablation.claims.quality.kl_mean=0.01"
@@ -33,15 +33,25 @@ def test_wrong_limits_are_one_line(overrides, reason, composed):
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("+ablation.arms.other={engine.pipeline: overlap}",), "engine.pipeline=overlap: "),
         (("design.isolation=process",), "design.isolation=process requires it"),
-        (("design.isolation=live",), "design.isolation=live requires it"),
         (("design.confirm=2",), "design.confirm=2 requires it"),
+        (("design.isolation=live", "design.confirm=2"), "design.confirm=2 requires it"),
+        (
+            ("+ablation.arms.other={engine.budget.wired_collector: enabled}",),
+            "a machine has only one setting",
+        ),
     ],
 )
-def test_arms_in_separate_processes_are_refused_in_one_line(overrides, reason, composed):
+def test_arms_in_processes_one_after_another_are_refused_in_one_line(overrides, reason, composed):
     with pytest.raises(ConfigError) as caught:
         composed("workload=scoring", *overrides)
     message = str(caught.value)
-    assert "compares every arm with the baseline in one process" in message
+    assert "compares every arm with the baseline round by round" in message
     assert reason in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "overrides", [("+ablation.arms.other={engine.pipeline: overlap}",), ("design.isolation=live",)]
+)
+def test_arms_that_cannot_share_a_process_take_turns_in_live_ones(overrides, composed):
+    assert composed("workload=scoring", *overrides).isolation is Isolation.live
