@@ -3,13 +3,16 @@
 The draw is stratified: each package has at least one mutant, and the rest in proportion to its
 size. The tests of a module are the file that mirrors its name and that of its package, then files
 beside them that share words with its name, then the nearest by imports: a file that imports the
-module is nearer than a file that imports a module that imports it.
+module is nearer than a file that imports a module that imports it. Added to them are files that
+may reach it through a command or an option, without an import: those titled by its public
+names, then those that mention most of these names, each weighted by its rarity in the tests.
 """
 
 import ast
 import hashlib
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 from pathlib import Path, PurePosixPath
@@ -18,6 +21,7 @@ from mutation import Mutant
 
 PACKAGE = "labkit"
 MAX_TEST_FILES = 3
+MAX_MENTIONING_FILES = 3
 
 
 def package_of(path: str) -> str:
@@ -89,6 +93,11 @@ class NearestTests:
             str(file.relative_to(root)): _imports(file.read_text(), modules.keys())
             for file in sorted(root.glob("tests/**/test_*.py"))
         }
+        self._names = {name: _public_names(file.read_text()) for name, file in modules.items()}
+        self._words = {
+            file: set(re.findall(r"\w+", (root / file).read_text())) for file in self._imported
+        }
+        self._frequencies = Counter(word for words in self._words.values() for word in words)
         for file, imported in self._imported.items():
             fixtures = (root / file).with_name("conftest.py")
             if fixtures.is_file() and len(PurePosixPath(file).parts) > 2:  # not those of all tests
@@ -100,14 +109,29 @@ class NearestTests:
         ranks = {}
         for file, imported in self._imported.items():
             near = [distances[name] for name in imported & distances.keys()]
-            if near:
-                name = PurePosixPath(file)
-                mirrors = name.name == mirror.name, name.name == f"test_{mirror.parts[1]}.py"
+            name = PurePosixPath(file)
+            packages = {f"test_{part}.py" for part in mirror.parts[1:-1]}
+            mirrors = name.name == mirror.name, name.name in packages
+            if near or (mirrors[1] and name.parent == mirror.parent.parent):
                 beside = name.parts[:2] == mirror.parts[:2]
                 shared = len(_words(name) & _words(mirror)) if beside else 0
                 apart = name.parent != mirror.parent
-                ranks[file] = (*(not each for each in mirrors), -shared, min(near), apart, file)
-        return sorted(ranks, key=ranks.__getitem__)[:MAX_TEST_FILES]
+                distance = min(near, default=len(distances))
+                ranks[file] = (*(not each for each in mirrors), -shared, distance, apart, file)
+        nearest = sorted(ranks, key=ranks.__getitem__)[:MAX_TEST_FILES]
+        return nearest + self._mentioning(_module_name(Path(path)), without=nearest)
+
+    def _mentioning(self, module: str, without: list[str]) -> list[str]:
+        """Return the other files that mention most of a module's public names."""
+        total, scores = len(self._words), dict[str, tuple[float, float]]()
+        for file in self._words.keys() - set(without):
+            common = self._names[module] & self._words[file]
+            title = _words(PurePosixPath(file))
+            titled = len(common & title) / max(1, len(title))
+            weight = sum(math.log(total / self._frequencies[name]) for name in common)
+            scores[file] = titled, weight
+        best = sorted(scores, key=lambda file: (*(-each for each in scores[file]), file))
+        return [file for file in best[:MAX_MENTIONING_FILES] if scores[file] > (0.0, 0.0)]
 
     def _distances(self, module: str) -> dict[str, int]:
         """Return the length of the shortest chain of imports from each module to ``module``."""
@@ -128,6 +152,21 @@ def _mirror(path: str) -> PurePosixPath:
     parts = PurePosixPath(path).with_suffix("").parts[1:]
     parts = parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
     return PurePosixPath("tests", *parts[:-1], f"test_{parts[-1]}.py")
+
+
+def _public_names(source: str) -> set[str]:
+    """Return the public names that a module defines, and those in its classes."""
+    names, bodies = set[str](), [ast.parse(source).body]
+    for body in bodies:  # grows as it is read
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                bodies.append(node.body)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
 
 
 def _words(file: PurePosixPath) -> set[str]:

@@ -130,9 +130,29 @@ def test_the_tests_of_a_module_are_its_mirror_then_the_nearest(tmp_path):
     (tmp_path / "tests/a/c/test_of_a_name.py").unlink()
     expected = ["tests/test_a.py", "tests/b/test_direct.py", "tests/b/test_user.py"]
     assert NearestTests(tmp_path).nearest("labkit/a/long_name.py") == expected
-    expected = ["tests/b/test_other.py", "tests/c/test_served.py"]  # through its fixtures
+    # The package's own file, then one that imports it and one whose fixtures do.
+    expected = ["tests/test_a.py", "tests/b/test_other.py", "tests/c/test_served.py"]
     assert files.nearest("labkit/a/alone.py") == expected
     assert files.nearest("labkit/__init__.py") == []
+
+
+def test_tests_that_mention_a_modules_public_names_run_on_it_without_an_import(tmp_path):
+    for name, text in {
+        "labkit/a/option.py": "class Option:\n    scale: str\n    depth: int\n_hidden = rare = 1",
+        "tests/b/test_scale.py": "COMMAND = ['scale=large']",
+        "tests/b/test_rare.py": "COMMAND = ['rare=1']",
+        "tests/b/test_common.py": "Option, depth, scale",
+        "tests/b/test_private.py": "_hidden",
+        "tests/b/test_far.py": "depth",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    titled = ["tests/b/test_rare.py", "tests/b/test_scale.py"]
+    assert NearestTests(tmp_path).nearest("labkit/a/option.py") == titled
+    (tmp_path / titled[0]).unlink()
+    (tmp_path / titled[1]).unlink()
+    mentioning = ["tests/b/test_common.py", "tests/b/test_far.py"]
+    assert NearestTests(tmp_path).nearest("labkit/a/option.py") == mentioning
 
 
 def test_tests_of_a_file_that_was_not_seen_to_call_a_module_may_call_it():
