@@ -9,7 +9,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import run
 from mutation import mutants
-from selection import MAX_TEST_FILES, NearestTests, allot, by_package, draw, package_of
+from selection import (
+    MAX_MENTIONING_FILES,
+    MAX_TEST_FILES,
+    NearestTests,
+    allot,
+    by_package,
+    draw,
+    package_of,
+)
 
 SOURCE = '''"""A text is never changed: 1 < 2."""
 
@@ -148,10 +156,11 @@ def test_tests_that_mention_a_modules_public_names_run_on_it_without_an_import(t
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     titled = ["tests/b/test_rare.py", "tests/b/test_scale.py"]
-    assert NearestTests(tmp_path).nearest("labkit/a/option.py") == titled
+    mentioning = ["tests/b/test_common.py", "tests/b/test_far.py"]
+    nearest = NearestTests(tmp_path).nearest("labkit/a/option.py")
+    assert nearest == [*titled, mentioning[0]] and MAX_MENTIONING_FILES == 3
     (tmp_path / titled[0]).unlink()
     (tmp_path / titled[1]).unlink()
-    mentioning = ["tests/b/test_common.py", "tests/b/test_far.py"]
     assert NearestTests(tmp_path).nearest("labkit/a/option.py") == mentioning
 
 
