@@ -28,6 +28,7 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import (
     make_request_sampler,
     stop_token_ids,
 )
+from labkit.engine.mlx_lm.prompt_scoring import score_prompts
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 
@@ -61,6 +62,9 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
+    A request with ``prompt_logprobs`` does not go through the generator: a step computes the first
+    such requests, of equal length, with the model itself.
+
     Parameters
     ----------
     model
@@ -85,6 +89,7 @@ class MlxLmEngine:
             prefill_step_size=prefill_step_size or DEFAULT_PREFILL_STEP_SIZE,
         )
         self._waiting: deque[Request] = deque()
+        self._scoring: deque[Request] = deque()
         self._live: dict[int, Request] = {}  # by the generator's uid
         self._pending_refusals: list[TokenEvent] = []
         self._stop_sequences: dict[frozenset[int], Any] = {}  # by stop token ids
@@ -116,7 +121,8 @@ class MlxLmEngine:
             self._pending_refusals.append(event)
             return
         self._counters.add("requests.submitted")
-        self._waiting.append(request)
+        scored = request.params.prompt_logprobs is not None
+        (self._scoring if scored else self._waiting).append(request)
 
     def _check(self, request: Request) -> None:
         prompt, vocab_size = request.prompt_token_ids, self._model.vocab_size
@@ -125,9 +131,16 @@ class MlxLmEngine:
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             raise EngineError(f"token ids must be 0 to {vocab_size - 1}")
         check_supported(request.params)
+        params = request.params
+        if params.prompt_logprobs is not None and params.max_tokens != 1:
+            raise EngineError(
+                f"prompt_logprobs={params.prompt_logprobs}: engine=mlx_lm needs max_tokens=1"
+            )
+        if params.prompt_logprobs is not None and len(prompt) < 2:
+            raise EngineError("a prompt of one token has no log probabilities")
 
     def _is_live(self, request_id: str) -> bool:
-        requests = (*self._waiting, *self._live.values())
+        requests = (*self._waiting, *self._scoring, *self._live.values())
         return any(request.request_id == request_id for request in requests)
 
     def abort(self, request_id: str) -> None:
@@ -139,6 +152,7 @@ class MlxLmEngine:
             return
         self._counters.add("requests.aborted")
         self._waiting = deque(r for r in self._waiting if r.request_id != request_id)
+        self._scoring = deque(r for r in self._scoring if r.request_id != request_id)
         for uid, request in list(self._live.items()):
             if request.request_id == request_id:
                 with mx.stream(self._generator.stream):
@@ -148,7 +162,7 @@ class MlxLmEngine:
 
     def has_work(self) -> bool:
         """Return whether a request is live or an error event of a refusal is pending."""
-        return bool(self._pending_refusals or self._waiting or self._live)
+        return bool(self._pending_refusals or self._waiting or self._scoring or self._live)
 
     def step(self) -> list[TokenEvent]:
         """Call the generator once; return pending refusals, then the tokens that the call sampled.
@@ -159,6 +173,8 @@ class MlxLmEngine:
         start = time.perf_counter()
         events, self._pending_refusals = self._pending_refusals, []
         generator = self._open_generator()
+        if self._scoring:
+            events += self._score()
         self._admit(generator)
         if not self._live:
             return events
@@ -177,6 +193,32 @@ class MlxLmEngine:
             }
         )
         return events
+
+    def _score(self) -> list[TokenEvent]:
+        """Compute the first waiting prompts of equal length, and return their events."""
+        start, length = time.perf_counter(), len(self._scoring[0].prompt_token_ids)
+        requests: list[Request] = []
+        while self._scoring and len(requests) < self._max_num_seqs:
+            if len(self._scoring[0].prompt_token_ids) != length:
+                break
+            requests.append(self._scoring.popleft())
+        scored = score_prompts(self._model.model, requests)
+        spent_ms = (time.perf_counter() - start) * 1e3
+        self._counters.add_all(
+            {
+                "engine.mlx_lm": 1,
+                "steps.total": 1,
+                "device_ms": spent_ms,
+                "step_ms": spent_ms,
+                "tokens.prefill": length * len(requests),
+                "tokens.computed": length * len(requests),
+                "requests.finished": len(requests),
+            }
+        )
+        return [
+            TokenEvent(request.request_id, token, "length", prompt_logprobs=logprobs)
+            for request, (logprobs, token) in zip(requests, scored, strict=True)
+        ]
 
     def _admit(self, generator: Any) -> None:
         while self._waiting and len(self._live) < self._max_num_seqs:
@@ -262,6 +304,7 @@ class MlxLmEngine:
         self._generator = None
         self._model = replace(self._model, model=None)
         self._waiting.clear()
+        self._scoring.clear()
         self._live.clear()
         self._pending_refusals = []
 

@@ -27,6 +27,8 @@ SUPPORTED_PARAMS = (
     "stop_token_ids",
     "ignore_eos",
     "seed",
+    "prompt_logprobs",
+    "prompt_logprob_ids",
 )
 
 

@@ -35,9 +35,9 @@ class ScoringKind:
         """Check that the engine can score, and that the texts have enough windows."""
         name = experiment.engine.name
         require(
-            name not in ("mlx_lm", "openai"),
-            f"engine={name}: it returns no log probabilities of prompts; workload.kind=scoring "
-            "needs one of labkit's own engines, such as engine=paged",
+            name != "openai",
+            "engine=openai: it returns no log probabilities of prompts; workload.kind=scoring "
+            "needs an engine in labkit's process, such as engine=paged",
         )
         text_windows.check_windows(experiment)
 

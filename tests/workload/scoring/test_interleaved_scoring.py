@@ -90,10 +90,27 @@ def test_an_arm_without_the_baseline_is_refused_in_one_line(experiment):
         KIND.load([experiment], context(None))
 
 
-@pytest.mark.parametrize("engine", ["mlx_lm", "openai"])
-def test_engines_without_log_probabilities_of_prompts_are_refused(engine, compose_experiment):
-    with pytest.raises(config.ConfigError, match=f"engine={engine}: it returns no log prob"):
-        KIND.check(compose_experiment("workload=scoring", f"engine={engine}", "model=tiny"))
+def test_a_server_is_refused_because_it_returns_no_log_probabilities_of_prompts(compose_experiment):
+    with pytest.raises(config.ConfigError, match="engine=openai: it returns no log probabilities"):
+        KIND.check(compose_experiment("workload=scoring", "engine=openai", "model=tiny"))
+
+
+def test_mlx_lm_scores_the_same_text_as_labkit_s_engine(experiment, compose_experiment):
+    """The reference is mlx_lm's model; both compute in float32 and round differently."""
+    mlx_lm = compose_experiment(
+        "workload=scoring",
+        "model=tiny",
+        "engine=mlx_lm",
+        "workload.window_tokens=24",
+        "workload.num_windows=5",
+        "workload.concurrency=2",
+    )
+    own, other = measure([experiment, mlx_lm])
+    assert own.outputs["digest"] != other.outputs["digest"]
+    windows = [case.notes["scoring"]["windows"] for case in (own, other)]
+    for ours, theirs in zip(*windows, strict=True):
+        assert theirs["nll"] == pytest.approx(ours["nll"], abs=23e-4)
+        assert theirs["same_top1"] == 23 and max(theirs["kl"]) < 1e-6
 
 
 def test_speculation_leaves_the_quality_at_0(experiment, compose_experiment):
