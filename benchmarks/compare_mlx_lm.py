@@ -181,7 +181,7 @@ def against_mlx_lm(scenario: Scenario, rounds: int) -> dict[str, Any]:
 
 
 def together(scenario: Scenario, rounds: int) -> dict[str, Any]:
-    """Measure each engine with all requests at once and with one request after the other."""
+    """Measure each engine with all requests together and with one request after the other."""
     threads, _ = best_threads(scenario.overrides)
     engines = {OURS: (f"engine={OURS}",), THEIRS: (f"engine={THEIRS}", f"engine.threads={threads}")}
     arms = {

@@ -127,7 +127,7 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; return its tokens, and the time until all requests have one and after."""
+        """Serve a case; return its tokens, and the times until and after all have a token."""
         from labkit.engine import Request, SamplingParams
 
         requests = case.requests()

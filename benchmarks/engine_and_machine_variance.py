@@ -68,7 +68,7 @@ def measure(processes: int, out: Path) -> None:
     from labkit.experiment.run_launcher import ProcessLauncher
 
     class Between(ProcessLauncher):
-        """Launches the machine's program first, then the run."""
+        """A launcher that runs the machine's program before each run."""
 
         def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
             command = [sys.executable, __file__, "--child"]

@@ -140,9 +140,9 @@ class Cell:
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
 
     def schedule_after_looks(self, kept: Mapping[int, Sequence[str]]) -> list[Run]:
-        """Return all runs in order if looks dropped arms.
+        """Return the runs that remain when interim looks have dropped arms, in order.
 
-        ``kept`` holds the arms that remain after each look that dropped any, by its blocks.
+        ``kept``: the remaining arms, by the number of blocks at the look that dropped the others.
         """
         stages = {0: [arm.name for arm in self.arms], **kept}
         starts = sorted(stages)
@@ -156,7 +156,7 @@ class Cell:
 
     @property
     def stopping_points(self) -> tuple[int, ...]:
-        """The numbers of blocks after which the cell may end: its looks, or all if it has none."""
+        """The block counts at which the cell may end: its looks or, without looks, all blocks."""
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 

@@ -178,7 +178,7 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
 
 
 def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm, Imports]:
-    """Return an arm with its environment, which is built and tested, and what that imports.
+    """Build and test an arm's environment; return the arm with it, and what it imports.
 
     Options that the environment's revision of labkit lacks are left out of the arm's config.
     """

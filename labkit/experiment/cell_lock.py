@@ -1,7 +1,8 @@
-"""The cell's lock: one process works on a cell.
+"""The cell's lock, which lets only one process at a time work on a cell.
 
-It is a lock of the kernel (``flock``): it ends with the process that holds it, however it ends, and
-workers do not inherit it. The locked file describes the session that works on the cell.
+The kernel keeps the lock (``flock``) and releases it when the process that holds it ends, even if
+that process is killed. Workers do not inherit the lock. The locked file describes the session that
+works on the cell.
 """
 
 from __future__ import annotations

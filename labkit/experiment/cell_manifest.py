@@ -244,10 +244,10 @@ def take_interim_look(
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    With ``design.eliminate``, arms that cannot be the best are dropped: the look lists the others,
-    the baseline and the control. The result is added to ``cell.json``. A look is taken only if no
-    later block has been run. If an earlier command ran later blocks, the look keeps the result that
-    is recorded for it.
+    With ``design.eliminate``, arms that cannot be the best are dropped. The look lists the
+    remaining arms, always with the baseline and the control. The result is added to ``cell.json``.
+    A look is taken only if no later block has been run. If an earlier command ran later blocks,
+    the look keeps the result that is recorded for it.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
@@ -271,7 +271,7 @@ def take_interim_look(
 def _remaining_arms(
     cell: Cell, taken: Sequence[Mapping[str, Any]], possibly_best: PossiblyBest | None
 ) -> list[str]:
-    """Return the arms that a look keeps: the baseline, the control, and what may be the best."""
+    """Return the arms that a look keeps: baseline, control, and those that may be the best."""
     if possibly_best is None:
         raise ValueError(f"cell {cell.name}: its design eliminates arms, but possibly_best is None")
     remaining = set(possibly_best(cell.dir))

@@ -160,7 +160,7 @@ class ChildProcess:
         self._tree.resume()
 
     def close(self, *, timed_out: bool = False) -> ProcessExit:
-        """Kill the child and its descendants, wait for the child, and say how it ended."""
+        """Kill the child and its descendants, wait for the child, and return how it ended."""
         self._tree.kill()
         self._child.wait()
         self._close_pipes()

@@ -69,7 +69,7 @@ class PilotNoise:
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Degrees of freedom of the standard deviations: one less than the processes."""
+        """Degrees of freedom of the standard deviations: the number of processes minus 1."""
         return self.processes - 1
 
     @property

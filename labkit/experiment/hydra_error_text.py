@@ -1,6 +1,7 @@
 """Configuration errors of Hydra, OmegaConf and YAML, rewritten as one line each.
 
-The line names the file or override, the key and the allowed values.
+The line names the file or override, the key and the allowed values. Each private function explains
+one kind of error, and returns None for an error of another kind.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _misplaced_choice(overrides: Sequence[str]) -> str | None:
-    """Explain a model's path or a server's name where the name of a file is expected."""
+    """Explain the error for a model's path or a server's name in place of a config file's name."""
     for override in overrides:
         group, _, value = override.partition("=")
         if group == "model" and ("/" in value or value.lower().endswith(".gguf")):
@@ -201,7 +202,7 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
 
 
 def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain the error for a file in which a list stands for a map: arms as a list."""
+    """Explain the error for a file with a list where a map is required, such as a list of arms."""
     match = re.search(r"In '([^']+)': ConfigTypeError", text)
     if not match or "ListConfig" not in text:
         return None

@@ -45,7 +45,7 @@ class FinishedJobs:
         return []
 
     def wait(self) -> None:
-        """Return at once."""
+        """Return immediately, because every job has ended."""
 
     def failures(self) -> list[str]:
         """Return an empty list: the launcher does not report single jobs."""

@@ -1,4 +1,4 @@
-"""A live set: one process for each arm of a block, all alive at once, with one of them working.
+"""A live set: one process for each arm of a block, all alive, of which one works at a time.
 
 The processes are started together. They load and warm up one after the other, take turns in the
 order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
@@ -221,9 +221,9 @@ class LiveSet:
         return worker.ask(verb, value, self._signals, self._ticker)
 
     def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
-        """Do what the workers are ready for, and return their next answers by arm.
+        """Run the stage that the workers are ready for, and return their next answers by arm.
 
-        Raises ``ProtocolError`` if the workers are not ready for the same.
+        Raises ``ProtocolError`` if the workers are ready for different stages.
         """
         values = {arm: value for arm, (_, value) in answers.items()}
         verbs = {verb for verb, _ in answers.values()}

@@ -94,7 +94,7 @@ class CellNoise:
 def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> CellNoise | None:
     """Return the noise in a cell's manifest, or None if it has no results or too few blocks.
 
-    ``metrics``: the metrics whose noise it is; empty: the cell's primary ones.
+    ``metrics``: the metrics whose rows count; if empty, the cell's primary metrics.
     """
     runs = int(manifest["design"]["runs_per_block"])
     measured = [

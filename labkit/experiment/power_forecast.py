@@ -192,7 +192,7 @@ def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
 def _is_pilot_metric(composed: ComposedCell) -> bool:
     """Return whether the doctor measures noise like that of the question's metrics.
 
-    It times launches and whole studies of requests, so it knows nothing of latencies or goodput.
+    The doctor times launches and whole studies of requests, but measures no latencies or goodput.
     """
     return all(METRICS[name].is_speed for name in composed.metrics if name in METRICS)
 

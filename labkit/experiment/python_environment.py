@@ -73,7 +73,7 @@ class Imports:
     defaults
         The default value of each option that its labkit has.
     missing
-        The modules, of those that the arm names, that it lacks.
+        The modules that the arm names and the environment lacks.
     """
 
     protocol: int | None
@@ -124,7 +124,7 @@ class PythonEnvironment:
 
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> PythonEnvironment:
-        """Return the environment of an arm's file, ``{}`` being the study's own."""
+        """Return the environment that an arm's file describes; ``{}`` is the study's own."""
         return cls(**{**identity, "requirements": tuple(identity.get("requirements", ()))})
 
     def identity(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class PythonEnvironment:
             self._export(self.revision)
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that begins with an interpreter, with this environment's interpreter."""
+        """Return ``command`` with this environment's interpreter in place of its first word."""
         return [self.python or command[0], *command[1:]]
 
     def variables(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +177,7 @@ class PythonEnvironment:
         }
 
     def imports(self, modules: Sequence[str]) -> Imports:
-        """Import in this environment what a worker imports.
+        """Import in this environment what a worker imports, and return the result.
 
         Parameters
         ----------
@@ -327,7 +327,7 @@ def _without_git_variables() -> dict[str, str]:
 def _run(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end without input; ``ConfigError`` if it cannot be started."""
+    """Run a command to its end without input; raise ``ConfigError`` if it cannot be started."""
     try:
         return subprocess.run(
             command,
@@ -345,7 +345,7 @@ def _run(
 
 
 def _last_line(stderr: bytes) -> str:
-    """Return the last error in a program's messages, without the word that pip puts before it."""
+    """Return the last error in a program's messages, without pip's prefix."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     line = (errors or lines or ["it ended without a message"])[-1]

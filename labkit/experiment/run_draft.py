@@ -1,6 +1,6 @@
 """Drafts of records: the state of a run in progress.
 
-A draft always holds a valid record: however the run ends, the record says how far it came.
+A draft always holds a valid record: however the run ends, the record says how far the run came.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def config_digest(arm: Arm) -> str:
 
 
 def _tree_state(arm: Arm) -> dict[str, Any]:
-    """Return what differs from the study's own tree: an exported revision has no changes."""
+    """Return the record's ``git_changes`` for an exported revision, else an empty dict."""
     environment = PythonEnvironment.of(arm.environment)
     return {"git_changes": code_revision.CLEAN} if environment.replaces_labkit else {}
 
@@ -272,7 +272,7 @@ def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
 
 
 def _paused_servers(arm: Arm) -> tuple[int, ...]:
-    """Return the ids of the processes of the arm's server that are stopped out of turn."""
+    """Return the ids of the server processes that are stopped while the arm has no turn."""
     server = from_plain(Engine, arm.config.get("engine", {})).server
     if server.url is None or not server.pause:
         return ()

@@ -21,7 +21,7 @@ FORGOTTEN = "GONE"  # the queue forgets a job some minutes after its end
 
 
 class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
-    """Asks the queue for all jobs at once, at most every ``POLL_S`` seconds."""
+    """Asks the queue for the states of all jobs in one call, at most every ``POLL_S`` seconds."""
 
     def __init__(self) -> None:
         super().__init__(delay_s=POLL_S)

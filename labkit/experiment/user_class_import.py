@@ -53,7 +53,7 @@ def _classes(experiment: Experiment) -> Iterable[tuple[str, str]]:
 
 
 def _import(paths: Sequence[str]) -> dict[str, str | None]:
-    """Return the error of each class, or None, as far as the process got."""
+    """Return the error of each class that the process reached, None if the import succeeded."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", CODE, *paths],

@@ -99,7 +99,7 @@ def load(
 ) -> InterleavedArms:
     """Apply the memory limit, BLAS and threads, then load the workload and the arms' engines.
 
-    ``note`` adds to the record's notes at once, so that they are there if a later step fails.
+    ``note`` adds to the record's notes immediately, so that they remain if a later step fails.
     """
     from labkit import workload
     from labkit.machine import openblas_for_mlx, process_memory_limit

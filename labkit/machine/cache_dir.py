@@ -1,7 +1,7 @@
 """The user's cache folder, in which entries are named by a digest of what they are built from.
 
 Files and folders are written under a temporary name in the same folder and then renamed. So two
-processes may build the same entry at once, and no process ever reads an incomplete entry.
+processes may build the same entry at the same time, and no process ever reads an incomplete entry.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
 
 
 def check_stream(sampling: Sampling) -> None:
-    """Raise ``ApiError`` for options that need a stream without it, or that a stream lacks."""
+    """Raise ``ApiError`` for options that need ``stream=true``, or that exclude it."""
     if sampling.stream and sampling.prompt_logprobs is not None:
         raise invalid("prompt_logprobs cannot be combined with stream=true", "prompt_logprobs")
     if sampling.stream_options is not None and not sampling.stream:

@@ -93,8 +93,9 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then shut down gracefully; or until the engine fails.
 
     After the first signal, the server refuses new requests and gives running and waiting requests
-    ``server.grace_s`` seconds to finish. A second signal ends these requests at once. Connections
-    that are still open ``CLOSE_S`` seconds later, for example after half a request, are dropped.
+    ``server.grace_s`` seconds to finish. A second signal ends these requests immediately.
+    Connections that are still open ``CLOSE_S`` seconds later, for example after half a request,
+    are dropped.
     """
     listener = Listener(app, on_ready, service.options)
     stopping: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""Neutral values: those with which a request field that the server lacks has no effect.
+"""Neutral values: the values at which an unsupported request field has no effect.
 
 Clients send such fields with every request, for example ``"echo": false``. They also leave out
 the ``type`` of messages in the ``input`` of the Responses API.

@@ -66,7 +66,7 @@ class RequestedTools:
         return await service.grammars.from_lark(grammar, "tools")
 
     def check_text_format(self, field: str) -> None:
-        """Raise ``ApiError``: ``field`` sets a text format, which excludes calls of functions."""
+        """Raise ``ApiError`` if the model may call functions: ``field`` sets a text format."""
         if self.call_format is not None:
             raise invalid(f"{field} cannot be combined with tools unless tool_choice=none", field)
 

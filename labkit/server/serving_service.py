@@ -140,7 +140,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     def check_num_completions(self, count: int) -> None:
-        """Raise ``ApiError`` if a request needs more completions than the server runs at once."""
+        """Raise ``ApiError`` if a request needs more completions than ``server.max_live``."""
         if count > self.options.max_live:
             raise invalid(
                 f"the request needs {count} completions; at most {self.options.max_live} may run "

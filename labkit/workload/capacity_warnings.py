@@ -16,7 +16,7 @@ EXACT_SOURCES = ("synthetic", *LENGTH_TRACES)  # sources whose lengths are known
 def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:
     """Return the warnings about the server, the KV memory and the number of batch rows.
 
-    ``together``: prompt and output tokens of the longest requests that can be in flight at once.
+    ``together``: prompt and output tokens of the longest requests that can be in flight together.
     """
     warnings = (
         _server(experiment),

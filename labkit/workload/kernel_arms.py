@@ -72,7 +72,7 @@ class KernelArms:
     make_queue
         Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
     turn
-        Attributes failures while loading to an arm.
+        Context manager that attributes a failure during loading to an arm.
 
     Attributes
     ----------

@@ -4,8 +4,8 @@ On NumPy arrays and in the emulator, a launch runs when it is called, and one la
 a device with a queue, the host first describes launches; they run when the host waits for them.
 There a *chain* is timed: several launches that the host waits for together. Each takes the output
 of the previous launch as its queries, as the layers of a model do, so the device can neither skip
-a launch nor run two at once. The time is divided by the number of launches and excludes the
-host's work of describing them.
+a launch nor run two launches in parallel. The time is divided by the number of launches and
+excludes the host's work of describing them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ TTFT is the time from submission to the first token, E2E from submission to the 
 ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ``tpot_incl_first`` is ``E2E /
 tokens``, for tables that count the first token too. ITL is the gap between two chunks of one
 request, pooled over all requests. A chunk is the output of one engine step for a request: one
-token, or several with speculation. Over HTTP a chunk is the text that the client read at once,
+token, or several with speculation. Over HTTP a chunk is the text of one read by the client,
 whatever number of tokens it holds. Goodput counts the requests that met every limit. For goodput, a
 request with a single token has a TPOT of 0. All metrics cover served requests only. Refused and
 failed requests are counted separately and never toward goodput.
@@ -71,7 +71,7 @@ class ServedRequest:
 
     @property
     def row_steps(self) -> int:
-        """Steps that produced a token, and steps wasted after the request finished."""
+        """The number of steps that produced a token plus that of steps wasted after the end."""
         return len(self.chunk_times) + self.stayed_steps
 
     @property

@@ -54,7 +54,7 @@ class ScoringKind:
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def refuse_apart(self, reason: str) -> NoReturn:
-        """Refuse processes that run one after another: the baseline's has ended by then.
+        """Refuse to run arms one after another, because the baseline's process would have ended.
 
         Raises
         ------

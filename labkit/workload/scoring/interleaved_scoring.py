@@ -1,8 +1,9 @@
 """Scoring in turns: in every round all arms score the same windows, in random order.
 
 Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
-the reference of the round. So only one round's are in memory, whatever the number of windows. Arms
-in other processes are sent the reference (:mod:`labkit.workload.scoring.sent_reference`).
+the reference of the round. So only one round's reference is in memory, whatever the number
+of windows. Arms in other processes are sent the reference
+(:mod:`labkit.workload.scoring.sent_reference`).
 """
 
 from __future__ import annotations

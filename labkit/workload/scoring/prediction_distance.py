@@ -38,8 +38,8 @@ class PredictionDistance:
 def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> PredictionDistance:
     """Compare an arm's log probabilities of a window with the baseline's.
 
-    ``arm.scored`` has the arm's log probabilities of ``baseline.top_ids``, and both have their
-    likeliest token.
+    ``arm.scored`` must have the arm's log probabilities of ``baseline.top_ids``, and ``baseline``
+    and ``arm`` their likeliest tokens.
     """
     return PredictionDistance(
         arm.tokens,

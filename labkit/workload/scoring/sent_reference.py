@@ -27,7 +27,7 @@ def exchange_reference(
 ) -> list[PromptLogprobs]:
     """Return the baseline's log probabilities of a round's windows, from its process.
 
-    ``own``: those that this process's arm has scored, if it is the baseline; else None.
+    ``own``: the log probabilities of this process's arm if it is the baseline, else None.
 
     Raises
     ------

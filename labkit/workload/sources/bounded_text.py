@@ -32,7 +32,7 @@ def limit(experiment: Experiment) -> int:
 
 
 def modified_ns(path: str) -> int:
-    """Return when a file was modified, in ns; raise :class:`ConfigError` if it is no file."""
+    """Return when a file was modified, in ns; raise :class:`ConfigError` if it is not a file."""
     try:
         modified = Path(path).stat().st_mtime_ns
     except OSError as error:
