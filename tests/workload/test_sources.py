@@ -266,3 +266,17 @@ def test_a_user_s_workload_kind_may_have_its_own_source(compose_experiment, tmp_
     kind = workload.kind_of(experiment)
     assert kind.source(experiment).lengths(experiment) == [(2, 3)]
     assert np.isfinite(workload.estimate(experiment).seconds)
+
+
+def test_the_shared_prefix_draws_from_the_whole_vocabulary(compose_experiment):
+    words = [
+        "source=synthetic",
+        "prefix_tokens=100000",
+        "requests=1",
+        "input={kind:fixed,tokens:1}",
+    ]
+    experiment = compose_experiment(
+        "workload.name=mine", *(f"workload.prompts.{word}" for word in words)
+    )
+    (request,) = make_prompts(experiment)
+    assert set(request.token_ids[:-1]) == set(range(resolve(experiment.model).vocab_size))
