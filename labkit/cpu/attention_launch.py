@@ -90,7 +90,10 @@ class KVWrite(NamedTuple):
 
 @inner
 def stamp(nonce: int, kernel_id: int, resolver: int) -> int:
-    """Return the stamp of a launch. ``launch_report.launch_stamp`` is the host's counterpart."""
+    """Return the stamp of a launch, the number that the kernel writes to prove that it ran.
+
+    The host computes the expected stamp with ``launch_report.launch_stamp``.
+    """
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + resolver * _RESOLVER_FACTOR
     return mixed & STAMP_MASK
 
@@ -99,8 +102,9 @@ def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callabl
     """Return a worker's loop over the work queue, compiled for one kind of unit.
 
     ``run_unit(launch, lookup, place, column, scratch)`` runs one unit of the grid. ``place`` is the
-    index of its token or Q-block, ``column`` the index of its KV heads (and split). It returns the
-    number of search steps and the number of KV blocks visited, or ``SURPLUS_UNIT`` for the latter.
+    index of its token or Q-block, ``column`` the index of its KV heads (and split). The function
+    returns the number of search steps and the number of KV blocks visited. A surplus unit returns
+    ``SURPLUS_UNIT`` instead of the number of blocks.
     """
     kernel_id = KERNEL_IDS[kernel]
 

@@ -82,7 +82,7 @@ def pack(
     """Return a struct of ``PARAMS_DTYPES``. Addresses that differ from layer to layer are 0.
 
     The struct contains the address of ``block_tables``, which must therefore outlive the launch.
-    ``window`` (keys) and ``softcap`` may be None: off.
+    None turns ``window`` (a number of keys) or ``softcap`` off.
     """
     values = {
         "block_tables": address_of(block_tables),

@@ -217,10 +217,11 @@ def prefetch_address(
 ) -> int:
     """Return the address of the first of ``RUN_KEYS`` keys to prefetch while ``key`` is read.
 
-    While ``RUN_KEYS`` adjacent keys are read, the same number of keys is prefetched, each
-    ``RUN_KEYS`` keys after the previous one. They are mostly in different pages, and memory is read
-    fastest in several streams. Reading ``AHEAD`` keys thus prefetches the next ``AHEAD`` keys. Past
-    ``end``, the prefetch continues in the pool ``following`` at key ``first``.
+    For each run of ``RUN_KEYS`` adjacent keys that is read, as many keys are prefetched, spaced
+    ``RUN_KEYS`` keys apart. They mostly lie in different pages, so memory is read in several
+    streams, which is fastest. By the time ``AHEAD`` keys have been read, the next ``AHEAD`` keys
+    have been prefetched. Past ``end``, the prefetch continues in the pool ``following`` at key
+    ``first``.
     """
     key = key // AHEAD * AHEAD + AHEAD + key % AHEAD // RUN_KEYS
     if key >= end:

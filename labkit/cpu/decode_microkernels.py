@@ -21,7 +21,7 @@ RUN_ROWS = HOST_REGISTERS.tile_rows(RUN_KEYS, max_rows=4)  # query rows multipli
 
 
 class _Keys:
-    """Emits loads of ``count`` keys or values, vector by vector, and prefetches of later ones.
+    """Emits code that loads ``count`` keys or values, vector by vector, and prefetches later ones.
 
     The keys start at address ``key`` and are ``stride`` bytes apart. The same number of keys is
     prefetched. These start at address ``ahead`` and are ``RUN_KEYS`` keys apart.

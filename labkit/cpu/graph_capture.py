@@ -91,7 +91,7 @@ class CapturedGraph:
         (table of cosines and sines, indices of the nodes that read the table). The nodes are
         needed because the table's address changes when it grows.
     keep_alive
-        The arrays to whose memory operands point.
+        Arrays whose addresses are parameters of the nodes. The graph keeps them alive.
     """
 
     nodes: tuple[Node, ...]
@@ -172,7 +172,7 @@ class GraphCapture:
         return out
 
     def keep(self, *arrays: Any) -> None:
-        """Keep arrays alive because operands contain their addresses."""
+        """Keep arrays alive as long as the graph, whose nodes contain their addresses."""
         self._keep_alive += arrays
 
     def finish(self, logits: Any) -> CapturedGraph:

@@ -24,7 +24,7 @@ from labkit.kernel_abi import (
 def audit_launches(attention: AttentionInputs) -> int:
     """Fill ``attention.summaries`` and return the number of launches with a wrong stamp.
 
-    There is one summary for each kind of layer: the first wrong stamp, and the counters' sums.
+    Each kind of layer has one summary, with its first wrong stamp and the sums of its counters.
     """
     counters, num_wrong = attention.counters, 0
     for kind in range(attention.num_kinds):

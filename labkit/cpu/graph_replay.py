@@ -1,10 +1,10 @@
 """Replays a captured graph: all launches of a step in one call, without Python between them.
 
 Every thread of the pool goes through the nodes in order. A node's work is divided into units, which
-threads take from a shared counter. A node begins when all units of the preceding nodes are done, by
-whichever thread. So a suspended thread delays only a unit that it has begun, as in the thread pool
-itself. Successive nodes with only one unit are run as one task, because synchronising the threads
-costs more than most of these nodes.
+threads take from a shared counter. A node begins when all units of the preceding nodes are done. A
+thread that the operating system suspends delays only the unit that it has begun. Successive nodes
+with only one unit are run as one task, because synchronising the threads costs more than most of
+these nodes.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def find_candidate(logits: int, width: int, unit: int, candidates: int) -> None:
 def merge_candidates(
     candidates: int, width: int, tokens: NDArray[Any], leads: NDArray[Any]
 ) -> None:
-    """Write each row's best token and its lead over the second best, from the parts' candidates.
+    """Merge the candidates of each row's parts: write its best token and its lead.
 
     Of tokens with equal logits, the lowest id is the best.
     """

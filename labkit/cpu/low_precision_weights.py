@@ -58,7 +58,7 @@ class HalfMatrix:
 
     @property
     def mantissa_exact(self) -> bool:
-        """False: the mantissa conversion is for integers (``QuantizedMatrix``)."""
+        """Always False, because only integers are converted through the mantissa."""
         return False
 
     @property

@@ -49,7 +49,7 @@ class PackedPanels(Protocol):
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The arrays to whose memory the parameters of these operations point."""
+        """The arrays whose addresses the parameters of these operations contain."""
 
 
 class FloatPanels:

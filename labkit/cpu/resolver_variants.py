@@ -34,10 +34,16 @@ class DeviceFunctions(Protocol):
         """Return the number of Q-blocks of a tiled grid."""
 
     def find_token(self, lookup: Any, unit: Any, cu: Any) -> Any:
-        """Return a unit's sequence (-1: surplus unit), query token and number of search steps."""
+        """Return a unit's sequence, its query token and the number of search steps.
+
+        The sequence is -1 for a surplus unit.
+        """
 
     def find_qblock(self, lookup: Any, unit: Any, cu: Any) -> Any:
-        """Return a Q-block's sequence (-1: surplus unit), first row in it and search steps."""
+        """Return a Q-block's sequence, its first row there and the number of search steps.
+
+        The sequence is -1 for a surplus unit.
+        """
 
 
 _FUNCTIONS: dict[type[Any], DeviceFunctions] = {}

@@ -1,8 +1,8 @@
 """The peak rates of this machine, by which roofline results are divided.
 
-The first processes of a kernel workload on the CPU measure them after all other measurements: numba
-reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices, both on all of the
-arm's threads. The best of a few repeats counts, because a peak is the highest rate that is reached.
+The first processes of a kernel workload on the CPU measure the peaks after all other measurements.
+A numba kernel reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices,
+both on all of the arm's threads. The best of a few repeats is the peak.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ REPEATS = 4
 def measure_peaks(threads: int) -> dict[str, float]:
     """Measure the peak rates of memory reads and matrix products with ``threads`` threads.
 
-    In a numba arm's worker, BLAS has one thread, so each of the threads here makes its own BLAS
-    calls. NumPy releases the interpreter lock during these calls.
+    The process of a numba arm limits BLAS to one thread, so the matrix product is measured with
+    ``threads`` Python threads that each call BLAS. NumPy releases the interpreter lock meanwhile.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def _best_s(work: Callable[[], object]) -> float:
 
 @numba.njit(cache=True, fastmath=True)  # type: ignore[untyped-decorator]
 def _total(part: NDArray[np.float32]) -> np.float32:
-    """Return the sum of an array, read in four streams, which one core reads faster than one."""
+    """Return the sum of an array. One core reads it faster in four streams than in one."""
     quarter = len(part) // 4
     a = b = c = d = np.float32(0)
     for i in range(quarter):

@@ -78,7 +78,7 @@ class SpeedProbe:
     inputs: tuple[NDArray[Any], ...] = field(default_factory=_inputs)
 
     def load(self) -> None:
-        """Load or compile both kernels, so that the first call of ``time`` need not."""
+        """Load or compile both kernels, so that the first call of ``time`` does not have to."""
         a, b, out = self.inputs
         _matmul(a, b, out)
         _read(self.stream, np.empty(64, dtype=np.float32))

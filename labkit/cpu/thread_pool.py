@@ -60,7 +60,7 @@ class PoolTuning:
 
 
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a kernel: parallel on this pool, cached on disk, without the interpreter lock.
+    """Compile a kernel that runs on this pool and releases the interpreter lock. Cache it on disk.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def _save_locked(file: Any, key: Any, data: Any) -> None:
     """Save a kernel to numba's cache under a lock that all processes share.
 
     numba (0.68) reads the cache's index, adds an entry and writes the index back. Without the lock,
-    two processes that save at once could give two kernels the same name, or lose one kernel.
+    two processes that save at the same time could give two kernels the same name, or lose one.
     """
     with open(Path(file._cache_path) / "saving", "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

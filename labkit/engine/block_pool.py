@@ -27,7 +27,7 @@ class BlockPool:
     The block freed last is allocated first, so that few requests touch little of a large pool.
     ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
-    use at once.
+    use at the same time.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -43,10 +43,10 @@ ROW_COUNTS: dict[DecodeShape, Callable[[int, int], int]] = {
 class DecodePadding:
     """Pads steps of pure decodes, and counts how often the shape of a step was seen before.
 
-    ``capacity`` is the largest number of rows that a step of pure decodes can have. Counters:
-    ``shape.new`` has the steps with a shape not seen before; ``shape.reused`` those with a shape
-    seen before, the hits of a cache of graphs; ``shape.repeated`` those with the shape of the
-    previous step, the hits of an engine that keeps one graph.
+    ``capacity`` is the largest number of rows that a step of pure decodes can have. The counter
+    ``shape.new`` is the number of steps with a new shape. ``shape.reused`` is the number of steps
+    whose shape was seen before, the hits of a cache of graphs. ``shape.repeated`` is the number of
+    steps with the shape of the previous step, the hits of an engine that keeps one graph.
     """
 
     def __init__(self, shape: DecodeShape, capacity: int, counters: Counters) -> None:

@@ -195,7 +195,8 @@ class Remote(Protocol):
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Make ``clock`` the source of all later times. There must be no request in flight.
 
-        It returns seconds, and any thread may call it. The default is ``time.perf_counter``.
+        ``clock`` returns seconds and must be callable from any thread. The default is
+        ``time.perf_counter``.
         """
 
     def wait(self, seconds: float) -> None:

@@ -21,9 +21,9 @@ Invariants, each pinned by a test:
 
 - The tokens are the same as with ``sync``: a row is launched only when its token is known.
 - If a request ends while a step is in flight, that step computes one superfluous row for the
-  request, and its result is dropped. The request's blocks may be allocated again at once: the
-  step of their next owner is launched after the step in flight has ended, and it writes a slot
-  before it reads the slot.
+  request, and its result is dropped. The request's blocks may be allocated again
+  immediately, because the step of their next owner is launched after the step in flight has ended
+  and writes a slot before it reads the slot.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """A bound layer. Layers of one ``kind`` differ only in ``index`` and ``sinks``."""
+    """The constants of a layer. Layers of one ``kind`` differ only in ``index`` and ``sinks``."""
 
     index: int  # the layer's index in the pools
     kind: int  # layers of the same kind share a kernel, its grid and its parameters

@@ -1,7 +1,7 @@
 """The interface between a model's layers and the attention over the KV memory.
 
-Once per engine: ``bind`` for each layer. Once per step: ``forward`` for each layer, then
-``report``.
+An engine calls ``bind`` once for each layer. In every step it calls ``forward`` for each layer and
+then ``report``.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _create_own(path: str, resolver: str) -> PagedBackend:
 
 
 def _attend_mistake(result: Any, _layer: Any, q: Any, *_others: Any) -> str | None:
-    """Return None if ``result`` is right for the queries ``q``, else what it must be instead."""
+    """Return None if ``result`` is right for the queries ``q``, else say what it must be."""
     from labkit.engine.attention.input_validation import dtype_name
 
     if not isinstance(result, tuple | list) or len(result) != 2:

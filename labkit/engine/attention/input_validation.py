@@ -84,7 +84,7 @@ def check_operands(
 ) -> None:
     """Raise ``ValueError`` for the first array of a layer with a wrong shape or dtype, if any.
 
-    Fast backends compare all shapes and dtypes at once, and call this only if any differs.
+    Fast backends compare all shapes and dtypes together, and call this only if any differs.
     """
     if q.ndim != 3 or q.shape[0] != total_q:
         raise ValueError(

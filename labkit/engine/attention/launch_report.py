@@ -71,7 +71,7 @@ class LaunchReport:
 
     @property
     def stale(self) -> bool:
-        """Whether the stamp is not this launch's, so that the output may be another launch's."""
+        """Whether the kernel wrote a wrong stamp, so the output may be that of another launch."""
         return self.stamp != self.expected_stamp
 
     def counters(self) -> dict[str, float]:

@@ -177,7 +177,8 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
     """Return the number of KV blocks for the units of one head: in the context, and in the window.
 
-    ``rows``: query tokens per unit; ``window``: number of keys that a query sees.
+    ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
+    sees.
     """
     lengths = np.diff(metadata.cu_seqlens_q)
     units = -(-lengths // rows)

@@ -1,7 +1,7 @@
 """The base class of attention backends over paged KV pools, on NumPy arrays.
 
-Once per engine: ``allocate`` (or ``adopt``), then ``bind`` for each layer. Once per step:
-``plan``, then ``forward`` for each layer, then ``report``.
+An engine calls ``allocate`` (or ``adopt``) once, and ``bind`` once for each layer. In every step it
+calls ``plan``, then ``forward`` for each layer, then ``report``.
 """
 
 from __future__ import annotations

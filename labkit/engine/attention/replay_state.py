@@ -139,7 +139,7 @@ def replay_state(
 def _params(
     layers: CapturedLayers, prepared: list[PreparedLaunch], graph: ExecutableGraph
 ) -> NDArray[Any]:
-    """Return each launch's ``attention_params``: its kind's, with the arrays of its layer."""
+    """Return the ``attention_params`` of each launch, with the addresses of its layer's arrays."""
     params = np.zeros(len(layers.layers), prepared[0].params.dtype)
     for kind, launch in enumerate(prepared):
         params[layers.kind_of_launch == kind] = launch.params

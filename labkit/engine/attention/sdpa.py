@@ -13,7 +13,7 @@ from labkit.engine.attention.launch_report import LaunchReport, Reports, merge_r
 
 @dataclass(frozen=True, slots=True)
 class SdpaLayer:
-    """A bound layer; see ``AttentionLayer``. ``sinks`` is an MLX array or None."""
+    """The constants of a layer; see ``AttentionLayer``. ``sinks`` is an MLX array or None."""
 
     index: int
     scale: float
@@ -89,8 +89,9 @@ def layer_report(
 ) -> LaunchReport:
     """Return the report on a layer's calls of MLX's attention, which writes no stamp.
 
-    ``launches``: calls; ``keys``: keys read, including padding; ``padded_keys``: keys without a
-    token; ``nbytes``: bytes of the keys and values read, of the queries and of the output.
+    ``launches`` is the number of calls, ``keys`` the number of keys read (padding included), and
+    ``padded_keys`` the number of keys without a token. ``nbytes`` counts the bytes of the keys and
+    values read, of the queries and of the output.
     """
     return LaunchReport(
         kernel="sdpa",

@@ -34,8 +34,8 @@ class MemoryPart:
 class PolicyInputs:
     """Everything that a budget policy may depend on.
 
-    ``block_size``: tokens per KV block. ``activations``: bytes of the largest step's activations,
-    estimated or measured.
+    ``block_size`` is in tokens. ``activations`` is the size of the largest step's activations
+    (bytes), estimated or measured.
     """
 
     budget: config.Budget
@@ -88,8 +88,8 @@ class PolicyInputs:
 class BudgetDecision:
     """A KV pool that fits, and the memory parts that the policy counted.
 
-    ``blocks`` includes the null block. ``ceiling``: the bytes that the policy allows for all
-    ``parts`` (weights, activations if the policy counts them, and the pool) together.
+    ``blocks`` includes the null block. ``ceiling`` is the number of bytes that the policy allows
+    for all ``parts`` together: weights, the pool, and activations if the policy counts them.
     """
 
     policy: str

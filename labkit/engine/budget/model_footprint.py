@@ -242,9 +242,9 @@ class _WeightLoading:
 class _TensorHeader:
     """One entry of a safetensors header.
 
-    ``size``: stored elements. ``weights``: the number of weights that the elements encode (0 for
-    the scales and biases of a quantised matrix). ``of_matrix``: whether the tensor is a 2-D weight
-    or a part of a quantised matrix.
+    ``size`` is the number of stored elements, ``weights`` the number of weights that they encode
+    (0 for the scales and biases of a quantised matrix). ``of_matrix`` is whether the tensor is a
+    2-D weight or a part of a quantised matrix.
     """
 
     dtype: str
@@ -258,7 +258,7 @@ class _TensorHeader:
 class _LoadedWeights:
     """Totals over a model's weights after loading.
 
-    ``float_bytes``: bytes per element of the dtype that most floats are stored in, after the cast.
+    ``float_bytes`` is the size of an element (bytes) in the dtype of most floats after the cast.
     """
 
     bytes: int

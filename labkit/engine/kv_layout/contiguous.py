@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:
     """Create a cache that may promise ``capacity`` tokens to all requests together.
 
-    ``options``: the tokens set aside for every request, and those by which its array grows.
+    ``options`` sets the tokens set aside for every request and those by which its array grows.
     """
     manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
     return KVCache(manager, ContiguousMemory(manager))

@@ -92,7 +92,7 @@ def find_compiler() -> Compiler:
 
 
 def compile_kernel(translation: Translation, kind: BuildKind) -> Path:
-    """Return the path of the program that runs a kernel. Compile it if the cache lacks it.
+    """Return the path of the program that runs a kernel, compiling the program if needed.
 
     Raises
     ------

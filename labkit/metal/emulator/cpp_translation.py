@@ -35,7 +35,7 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel parameter that is bound to a buffer. ``written``: whether it is an output."""
+    """A kernel parameter that is bound to a buffer. Outputs have ``written`` set."""
 
     name: str
     written: bool

@@ -95,7 +95,7 @@ def _size(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
 
 
 def _check_equal(call: KernelCall, first: list[bytes], other: list[bytes]) -> None:
-    """Raise ``KernelFault`` if two runs differ, and name the first element that does."""
+    """Raise ``KernelFault`` with the first differing element if the outputs of two runs differ."""
     for (name, shape, dtype), a, b in zip(call.outputs, first, other, strict=True):
         if a != b:
             x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)

@@ -42,7 +42,7 @@ def capture_kernel(call: KernelCall) -> CapturedKernel:
     Raises
     ------
     EmulatorUnavailable
-        MLX is too old, or exports kernels in another form.
+        MLX is older than 0.32, or exports kernels in a form that this module does not know.
     """
     events: list[dict[str, Any]] = []
     try:

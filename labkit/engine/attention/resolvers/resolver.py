@@ -100,7 +100,7 @@ class Resolver:
     def dependent_loads(self, iterations: int, units: int) -> int:
         """Return the number of dependent loads by which all units find their sequences.
 
-        ``iterations``: search steps of all units, counted by the kernel; ``units``: number of units
-        launched.
+        ``iterations`` is the sum of all units' search steps, counted by the kernel. ``units`` is
+        the number of units launched.
         """
         return 0

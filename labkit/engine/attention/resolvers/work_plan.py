@@ -1,4 +1,4 @@
-"""Work plan: the host lists (sequence, first row) for every unit, units with most keys first.
+"""Work plan: the host lists the (sequence, first row) of every unit, most keys first.
 
 No unit is surplus, no unit searches, and no worker starts a long unit at the end.
 """
@@ -76,7 +76,7 @@ class WorkPlanResolver(Resolver):
 def work_plan(cu_seqlens_q: Int32Array, seq_lens: Int32Array, rows: int) -> Int32Array:
     """Return int32 [units, 2]: the sequence and the first row of every unit.
 
-    ``rows``: rows per unit, 1 for the decode kernel and ``BQ`` for the tiled one.
+    ``rows`` is the number of rows per unit: 1 for the decode kernel, ``BQ`` for the tiled one.
     """
     lengths = np.diff(cu_seqlens_q)
     units = -(-lengths // rows)
