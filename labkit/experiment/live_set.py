@@ -156,7 +156,7 @@ class LiveWorker:
 
 
 class LiveSet:
-    """The processes of one block; ``run`` does all their turns.
+    """The processes of one block; ``run`` grants all their turns.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class LiveSet:
         self._asked: int | None = None  # the arm that has the turn
 
     def run(self) -> None:
-        """Greet, load, do all turns, and wait for the end of every process."""
+        """Greet the workers, let them load, grant all turns, and wait for every process to end."""
         self._greet()
         answers = {arm: self._ask(arm, "load") for arm in range(len(self._workers))}
         while answers := {arm: one for arm, one in answers.items() if one[0] != "ended"}:
@@ -237,7 +237,7 @@ class LiveSet:
         raise ProtocolError(f"turn protocol: workers sent {' and '.join(sorted(verbs))}")
 
     def _take_rounds(self, counts: Mapping[int, Mapping[str, int]]) -> None:
-        """Do all rounds of all parts. ``counts``: by arm, the rounds of each part by its name."""
+        """Run all rounds of all parts. ``counts``: by arm, the number of rounds by part name."""
         names = dict.fromkeys(name for parts in counts.values() for name in parts)
         parts = []
         for name in names:
@@ -248,7 +248,7 @@ class LiveSet:
                 self._ask(arm, "turn", [parts[now.part].name, position])
 
     def _take_slices(self, arms: Sequence[int]) -> dict[int, Message]:
-        """Do slices until every arm has finished, and return the arms' last answers."""
+        """Grant slices until every arm has finished, and return the arms' last answers."""
         finished: dict[int, Message] = {}
 
         def unfinished() -> list[int]:

@@ -42,7 +42,7 @@ class Progress:
         """Show a line of text to the user."""
 
     def _failure(self, record: Record) -> str:
-        """Return a failed run's reason and its log's path, or which run ended its process."""
+        """Return a failed run's reason and log path, or the run that ended its process."""
         culprit = record.notes.get("failed_by")
         if culprit is not None:
             return f"{record.outcome}: {culprit} ended their process"

@@ -42,8 +42,8 @@ class ProcessTree:
     def stop(self) -> list[int]:
         """Stop all processes (SIGSTOP) and return the ids of descendants found for the first time.
 
-        A process that starts another one before it stops may be followed by one that still runs;
-        therefore the search is repeated until it finds no further process.
+        A process may start another one just before it stops, so the search is repeated until it
+        finds no further process.
         """
         self._signal(signal.SIGSTOP)
         found: list[int] = []

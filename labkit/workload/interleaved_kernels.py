@@ -174,7 +174,7 @@ class InterleavedKernels:
         return launch
 
     def _measurement(self, index: int) -> Measurement:
-        """Return the measurement of one arm (its index), with all its cases."""
+        """Return the measurement of all cases of the arm with this index."""
         arm, records = self._arms.arms[index], []
         values: dict[str, NDArray[np.float32]] = {}
         for case in arm.workload.cases:

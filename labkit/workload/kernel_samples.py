@@ -110,7 +110,7 @@ class CaseRounds:
         return Part(self.label, self.rounds, tuple(arm.prepared.arm for arm in self.arms))
 
     def samples(self, arm: int) -> ArmSamples:
-        """Return the samples of an arm (its index)."""
+        """Return the samples of the arm with the index ``arm``."""
         return next(one for one in self.arms if one.prepared.arm == arm)
 
     def chain_length(self, arm: ArmSamples) -> int:

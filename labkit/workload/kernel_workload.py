@@ -84,7 +84,7 @@ class KernelKind:
         return InterleavedKernels(arms, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from the bytes and floating-point operations of every launch."""
+        """Estimate a run's time and memory from the bytes and FLOPs of every launch."""
         w = experiment.workload
         block_size = experiment.engine.kv.block_size
         sizes = [kernel_cases.geometry(case, w, block_size) for case in w.cases]

@@ -117,7 +117,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from the numbers of steps and FLOPs; attention's FLOPs are not counted."""
+        """Estimate a run's time and memory from its steps and FLOPs, without those of attention."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))

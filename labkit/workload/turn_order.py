@@ -18,7 +18,7 @@ from typing import Any, Protocol
 class Part:
     """A part of a measurement, such as a kernel case: a number of rounds of the same arms.
 
-    In each round, every arm (an index) has one turn.
+    In each round, every arm has one turn. ``arms`` has the arms' indices.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of a part (an index): pairs of an arm and its position in the round, from 0."""
+    """One round of the part with the index ``part``: pairs of an arm and its position, from 0."""
 
     part: int
     turns: tuple[tuple[int, int], ...]

@@ -225,7 +225,7 @@ def _check_placement(
 
 def _check_limit(number: int, limit: int, what: str) -> None:
     if number > limit:
-        raise GGUFError(f"damaged: it claims {number} {what}, but the limit is {limit}")
+        raise GGUFError(f"damaged: the header claims {number} {what}, but the limit is {limit}")
 
 
 class _HeaderReader:

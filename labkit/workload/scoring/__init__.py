@@ -93,7 +93,7 @@ class ScoringKind:
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate from the FLOPs of the windows; every window is scored twice by the baseline."""
+        """Estimate time and memory from the windows' FLOPs; the baseline scores each one twice."""
         workload, loading = experiment.workload, _loading(experiment)
         facts = model_footprint.from_model(experiment.model, *loading)
         facts = facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)

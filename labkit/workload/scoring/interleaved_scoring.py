@@ -156,8 +156,8 @@ class InterleavedScoring:
     windows
         The windows, each with an id of its own.
     context
-        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with; with
-        None it is in another process.
+        See ``TurnContext``. Its ``baseline`` is the arm that the others are compared with, or
+        None if that arm is in another process.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class TraceSource:
         }
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Return prompts whose blocks have token ids drawn below the model's vocabulary size."""
+        """Return the trace's prompts; their random token ids are below the vocabulary size."""
         lines, lengths = self._lines(experiment), self.lengths(experiment)
         scale = experiment.workload.prompts.length_scale
         requests = []
