@@ -267,6 +267,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Budget(fraction=0.5), "engine.budget.fraction=0.5"),
         (lambda: ModelShape(num_heads=6, num_kv_heads=4), "model.shape.num_heads=6"),
         (lambda: Model(shape=ModelShape(), path="x"), "model.path=x"),
+        (lambda: Workload(concurrency=None), "kind=closed needs a number of clients"),
         (lambda: Workload(concurrency=0), "workload.concurrency=0"),
         (lambda: Workload(stagger_ms=-1), "workload.stagger_ms=-1"),
         (lambda: Workload(cases=[Case("c", decode=1, context=1)]), "workload.cases"),
