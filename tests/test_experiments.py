@@ -18,6 +18,11 @@ from labkit.study_runner import Study
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.
 ELSEWHERE: dict[str, str] = {}
+# Questions whose metric is not the article's, and why.
+OWN_METRIC = {
+    "memory_policies": "the share of memory taken and left; the article has ceilings",
+    "new_tokens": "the time of a token alone; the article's includes the prompt",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +43,24 @@ def test_a_file_begins_with_its_command_and_says_its_scales(name):
     assert rest[0].startswith("# ")
 
 
+def check_metrics(whole, name):
+    """The question's metrics are known, and one of them is the article's if it published any."""
+    asked, published = set(whole.primary_metrics), whole.ablation.published or {}
+    assert asked and asked <= {*METRICS, OUTPUTS}
+    rows = [row.get("metric", published.get("metric")) for row in published.get("rows", [])]
+    articles = set(rows) & set(METRICS)
+    agrees = not articles or articles & asked
+    assert bool(agrees) is (name not in OWN_METRIC), (
+        f"{asked} are asked, but published are {articles}"
+    )
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_arm_composes_at_every_scale(name, composer):
     """At full too, which this machine may not be able to run."""
     whole = composer.compose(with_scale_overrides([f"experiment={name}"], composer))
     assert set(whole.scales) == {"cpu", "full"}, "an experiment says what it is at both scales"
+    check_metrics(whole, name)
     for scale in whole.scales:
         cell = with_scale_overrides([f"experiment={name}", f"scale={scale}"], composer)
         composed = composer.compose(cell)

@@ -61,6 +61,11 @@ def test_a_search_loses_the_best_in_at_most_5_of_100_studies(search, truth, runs
     assert (rates.one_left >= 0.9) == (truth == "clear")
 
 
+@pytest.mark.parametrize("noise", ["slow processes", "heavy tails"])
+def test_a_search_in_separate_processes_loses_the_best_as_seldom(search, noise):
+    assert search.search_rates("processes", "two", noise, 6, 100).wrong <= 0.05
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "truth"), list(itertools.product((2, 4, 12), ("equal", "clear", "two")))

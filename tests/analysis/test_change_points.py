@@ -50,6 +50,14 @@ def test_two_steps_are_found_and_quiet_segments_rarely_split(monkeypatch):
     assert extra <= 6  # 2 expected
 
 
+def test_a_split_that_another_change_misplaced_is_moved(monkeypatch):
+    """The first split sees one level and two others mixed; between its neighbours it is at 12."""
+    monkeypatch.setattr(module, "DRAWS", 399)
+    noise = np.random.default_rng(37).normal(0, 0.01, 36)
+    values = np.repeat([0.0, 0.03, 0.01], 12) + noise
+    assert [change.index for change in change_points(values, 0.05)] == [12, 24]
+
+
 def test_an_outlier_and_a_constant_series_are_no_change():
     quiet = rng.normal(0, 0.01, 12)
     quiet[5] = 9.0

@@ -306,8 +306,8 @@ def test_what_is_computed_is_given_as_it_is():
         "b": {"static": 199.0, "continuous": 199.0},
     }
     assert headline(computed(steps, "row_steps", "steps")) == (
-        "Number of steps of a row (computed), against static: continuous 95.0 % lower (a), the "
-        "same (b)."
+        "Number of steps of a row (computed), against static: continuous 189 steps "
+        "(95.0 %) lower (a), the same (b)."
     )
     uncounted = computed(padding, "kv_waste_pct", "%")
     del uncounted.rows[0].arms["fused"]
