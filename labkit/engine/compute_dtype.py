@@ -39,7 +39,7 @@ class MatrixStorage(Enum):
 
 
 def cast_target(options: config.Engine) -> str | None:
-    """Return the MLX dtype that weights are cast to, or None if each keeps its own."""
+    """Return the MLX dtype that weights are cast to, or None if each weight keeps its dtype."""
     if options.weights is config.Weights.float32:
         return "float32"
     if options.dtype is not config.DType.model:

@@ -268,8 +268,8 @@ def compute_logits(
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield each step's logits, one row per token, together with the expected logits.
 
-    ``some_rows``: compute only every other row of logits in the first step, because serving does
-    not compute all rows either.
+    With ``some_rows``, only every other row of logits is computed in the first step, because
+    serving does not compute all rows either.
     """
     for index, (batch, reference) in enumerate(_steps(expected, kv_cache.manager)):
         if some_rows and index == 0:

@@ -70,7 +70,7 @@ class MlxLmEngine:
     model
         The loaded model.
     max_num_seqs
-        The maximum number of requests in the generator at once.
+        The maximum number of requests in the generator at the same time.
     prefill_step_size
         Prompt tokens of one request per step; None: mlx_lm's default of 2,048.
     """
@@ -317,7 +317,7 @@ class MlxLmEngine:
 def logit_margin(logprobs: mx.array, token: int) -> float:
     """Return the log probability of ``token`` minus the largest one of all other tokens.
 
-    ``logprobs``: [vocab_size], already evaluated by MLX.
+    ``logprobs`` is [vocab_size] and already evaluated by MLX.
     """
     row = np.asarray(logprobs.astype(mx.float32))
     below = np.maximum.reduce(row[:token], initial=NEGATIVE_INFINITY)

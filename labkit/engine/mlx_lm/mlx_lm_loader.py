@@ -19,9 +19,10 @@ from labkit.machine.exception_text import one_line
 class MlxLmModel:
     """A loaded mlx_lm model and its sizes.
 
-    ``vocab_size``: prompts may only have token ids below this. ``kv_bytes_by_window``: one token's
-    KV bytes, summed over the layers of each sliding window (None: no window). ``dtype``: MLX's name
-    of the cached keys' dtype. ``weights``: bytes by format, with the formats' names in counters.
+    Prompts may only have token ids below ``vocab_size``. ``kv_bytes_by_window`` maps each sliding
+    window (tokens, or None for no window) to one token's KV bytes, summed over the layers with that
+    window. ``dtype`` is MLX's name of the dtype of the cached keys. ``weights`` maps each weight
+    format, named as in counters, to its bytes.
     """
 
     model: Any

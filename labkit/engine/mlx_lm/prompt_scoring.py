@@ -1,6 +1,7 @@
 """Log probabilities of prompts with mlx_lm's model: plain forwards of prompts of equal length.
 
-``BatchGenerator`` returns none for prompts. mlx_lm's own evaluation calls the model in this way.
+``BatchGenerator`` returns no log probabilities of prompts. mlx_lm's own evaluation calls the model
+in this way.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class TimedResponse(NamedTuple):
 
 
 def measure(streams: int, silence_s: float) -> dict[str, Any]:
-    """Measure the client's overhead with a null server that serves ``streams`` requests at once.
+    """Measure the client's overhead with a null server that serves ``streams`` concurrent requests.
 
     ``silence_s`` is that of ``HttpClient``.
 
@@ -47,8 +47,8 @@ def measure(streams: int, silence_s: float) -> dict[str, Any]:
         arrival here. ``chunk_ms``: from the write of a chunk to its arrival here. ``itl_ms``: the
         error of the measured gap between two chunks. Each of the three is a dict of p50, p99 and
         max in ms. ``chunk_us``: the client's CPU time per chunk (us). ``streams`` and ``chunks``:
-        the numbers of requests at once and of measured chunks. ``first_ms`` and ``between_ms``: the
-        null server's settings.
+        the numbers of concurrent requests and of measured chunks. ``first_ms`` and
+        ``between_ms``: the null server's settings.
 
     Raises
     ------

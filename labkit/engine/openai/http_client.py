@@ -37,8 +37,8 @@ SILENCE_ERROR = "the server sent nothing for {:g} s (engine.server.silence_s)"
 class CompletedResponse:
     """A response that ended at ``at`` (on the client's clock).
 
-    ``key``: the key that the request was sent under. ``parts``: the body's bytes in order, one part
-    per read. ``error``: the reason that the response failed, or None.
+    ``key`` is the key under which the request was sent. ``parts`` has the body's bytes in order,
+    one part per read. ``error`` is the reason that the response failed, or None if it succeeded.
     """
 
     key: str
@@ -50,7 +50,7 @@ class CompletedResponse:
 class HttpClient:
     """A client of one server that sends each request once and returns responses as they end.
 
-    ``clock``: returns the time in seconds. It may stop while client and server are stopped.
+    ``clock`` returns the time in seconds. It may stop while client and server are stopped.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class HttpClient:
                     exchange.end(SILENCE_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
-        """Send a JSON body to ``path`` and return at once.
+        """Send a JSON body to ``path`` and return without waiting for the response.
 
         ``completed_responses`` will return the response, or the error, under ``key``.
         """

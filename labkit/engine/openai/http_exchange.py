@@ -25,8 +25,8 @@ class ReceivedBytes(NamedTuple):
 class HttpExchange(asyncio.Protocol):
     """An asyncio protocol that sends a request when connected and collects the response.
 
-    ``parts``: the body's bytes, one part per read. ``last_activity``: the time at which bytes last
-    arrived, or at which the exchange was created or connected (on ``clock``).
+    ``parts`` has the body's bytes, one part per read. ``last_activity`` is the time (on ``clock``)
+    at which bytes last arrived, or at which the exchange was created or connected.
 
     Parameters
     ----------

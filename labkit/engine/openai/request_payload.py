@@ -22,7 +22,7 @@ SUPPORTED_PARAMS = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos",
 class RequestPayload:
     """A request's JSON body.
 
-    ``same_ids``: whether the server will read the prompt as the request's own token ids.
+    ``same_ids`` is whether the server will read the prompt as the request's own token ids.
     """
 
     request: Request
