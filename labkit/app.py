@@ -239,7 +239,7 @@ def with_sweep_as_arms(command: Command) -> Command:
     task = [o for o in command.overrides if o not in hydra]
     with initialized():
         try:
-            swept = sweep_as_arms(task, Composer())
+            swept = sweep_as_arms(task, Composer(), hydra)
         except ConfigError:
             raise
         except Exception as error:

@@ -25,12 +25,14 @@ SWEEP_ABLATION = "sweep"  # conf/ablation/sweep.yaml
 QUESTION_KEYS = ("ablation", "experiment", "scale")  # sweeps of these ask several questions
 
 
-def sweep_as_arms(overrides: Sequence[str], composer: Composer) -> list[str]:
+def sweep_as_arms(
+    overrides: Sequence[str], composer: Composer, hydra: Sequence[str] = ()
+) -> list[str]:
     """Return a command's overrides with its swept options as one sweep of arms.
 
     They are returned unchanged if no option can become arms, if the ablation has arms of its own,
-    or if the study's folder has such a cell already, which is then continued. Hydra must be
-    initialised.
+    or if the study's folder has such a cell already, which is then continued. ``hydra`` are the
+    command's overrides of Hydra itself, for example of its search path. Hydra must be initialised.
     """
     given = list(overrides)
     swept, others = _split(given)
@@ -44,7 +46,7 @@ def sweep_as_arms(overrides: Sequence[str], composer: Composer) -> list[str]:
         others = [o for o in others if o != "ablation=none"]
         others.append(f"ablation={SWEEP_ABLATION}")
     try:
-        ablation = composer.compose(expand_sweep(others)[0]).ablation
+        ablation = composer.compose([*hydra, *expand_sweep(others)[0]]).ablation
     except ConfigError:
         return given  # composing the cells will raise the error
     if len(ablation.arms) != 1 or ablation.sweep:

@@ -82,6 +82,13 @@ def test_other_sweeps_are_left_as_they_are(words):
     assert app.with_sweep_as_arms(command) == command
 
 
+def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / "mine.yaml").write_text("defaults:\n  - chat\n\nnum_requests: 4\n")
+    (cell,) = cells_of("--config-dir", str(tmp_path), "workload=mine", TOKENS)
+    assert [arm.role for arm in cell.arms] == ["baseline", "arm", "control"]
+
+
 def test_a_study_that_has_such_a_cell_continues_it(tmp_path):
     command = app.parse([TOKENS, f"out={tmp_path}", "-m"])
     assert app.with_sweep_as_arms(command) != command
