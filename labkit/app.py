@@ -178,12 +178,14 @@ def initialized() -> AbstractContextManager[Any]:
 
 
 def compose_cells(command: Command) -> list[ComposedCell]:
-    """Compose and check every arm of every cell. Only a GGUF file's model may be written (cached).
+    """Compose and check every arm of every cell.
+
+    Nothing is written, except that a model given as a GGUF file may be converted into the cache.
 
     Raises
     ------
     ConfigError
-        A cell or an arm is invalid. The message is one line on the first error.
+        A cell or an arm is invalid. The message is one line about the first error.
     """
     from hydra import compose
 
@@ -225,8 +227,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 def with_sweep_as_arms(command: Command) -> Command:
     """Return the command with its swept options as arms of one cell, where that is possible.
 
-    A launcher for other processes or machines keeps a cell for every combination, because it
-    distributes cells.
+    With ``hydra/launcher=...`` the command is unchanged: such a launcher distributes cells, so
+    every combination of values stays a cell.
     """
     from labkit.experiment.hydra_composer import Composer
     from labkit.experiment.hydra_error_text import explain_config_error
@@ -250,7 +252,7 @@ def with_sweep_as_arms(command: Command) -> Command:
 def overrides_to_print(command: Command) -> list[str]:
     """Return the overrides to give to Hydra for a command that only prints.
 
-    ``--cfg`` prints the config of a job, so the overrides of the experiment's scale are added.
+    ``--cfg`` prints the config of a job, so the overrides that ``scale`` selects are added.
     """
     from labkit.experiment.cell_composer import with_scale_overrides
     from labkit.experiment.hydra_composer import Composer
@@ -332,9 +334,9 @@ def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[s
 
 
 def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tuple[Path, list[str]]:
-    """Unpack a study that is to be continued beside its archive.
+    """Unpack a study's archive into a folder beside it, so that the study can be continued.
 
-    Returns the study's folder, and the overrides with this folder as ``out=``.
+    Returns the folder, and the overrides with this folder as ``out=``.
 
     Raises
     ------
@@ -426,14 +428,14 @@ def run(command: Command) -> int:
 
 
 def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
-    """Return the command as it was typed, with the folder of the study that it continues."""
+    """Return the command to type to continue the study: as typed before, with its ``out=``."""
     out = [override for override in overrides if override.startswith("out=")]
     words = [*(o for o in typed.overrides if not o.startswith("out=")), *out]
     return " ".join(["python -m labkit", *_quoted(words), *(["-m"] * typed.multirun)])
 
 
 def _create(out: Path) -> None:
-    """Create a study's folder before Hydra does, whose error would not name the option."""
+    """Create a study's folder, so that an error names ``out``; Hydra's own error would not."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

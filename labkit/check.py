@@ -92,7 +92,10 @@ def _check(path: str, overrides: Sequence[str]) -> int:
 
 
 def _failure(check: Check, path: str) -> tuple[str, str] | None:
-    """Run a check. Return None, or the reason that it failed and the traceback (may be empty)."""
+    """Run a check and return None if it passes, else the reason and a traceback.
+
+    The traceback is empty if the contract, and not an exception of the class, failed the check.
+    """
     from labkit.contracts import ContractError
 
     try:
@@ -109,7 +112,10 @@ def _failure(check: Check, path: str) -> tuple[str, str] | None:
 
 
 def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
-    """Return the traceback from the first line of the class's own package on, else all of it."""
+    """Return the part of the traceback that begins in the class's own package.
+
+    If no frame is in that package, return the whole traceback.
+    """
     step = error.__traceback__
     while step is not None:
         if is_own_frame(step.tb_frame, path):
@@ -119,7 +125,7 @@ def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
 
 
 def _import(path: str) -> Any:
-    """Import a class. A missing module or attribute is a mistake in the command."""
+    """Import a class; raise ``ConfigError`` if there is no such module or attribute."""
     module, _, name = path.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -135,7 +141,7 @@ def _import(path: str) -> Any:
 
 
 def _composer(overrides: Sequence[str]) -> Compose:
-    """Return a function that composes the config of a check from a map of overrides."""
+    """Return a function that composes a config from a check's overrides and the user's."""
     from labkit import app
     from labkit.experiment.hydra_composer import Composer
     from labkit.experiment.hydra_error_text import explain_config_error

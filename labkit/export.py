@@ -2,7 +2,7 @@
 
 The file holds the records, the reports and the machines' fingerprints. ``report``, ``compare``,
 ``post`` and :func:`labkit.analysis.load` read it as they read the folder. ``--unpack STUDY.zip
-DIR`` gives the folder back, to continue the study. Exit codes: 0 on success; 2, with a one-line
+DIR`` restores the folder, to continue the study. Exit codes: 0 on success; 2, with a one-line
 message, if the study or the file is not valid.
 """
 
@@ -87,8 +87,8 @@ def export(study: Path, target: Path) -> Export:
     Raises
     ------
     RecordError
-        A record is not valid or was edited, a process works on a cell, the folder holds a link,
-        or ``target`` is not the name of an archive or is another program's file.
+        A record is not valid or was edited; a process is working on a cell; the folder holds a
+        link; or ``target`` does not end with ``.zip``, or exists and is not a study archive.
     OSError
         The file cannot be written.
     """
@@ -101,7 +101,9 @@ def export(study: Path, target: Path) -> Export:
         raise RecordError(f"{study} is one cell; export its study, {study.parent}")
     for cell in cells:
         if is_locked(cell):
-            raise RecordError(f"{cell}: a process works on this cell; export the study afterwards")
+            raise RecordError(
+                f"{cell}: a process is working on this cell; export the study when it has ended"
+            )
     runs, names = store_runs(study), {cell.name for cell in cells}
     files = {
         name: path.read_bytes()
@@ -127,7 +129,7 @@ def _check_target(target: Path) -> None:
 
 
 def _environments(cells: Sequence[Path]) -> bytes:
-    """Return the fingerprint of the machine that each cell's first run recorded, as JSON."""
+    """Return JSON with the machine's fingerprint from the first record of each cell."""
     fingerprints = {}
     for cell in cells:
         first = min(record_paths(cell), key=lambda path: path.name, default=None)

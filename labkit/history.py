@@ -1,8 +1,9 @@
 """``python -m labkit.history DIR METRIC``: a metric over weeks and commits, with change points.
 
-DIR is a folder of studies and archives. Their records alone are read, and ``history-METRIC.md``
-and ``.html`` are written into DIR. Exit codes: 0 on success, whether or not there are changes; 2,
-with a one-line message, if a study cannot be read or none has the metric.
+DIR is a folder of studies and archives. The program reads their records and no reports, and writes
+``history-METRIC.md`` and ``history-METRIC.html`` into DIR. Exit codes: 0 on success, with or
+without change points; 2, with a one-line message, if a study cannot be read or none has the
+metric.
 """
 
 from __future__ import annotations

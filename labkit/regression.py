@@ -48,7 +48,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What the revisions are compared on: the name of a study, and its overrides."""
+    """A study that compares the two revisions: its name and its overrides."""
 
     name: str
     overrides: tuple[str, ...]
@@ -129,10 +129,10 @@ def row_results(subject: str, cell: Mapping[str, Any]) -> Iterator[RowResult]:
 
 
 def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) -> Outcome:
-    """Return the outcome of a row.
+    """Return the outcome of a row from its comparison ``one`` of HEAD with BASE.
 
-    A row without a verdict of equivalence is no worse if its adjusted interval ends before the
-    margin on the worse side, unless the A/A control varies by more than the margin.
+    An inconclusive row still counts as no worse if the worst change in its adjusted interval is
+    smaller than the margin. It is undecided if the A/A control varies by more than the margin.
     """
     from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
 
@@ -148,14 +148,14 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
 
 
 def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of computed values, which have no noise."""
+    """Return the outcome of a row whose values are computed: any worse value counts."""
     base, head = (row["arms"][arm]["median"] for arm in (BASE, HEAD))
     worse = head < base if row["better"] == "higher" else head > base
     return Outcome.worse if worse else Outcome.no_worse
 
 
 def total(results: Sequence[RowResult]) -> Outcome:
-    """Return the outcome of all rows: worse if any row is worse."""
+    """Return worse if any row is worse, no_worse if every row is no worse, else undecided."""
     outcomes = {result.outcome for result in results}
     if Outcome.worse in outcomes:
         return Outcome.worse
@@ -163,7 +163,7 @@ def total(results: Sequence[RowResult]) -> Outcome:
 
 
 def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str:
-    """Return the summary for a pull request."""
+    """Return the Markdown summary for a pull request: a table with one line per row."""
     outcome = total(results)
     lines = [
         f"### {TITLES[outcome]}: {title}",
@@ -189,7 +189,7 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
-    """Run a subject's study and return its results. ``KeyboardInterrupt`` if it is interrupted."""
+    """Run a subject's study and return its results; raises ``KeyboardInterrupt``."""
     from labkit import app
     from labkit.analysis.study_analysis import cell_dirs
 

@@ -1,9 +1,9 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
-The files of an archive's study are written beside it, into ``STUDY.report``. In a folder of
-studies it writes an index page of their questions, answers, dates and machines.
-``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a one-line
-message, if the study cannot be read or lacks data that the format needs.
+If DIR is an archive, ``STUDY.zip``, the files are written beside it, into ``STUDY.report``. If DIR
+is a folder of studies, the program writes an index page of their questions, answers, dates and
+machines. ``--format X`` prints that format and writes nothing. Exit codes: 0 on success; 2, with a
+one-line message, if the study cannot be read or lacks data that the format needs.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from labkit.experiment.run_launcher import RunLauncher
 
 
-# While a study runs, the report of all cells is rewritten now and then. It takes longer with every
-# cell, so at most this share of the study's time goes into it.
+# While a study runs, the report of all cells is rewritten repeatedly. Every cell makes that slower,
+# so the rewriting may take at most this share of the study's time.
 MAX_REPORT_SHARE = 0.1
 
 
@@ -36,9 +36,9 @@ class Study:
 
     ``launcher`` carries out the runs; by default, every run gets a fresh process.
 
-    A study that a job launcher has pickled and sent to another process has no cells: the job
-    composes its cell anew and writes only that cell's files. The first process writes the report
-    of all cells.
+    A job launcher pickles the study and sends it to other processes. The pickled study has no
+    cells: each job composes its own cell again and writes only that cell's files. The process
+    that the user started writes the report of all cells.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Study:
 
 
 def _prepare(experiments: Iterable[Experiment], progress: Progress) -> None:
-    """Build once what the arms' workers need: model directories and tokenised prompts."""
+    """Build the model directories and tokenised prompts that workers need, each only once."""
     prepared: list[Experiment] = []
     notes: set[str] = set()
     for experiment in experiments:
@@ -160,7 +160,7 @@ def _prepare(experiments: Iterable[Experiment], progress: Progress) -> None:
 
 
 def _preparation_note(experiment: Experiment) -> str | None:
-    """Return a line about a preparation that takes seconds or longer, or None."""
+    """Return a line about the preparation, or None if it takes less than a second."""
     if experiment.workload.kind == "headroom":
         return None  # arithmetic on the model's configuration
     if experiment.workload.loads_model:

@@ -21,7 +21,7 @@ CONTRACTS = (
 
 
 def contract_of(own_class: Any) -> Contract | None:
-    """Return the contract of the kind that a class's methods show, or None."""
+    """Return the contract that fits the methods of a class, or None if none fits."""
     return next((contract for contract in CONTRACTS if contract.fits(own_class)), None)
 
 

@@ -43,7 +43,10 @@ def resolver_checks(path: str, compose: Compose) -> Iterator[Check]:
 
 
 def _check_units(loaded: list[Resolver], lengths: tuple[int, ...]) -> None:
-    """Compare the sequence that the resolver finds for each unit with the right one."""
+    """Check that the resolver maps every query token and Q-block to its sequence.
+
+    ``lengths``: the query length of each sequence of the batch.
+    """
     (resolver,) = loaded
     cu = _cumulative(lengths)
     lookup, _ = resolver.lookup(cu, np.array(lengths, np.int32))
@@ -134,9 +137,10 @@ def _check_self_test(path: str, compose: Compose) -> None:
 
 
 class _Batch:
-    """Queries, pools and block tables of sequences with these query lengths and 21 earlier tokens.
+    """A batch with random queries, KV pools and block tables.
 
-    ``poison``: unused slots of the pools are NaN.
+    Sequence ``i`` has ``lengths[i]`` query tokens after 21 cached tokens. With ``poison``, the
+    unused slots of the pools hold NaN.
     """
 
     def __init__(self, lengths: tuple[int, ...], poison: bool = False) -> None:

@@ -21,11 +21,16 @@ class ContractError(AssertionError):
 
 @dataclass(frozen=True)
 class Check:
-    """One demand of a contract.
+    """One check of a contract.
 
-    ``demand``: what must hold, in words. ``run``: raises ``ContractError`` if it does not hold, or
-    whatever the class itself raises. ``needed``: whether the checks after it cannot run if it
-    fails.
+    Parameters
+    ----------
+    demand
+        What must hold, in words.
+    run
+        Raises ``ContractError`` if the demand does not hold. Exceptions of the class pass through.
+    needed
+        Whether the following checks are skipped if this one fails.
     """
 
     demand: str
@@ -35,18 +40,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Contract:
-    """The checks of one kind of class.
+    """What a class of one kind must do, as a series of checks.
 
     Parameters
     ----------
     kind
         The kind's name, such as ``resolver``.
     telling
-        The methods by which a class is recognised.
+        Methods by which a class is recognised as this kind: it has at least one of them.
     methods
-        The methods that it must have.
+        All methods that the class must have.
     checks
-        Yields the checks of the class ``package.module:Class``, in order.
+        A function that takes ``package.module:Class`` and yields the checks in order.
     """
 
     kind: str

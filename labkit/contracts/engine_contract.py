@@ -33,7 +33,10 @@ def engine_checks(path: str, compose: Compose) -> Iterator[Check]:
         partial(_check_abort, engine),
     )
     yield Check("a second live request of the same id is refused", partial(_check_ids, engine))
-    yield Check("counters count what ran, from 0 after a reset", partial(_check_counters, engine))
+    yield Check(
+        "counters count what ran, and start from 0 after a reset",
+        partial(_check_counters, engine),
+    )
     yield Check("clear_cache() leaves a working engine", partial(_check_cleared, engine))
     yield Check("it can be closed", engine.close)
 
@@ -81,9 +84,10 @@ def _check_served(engine: InferenceEngine) -> None:
         demand(
             reasons == [None] * (MAX_TOKENS - 1) + ["length"],
             f"{name} with max_tokens={MAX_TOKENS}: {len(mine)} events, finish reasons {reasons}; "
-            "it must have one event per token, and 'length' in the last alone",
+            "it must have one event per token, and 'length' only in the last",
         )
-    demand(not events, f"an event is of a request that was not submitted: {sorted(events)[:1]}")
+    unknown = sorted(events)[:1]
+    demand(not events, f"an event belongs to a request that was not submitted: {unknown}")
 
 
 def _check_tokens(engine: InferenceEngine, compose: Compose) -> None:

@@ -18,7 +18,7 @@ from labkit.workload.tokenized_prompts import Prompt
 
 
 def workload_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of a kind of workload, or of a built-in workload by its name."""
+    """Yield the checks of a workload kind ``package.module:Class``, or of a built-in workload."""
     composed: list[Experiment] = []
 
     def load() -> None:
@@ -80,7 +80,7 @@ def _outputs(measurement: Measurement) -> list[Any]:
 
 
 def source_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of a source of prompts, or of a built-in source by its name."""
+    """Yield the checks of a prompt source ``package.module:Class``, or of a built-in source."""
     made: list[Any] = []
 
     def load() -> None:

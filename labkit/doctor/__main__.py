@@ -1,4 +1,7 @@
-"""The doctor's command line. Exit codes: 0 measured, 1 could not measure, 2 a usage error."""
+"""The doctor's command line.
+
+Exit codes: 0 if the machine was measured, 1 if it could not be, 2 for a mistake in the command.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ def _budget_bytes(machine: memory_capacity.MemoryProfile, fraction: float | None
 
 
 def _measure_facts() -> MachineFacts:
-    """Read and measure the facts of this machine, and show the progress."""
+    """Return the facts about this machine, read and measured, and show the progress."""
     import psutil
 
     machine = memory_capacity.this_machine()
@@ -172,9 +175,10 @@ def _measure_locked(
 
 
 def _cpu_s() -> dict[str, float]:
-    """Return CPU seconds so far: ``busy`` (all cores), ``own`` (with children), ``stolen``.
+    """Return the CPU seconds used since boot, summed over cores; missing if they cannot be read.
 
-    Stolen seconds were taken by the hypervisor. A value that cannot be read is missing.
+    ``busy``: of all processes. ``own``: of this process and its children. ``stolen``: taken by the
+    hypervisor for other virtual machines.
     """
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -20,7 +20,10 @@ FRACTION_POLICIES = (
 
 @dataclass(frozen=True)
 class BudgetCeiling:
-    """A policy's ceiling in bytes; or None, and advice on the setting to change."""
+    """The most memory that a policy would give an engine, in bytes.
+
+    ``bytes`` is None if the policy refuses this machine; ``advice`` then says what to set.
+    """
 
     policy: str
     bytes: int | None

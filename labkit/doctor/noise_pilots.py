@@ -76,7 +76,7 @@ class Pilot:
 
     @property
     def failure(self) -> str | None:
-        """Outcome and detail of the first run that failed, or None."""
+        """Outcome and detail of the first run that failed; None if no run has failed."""
         failed = next((record for record in self.records if not record.ok), None)
         return None if failed is None else f"{failed.outcome}: {failed.detail}"
 
@@ -95,7 +95,7 @@ class Pilot:
         self.wall_times_s.append(time.monotonic() - start)
 
     def estimate(self) -> PilotNoise | str:
-        """Return the noise and cost, or the reason that they are unknown."""
+        """Return the noise and cost, or a line that says why they are unknown."""
         if self.failure is not None:
             return self.failure
         done = len(self.wall_times_s)
@@ -147,7 +147,7 @@ def _one_arm_times_s(records: Sequence[Record], wall_times_s: Sequence[float]) -
 
 @contextmanager
 def _error_as_result(kind: str, results: dict[str, PilotNoise | str]) -> Iterator[None]:
-    """Store an exception as the result of its kind, so that the other kinds still run."""
+    """Turn an exception into the result of pilot ``kind``, so that the other pilots still run."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Write files so that a reader sees the old or the new content, never a part of it."""
+"""Write files so that a reader sees either the old or the new content, never a mixture."""
 
 from __future__ import annotations
 

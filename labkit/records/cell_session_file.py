@@ -52,14 +52,14 @@ class CellSession:
 
     @property
     def worker(self) -> str:
-        """The process in words: ``Slurm job 12 (process 345 on host node7)``."""
+        """The process as text, such as ``Slurm job 12 (process 345 on host node7)``."""
         process = f"process {self.pid} on host {self.host}"
         return process if self.job is None else f"{self.job} ({process})"
 
     def describe(self, locked: bool) -> str:
         """Return a sentence about the session. ``locked``: whether a process holds the lock."""
         if locked:
-            return f"{self.worker} works on it since {self.started}"
+            return f"{self.worker} has been working on it since {self.started}"
         if self.how is None:
             return f"{self.worker} began at {self.started} and was killed, or its node is lost"
         if self.how == SESSION_DONE:
@@ -77,18 +77,18 @@ def session_path(cell_dir: Path) -> Path:
 
 
 def describe_last_session(cell_dir: StudyPath) -> str:
-    """Return a sentence about the process that works on a cell or was the last to do so."""
+    """Return a sentence about the process that is working on a cell, or last worked on it."""
     session, locked = read_session(cell_dir), is_locked(cell_dir)
     if session is None:
-        return "another process works on it" if locked else "no process has worked on it"
+        return "another process is working on it" if locked else "no process has worked on it"
     return session.describe(locked)
 
 
 def is_locked(cell_dir: StudyPath) -> bool:
     """Return whether a process holds a cell's lock.
 
-    A process on another host is seen only if the file system shares locks between hosts. Nobody
-    works on a cell in an archive.
+    A lock held on another host is seen only if the file system shares locks between hosts. A cell
+    in an archive is never locked.
     """
     if isinstance(cell_dir, ArchivePath):
         return False

@@ -1,7 +1,7 @@
 """Registry of the counters that labkit's own code may record: name, unit and meaning.
 
-Claims (``claims.engaged``), the report and ``docs/counters.md`` read it. A test fails for every
-counter that the code increments and that this table lacks.
+Claims (``claims.engaged``), the report and ``docs/counters.md`` look counters up here. A test
+fails if the code increments a counter that is not in this table.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ class Counter:
     name
         The counter's name; a family's ends with a star in place of the suffix.
     unit
-        What it counts: ``tokens``, ``ms``.
+        The unit of its value, such as ``tokens`` or ``ms``.
     meaning
-        One line for people.
+        A phrase that explains the counter to a reader of the report.
     option
         For a family: the configuration option whose choices are the suffixes.
     suffixes
-        For a family: further suffixes. A family without option and suffixes is numbered.
+        For a family: further suffixes. If a family has neither an option nor suffixes, its
+        suffixes are whole numbers.
     counted_by_kernel
-        Whether the attention kernel itself counts it. Otherwise the host computes it from the
-        launch's plan.
+        Whether the attention kernel counts it while running. Otherwise the host computes it from
+        the launch's plan.
     """
 
     name: str
@@ -79,7 +80,7 @@ COUNTERS: tuple[Counter, ...] = (
                "steps with this method of speculation"),
     Counter("ranks.*", "steps", "steps computed by this number of tensor-parallel processes"),
     Counter("ranks.agreed", "steps", "steps that began after all ranks had agreed on the schedule"),
-    Counter("ranks.sums", "sums", "sums over the ranks (all-reduce), for row-parallel layers"),
+    Counter("ranks.sums", "sums", "all-reduce sums over the ranks, for row-parallel layers"),
     Counter("ranks.kv_heads", "heads", "key/value heads in the KV pool of each process"),
     Counter("batch_invariant", "flag", "1: a check found that logits do not depend on the batch"),
     Counter("dtype.*", "flag", "1: weights and activations have this type", None,
@@ -99,7 +100,7 @@ COUNTERS: tuple[Counter, ...] = (
     _family_of("engine.scheduler.queue", "queue.*", "requests",
                "requests that overtook another one in this queue"),
     _family_of("engine.scheduler.order", "order.*", "steps",
-               "steps in which this order decided what ran first"),
+               "steps in which this order decided whether decodes or prefills went first"),
     _family_of("engine.scheduler.composition", "composition.*", "steps",
                "steps in which this composition rule decided"),
     _family_of("engine.scheduler.chunk_policy", "chunk.*", "chunks",
@@ -119,7 +120,7 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("requests.refused", "requests", "requests refused at submission"),
     Counter("requests.sampling_failed", "requests",
             "requests ended because no token could be sampled for them"),
-    Counter("requests.most_running", "requests", "the largest number of requests running at once"),
+    Counter("requests.most_running", "requests", "peak number of running requests"),
     # Streams from a server.
     Counter("requests.failed", "requests", "requests that a server failed or did not complete"),
     Counter("finish.*", "requests", "streams that ended with this finish reason", None,
@@ -158,7 +159,7 @@ COUNTERS: tuple[Counter, ...] = (
     # KV memory.
     Counter("blocks.allocated", "blocks", "KV blocks allocated"),
     Counter("blocks.freed", "blocks", "KV blocks freed"),
-    Counter("blocks.peak", "blocks", "the largest number of KV blocks in use at once"),
+    Counter("blocks.peak", "blocks", "peak number of KV blocks in use"),
     Counter("blocks.headroom", "blocks", "KV blocks left free at that peak"),
     Counter("blocks.total", "blocks", "KV blocks in the pool"),
     Counter("kv_block_bytes", "bytes", "bytes of one KV block over all layers"),
@@ -243,10 +244,10 @@ _FAMILIES = tuple(counter for counter in COUNTERS if counter.family_prefix is no
 
 
 def find_counter(name: str, option_choices: OptionChoices | None = None) -> Counter | None:
-    """Return the entry of a counter, or of the family it belongs to, or None.
+    """Return the counter of this name, or the family that it belongs to; None if neither exists.
 
-    With ``option_choices`` a family has only the suffixes of the registry and of its option;
-    without ``option_choices``, any suffix matches.
+    With ``option_choices``, a suffix must be a choice of the family's option or be listed in the
+    registry. Without ``option_choices``, any suffix matches.
     """
     if name in _SINGLE:
         return _SINGLE[name]

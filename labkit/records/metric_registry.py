@@ -1,7 +1,8 @@
 """Registry of the metrics that labkit's workloads give: name, unit, direction and meaning.
 
-``ablation.metric``, the sentences of reports and ``docs/metrics.md`` read it. A workload of a
-user's own may give other metrics; their sentences follow from their units.
+``ablation.metric``, the sentences of reports and ``docs/metrics.md`` look metrics up here. A
+user's own workload may give metrics that are not registered; the wording of sentences about them
+is chosen by their unit.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ class MetricDefinition:
     kinds
         The kinds of workload that give it (``workload.kind``).
     label
-        The metric in a sentence: ``time to first token (median)``.
+        The metric's name in a sentence, such as ``time to first token (median)``.
     meaning
-        One line for people.
+        A sentence that explains the metric.
     is_speed
-        Whether a better value is called faster, and a worse one slower.
+        Whether sentences say "faster" and "slower" for better and worse values.
     is_mass_noun
-        Whether there is more or less of it; other values are higher or lower.
+        Whether sentences say "more" and "less" for larger and smaller values, instead of "higher"
+        and "lower".
     computed
-        Whether it follows from sizes and counts. A value that is the same in every run of an arm
-        then has no noise and gets no test.
+        Whether the value is computed from sizes and counts. If all runs of an arm then have the
+        same value, it has no noise and is shown without a test.
     """
 
     name: str

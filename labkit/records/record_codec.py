@@ -71,12 +71,15 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
 
 
 def to_bytes(data: Mapping[str, Any], *, indent: int | None = 2) -> bytes:
-    """Return strict JSON as a file holds it; raises ``ValueError`` for NaN or infinity."""
+    """Return an object as the bytes of a JSON file; raises ``ValueError`` for NaN or infinity."""
     return (json.dumps(data, allow_nan=False, indent=indent) + "\n").encode()
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a temporary file beside ``path``, sync it and rename it; raises ``OSError``."""
+    """Write a temporary file beside ``path``, sync it and rename it to ``path``.
+
+    Raises ``OSError``; ``path`` is then unchanged.
+    """
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write(content)
         file.flush()
@@ -155,14 +158,18 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
 
 
 def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
-    """Return ``data`` if it has the keys of every ``cell.json``; raises ``ValueError``."""
+    """Return ``data``; raises ``ValueError`` if it lacks a key that ``cell.json`` must have."""
     _checked(data, "design", dict)
     _checked(data, "arms", list)
     return data
 
 
 def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
-    """Return ``data[key]``, which must be of type ``kind`` or equal to one of ``default``."""
+    """Return ``data[key]``.
+
+    Raises ``RecordError`` if the key is missing, or if the value is not of type ``kind`` and is
+    not the optional ``default``.
+    """
     if key not in data:  # faster than require(): a large study has millions of fields
         raise RecordError(f"{key} is missing")
     value = data[key]

@@ -2,11 +2,11 @@
 
 ``SHA256SUMS`` in a cell's folder has the SHA-256 of every record and arm, in the format that
 ``sha256sum -c`` reads. The runner lists a file just before it publishes the file, and no other
-program changes the list. A reader refuses a file whose digest is not the listed one. Studies of
-older versions of labkit have no list, so their edits go unseen; readers say so.
+program changes the list. A reader refuses a file whose digest is not the listed one. Studies by
+older versions of labkit have no list, so edits of their files cannot be noticed; reports say so.
 
-The list is no signature: whoever edits a record may also edit the list. An archive's own digest
-(:mod:`labkit.records.study_archive`) can be published beside it.
+The list is not a signature: somebody who edits a record can also edit the list. To rule that out,
+publish the digest of the study's archive (:mod:`labkit.records.study_archive`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ LINE = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>\S.*)")
 
 
 def read_digests(cell_dir: StudyPath) -> dict[str, str]:
-    """Return the listed SHA-256 digests by path within the cell's folder; empty without a list.
+    """Return the listed SHA-256 digests by path within the cell's folder.
+
+    The map is empty if the cell has no list.
 
     Raises
     ------
@@ -46,9 +48,10 @@ def read_digests(cell_dir: StudyPath) -> dict[str, str]:
 
 
 def list_digest(cell_dir: Path, path: Path, content: bytes) -> None:
-    """Add the digest of ``content``, which is about to be written to ``path``, to the cell's list.
+    """Add the digest of ``content`` to the cell's list, before ``content`` is written to ``path``.
 
-    Only one process may do so at a time: the one that holds the cell's lock.
+    The caller must hold the cell's lock, because two processes must not change the list at the
+    same time.
     """
     name = path.relative_to(cell_dir).as_posix()
     digests = {**read_digests(cell_dir), name: hashlib.sha256(content).hexdigest()}
@@ -63,7 +66,7 @@ def check_digest(path: StudyPath, content: bytes, digest: str | None) -> None:
     Raises
     ------
     RecordError
-        The file was edited. The message says how to go on.
+        The file was edited. The message says how to repair the study.
     """
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
         raise RecordError(

@@ -1,6 +1,6 @@
 """The schema of a cell's files: records of runs, and arms.
 
-Frozen dataclasses that check their values at construction.
+The classes are frozen dataclasses that check their values at construction.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Record:
     Parameters
     ----------
     detail
-        One line on the failure. None if the outcome is ``ok``.
+        One line about the failure. None if the outcome is ``ok``.
     seconds
         Wall seconds per stage (:mod:`labkit.experiment.worker_stages`).
     probe
-        Times (us) of the machine probe, which runs ``before`` and ``after`` the measurement and is
-        the same for every arm.
+        Times (us) of the machine probe, a fixed computation that is the same for every arm, by
+        kernel, ``before`` and ``after`` the measurement.
     extra
         Unknown keys of the file, such as those of later versions of labkit.
     """
@@ -204,9 +204,9 @@ class Arm:
 
     @property
     def engine_counter(self) -> str | None:
-        """The counter of the arm's engine, such as ``engine.paged``, or None without an engine.
+        """The counter of the arm's engine, such as ``engine.paged``; None without an engine.
 
-        Every arm claims that this counter is above 0.
+        Every arm with an engine claims that this counter is above 0.
         """
         engine = self.config.get("engine")
         if not isinstance(engine, Mapping) or "name" not in engine:

@@ -63,14 +63,17 @@ def record_paths(cell_dir: StudyPath) -> list[StudyPath]:
 
 
 def unlisted_records(cell_dir: StudyPath) -> int:
-    """Return the number of a cell's records without a digest, whose edits would go unseen."""
+    """Return how many of a cell's records have no listed digest, so that edits go unnoticed."""
     digests = read_digests(cell_dir)
     return sum(f"runs/{path.name}" not in digests for path in record_paths(cell_dir))
 
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, which would take a fifth of the time. Records have no cycles."""
+    """Disable garbage collection in the block; it takes a fifth of the time to read records.
+
+    Records have no reference cycles, so nothing is leaked.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -131,12 +134,12 @@ def read_cell(cell_dir: StudyPath) -> dict[str, Any]:
 
 
 def output_values_path(cell_dir: Path, digest: str) -> Path:
-    """Return the path of the output with this digest. The file exists only if outputs differ."""
+    """Return the path of the output with this digest; it is stored only if arms' outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
 
 
 def read_output_values(cell_dir: StudyPath, digest: str) -> bytes | None:
-    """Return the ``.npy`` file of the output with this digest, or None if there is none."""
+    """Return the bytes of the output's ``.npy`` file, or None if it was not stored."""
     try:
         return (cell_dir / "outputs" / f"{digest}.npy").read_bytes()
     except OSError:
@@ -160,8 +163,9 @@ def write_record(path: Path, record: Record) -> None:
 def publish_record(cell_dir: Path, record: Record) -> None:
     """Write a run's record to ``runs`` as :func:`write_record` does, and list its digest.
 
-    The digest is listed first: if the process is killed in between, the list names a record that
-    does not exist, which is harmless. Only the process that holds the cell's lock may publish.
+    The digest is listed before the record is written. If the process is killed between the two,
+    the list names a file that does not exist, which is harmless. The caller must hold the cell's
+    lock.
     """
     path = cell_dir / "runs" / f"{record.run}.json"
     _refuse_to_overwrite(path, record)

@@ -1,13 +1,13 @@
 """A study as one file: a zip archive that is read like the study's folder.
 
-``STUDY.zip`` holds the study's reports as they are and each cell as ``CELL.tar.xz``, because the
-records of a cell are alike: together they compress to a twentieth. ``unzip`` and ``tar`` give the
-folder back. The same study gives the same bytes (with the same xz and zlib), and the archive's
-comment ends with the SHA-256 of all bytes before it.
+``STUDY.zip`` holds the study's reports as plain members and each cell as one member
+``CELL.tar.xz``: the records of a cell are similar, so together they compress to a twentieth.
+``unzip`` and ``tar`` restore the folder. Archiving a study twice gives identical bytes (with the
+same xz and zlib), and the archive's comment ends with the SHA-256 of all bytes before it.
 
 An archive is untrusted data: nothing in it is executed, and names, links, sizes and the digest are
-checked before anything is used. :class:`ArchivePath` has those methods of :class:`pathlib.Path`
-that readers of studies need, so that they take either.
+checked before anything is used. :class:`ArchivePath` has the methods of :class:`pathlib.Path` that
+readers of studies call, so they accept a folder or an archive.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _check_name(archive: str, name: str) -> None:
-    """Raise :class:`RecordError` unless a file may have this name in every folder."""
+    """Raise :class:`RecordError` unless ``name`` is a safe relative path on every platform."""
     parts = name.split("/")
     good = (
         0 < len(name) <= 1024
@@ -145,27 +145,29 @@ class StudyArchive:
         require(len(infos) <= MAX_FILES, f"{where}: it has {len(infos):,} files")
         require(
             sum(info.file_size for info in infos) <= MAX_TOTAL_BYTES,
-            f"{where}: its files have more than {MAX_TOTAL_BYTES >> 30} GiB",
+            f"{where}: its files hold more than {MAX_TOTAL_BYTES >> 30} GiB",
         )
         names = [info.filename for info in infos]
-        require(len({name.casefold() for name in names}) == len(names), f"{where}: a name is twice")
+        unique = {name.casefold() for name in names}
+        require(len(unique) == len(names), f"{where}: two files have the same name (ignoring case)")
         for info in infos:
             _check_name(str(self.path), info.filename)
             kind = stat.S_IFMT(info.external_attr >> 16)
             known = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             require(
                 kind in (0, stat.S_IFREG) and known and not info.flag_bits & 1,
-                f"{where}: {info.filename!r} is a link, encrypted or compressed in another way",
+                f"{where}: {info.filename!r} must be a regular file that is stored or deflated and "
+                "not encrypted",
             )
 
     @cached_property
     def files(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The members outside cells, by name."""
+        """The members that do not hold cells, by name."""
         return {i.filename: i for i in self._zip.infolist() if not self._is_cell(i.filename)}
 
     @cached_property
     def cells(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The cells' members by the cells' names."""
+        """The members that hold cells, by the cell's name."""
         infos = (info for info in self._zip.infolist() if self._is_cell(info.filename))
         return {info.filename.removesuffix(CELL_SUFFIX): info for info in infos}
 
@@ -174,7 +176,7 @@ class StudyArchive:
         return name.endswith(CELL_SUFFIX) and "/" not in name
 
     def read(self, name: str) -> bytes:
-        """Return the content of a member outside cells; raise :class:`RecordError` if damaged."""
+        """Return the content of one of ``files``; raises :class:`RecordError` if damaged."""
         return self._read(self.files[name])
 
     def _read(self, info: zipfile.ZipInfo) -> bytes:
@@ -198,7 +200,7 @@ class StudyArchive:
         try:
             raw = unpacker.decompress(self._read(self.cells[name]), MAX_CELL_BYTES)
             whole = unpacker.eof and not unpacker.unused_data
-            require(whole, f"{where} is cut, or has more than {MAX_CELL_BYTES >> 20} MiB")
+            require(whole, f"{where} is truncated, or has more than {MAX_CELL_BYTES >> 20} MiB")
             self._unpacked_bytes[name] = len(raw)
             total = sum(self._unpacked_bytes.values())
             require(total <= MAX_TOTAL_BYTES, f"{self.path}: its cells have {total:,} bytes")
@@ -217,7 +219,7 @@ class StudyArchive:
             content = raw[member.offset_data : member.offset_data + member.size]
             require(
                 folder == name and bool(inner) and len(content) == member.size,
-                f"{where}: {member.name!r} does not belong there",
+                f"{where}: {member.name!r} is not a complete file of this cell",
             )
             yield inner, content
 
@@ -309,7 +311,10 @@ class ArchivePath:
         return bool(self.parts) and self.parts[0] in self.archive.cells
 
     def _names(self) -> tuple[Mapping[str, object], str]:
-        """Return the files around this path, by path, and this path among them."""
+        """Return a map whose keys are file paths, and this path relative to the same root.
+
+        The root is the cell's folder if the path is in a cell, else the study's folder.
+        """
         if self._in_cell:
             return self.archive.cell(self.parts[0]), "/".join(self.parts[1:])
         return self.archive.files, "/".join(self.parts)

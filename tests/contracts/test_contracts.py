@@ -77,7 +77,7 @@ WRONG = [
         "plain",
         'return {"engine.Plain": self._steps}',
         "return {}",
-        "counters count what ran, from 0 after a reset",
+        "counters count what ran, and start from 0 after a reset",
         "the counter engine.Plain, which every arm claims, is 0",
     ),
     (

@@ -81,7 +81,8 @@ def test_one_process_at_a_time_works_on_a_cell(tmp_path):
             cell_lock(tmp_path / "cell", on_wait=holders.append, check=give_up, poll_s=0.01),
         ):
             pytest.fail("two work on a cell")
-    assert f"process {os.getpid()} on host" in holders[0] and "works on it since" in holders[0]
+    assert f"process {os.getpid()} on host" in holders[0]
+    assert "has been working on it since" in holders[0]
     assert not is_locked(tmp_path / "cell")
     assert "ended its work at" in describe_last_session(tmp_path / "cell")
 
