@@ -128,7 +128,8 @@ class Study:
         for cell in self._cells():
             missing = cell_runner.unfinished(cell)
             if missing:
-                runs = f"{len(missing)} of {len(cell.schedule())} runs are missing"
+                number = len(cell.schedule())
+                runs = f"{len(missing)} of {number} run{'s are' if number > 1 else ' is'} missing"
                 yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"
 
     def _load_analysis(self) -> AnalysisCache:

@@ -20,11 +20,12 @@ MAY = {
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
     "server": {"cli_errors", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
-    "analysis": {"analysis.statistics", "config", "records"},
+    "analysis.number_format": set(),
+    "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
     "contracts": {"config", "engine", "kernel_abi", "models", "workload"},
     "experiment": {
-        "analysis.statistics", "config", "cpu", "engine", "models", "machine", "records",
-        "workload",
+        "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
+        "machine", "records", "workload",
     },
     "mac": {
         "analysis", "app", "cli_errors", "config", "experiment", "machine", "records", "workload",
@@ -40,8 +41,8 @@ SHARED = {""}  # labkit itself: the version
 def part_of(module):
     """Name the part that a module of labkit belongs to."""
     words = module.split(".")[1:]
-    if words[:2] == ["analysis", "statistics"]:
-        return "analysis.statistics"
+    if words[:1] == ["analysis"] and words[1:2] in (["statistics"], ["number_format"]):
+        return ".".join(words[:2])
     return words[0] if words else ""
 
 

@@ -69,7 +69,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     planned, done = int(data.design["blocks"]), len(data.blocks_done)
     if done < planned:
         last = describe_last_session(data.dir)
-        yield f"unfinished: {done} of {planned} blocks; {last}; repeat the command to continue"
+        blocks = f"{done} of {count_text(planned, 'block')}"
+        yield f"unfinished: {blocks}; {last}; repeat the command to continue"
     elif data.withheld_reason is not None:
         yield data.withheld_reason
     if analysis.all_computed:

@@ -15,6 +15,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+from labkit.analysis.number_format import count_text
 from labkit.config import ConfigError, to_plain
 from labkit.experiment.cell import Cell
 from labkit.records import (
@@ -223,7 +224,8 @@ def exploratory_warning(cell: Cell) -> str | None:
     if not shown:
         return None
     return (
-        f"results were shown after {shown[0]} blocks, so a study of {cell.design.blocks} blocks is "
+        f"results were shown after {count_text(shown[0], 'block')}, so a study of "
+        f"{cell.design.blocks} blocks is "
         "exploratory and claims nothing; for a claim, start a new study (another out=) with "
         f"design.looks at {shown[0]} and {cell.design.blocks} blocks"
     )

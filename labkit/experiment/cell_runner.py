@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
+from labkit.analysis.number_format import count_text
 from labkit.config import Isolation
 from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
@@ -154,7 +155,7 @@ class _BlockRunner:
                 if take_interim_look(cell, end, records, all_decided, self.possibly_best):
                     decided = "has one best setting" if cell.sweep else "is decided"
                     self.progress.note(
-                        f"every primary row {decided} at the look after {end} blocks"
+                        f"every primary row {decided} at the look after {count_text(end, 'block')}"
                     )
                     break
                 blocks = self._without_dropped_arms(blocks)

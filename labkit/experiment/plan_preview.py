@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
+from labkit.analysis.number_format import count_text
 from labkit.config import CONTROL, Isolation
 from labkit.experiment import power_forecast
 from labkit.experiment.cell import Cell
@@ -158,8 +159,9 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     process = MEMORY_UNITS[design.isolation]
     missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
     yield (
-        f"{plan.runs} runs ({design.blocks} blocks x {design.runs_per_block} x "
-        f"{len(plan.cell.arms)} arms){missing}; estimated: {_duration(plan.seconds)} "
+        f"{count_text(plan.runs, 'run')} ({count_text(design.blocks, 'block')} x "
+        f"{design.runs_per_block} x {count_text(len(plan.cell.arms), 'arm')}){missing}; "
+        f"estimated: {_duration(plan.seconds)} "
         f"and {plan.bytes / 2**30:.1f} GiB per {process}"
     )
     memory = memory_capacity.this_machine().total

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from labkit.analysis.number_format import count_text
 from labkit.experiment.permuted_blocks import Run
 from labkit.records import Record
 
@@ -106,7 +107,8 @@ class PlainProgress(Progress):
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._cell_dir = cell.dir
         before = f", {done} done before" if done else ""
-        self.note(f"{cell.name}: {total} runs in {self._blocks} blocks{before}")
+        runs, blocks = count_text(total, "run"), count_text(self._blocks, "block")
+        self.note(f"{cell.name}: {runs} in {blocks}{before}")
 
     def started(self, runs: Sequence[Run]) -> None:
         """Print nothing; the line follows when the run ends."""

@@ -91,3 +91,9 @@ def test_runs_that_share_a_process_share_its_time(monkeypatch):
             assert clock.line().endswith(
                 f"about {progress_display.format_duration(10 * left)} left"
             )
+
+
+def test_one_run_in_one_block_is_singular(make_cell):
+    out = io.StringIO()
+    progress_display.create_progress(out).begin(make_cell(blocks=1), 1, 0)
+    assert "1 run in 1 block\n" in out.getvalue()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.number_format import UNKNOWN, scaled, slug, unit_name, value_text
+from labkit.analysis.number_format import UNKNOWN, count_text, scaled, slug, unit_name, value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
@@ -144,7 +144,7 @@ def _notes(best: Json, unit: str | None) -> Iterator[str]:
             "was estimated within blocks."
         )
     for arm, blocks in best["dropped"].items():
-        yield f"{arm}: dropped after {blocks} blocks, because another one was better."
+        yield f"{arm}: dropped after {count_text(blocks, 'block')}, because another one was better."
     for arm, reason in best["excluded"].items():
         yield f"{arm}: no valid result: {reason}."
 
