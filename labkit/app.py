@@ -207,6 +207,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
                 first = [*hydra, *cells[0]]
                 config = compose("config", overrides=first, return_hydra_config=True)
                 cells = expand_sweep(task, dict(config.hydra.sweeper.params or {}))
+                _check_swept_experiments(cells, hydra)
         except ConfigError:
             raise
         except Exception as error:
@@ -222,6 +223,24 @@ def compose_cells(command: Command) -> list[ComposedCell]:
             f"{max(names, key=names.count)}: two cells are the same; remove one value"
         )
     return composed
+
+
+def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str]) -> None:
+    """Refuse several experiments in one command if one of them has a sweep of its own.
+
+    Hydra would apply the sweep of none of them (it reads ``hydra.sweeper.params`` before the jobs
+    are composed).
+    """
+    from hydra import compose
+
+    names = dict.fromkeys(o for cell in cells for o in cell if o.startswith("experiment="))
+    for name in names if len(names) > 1 else ():
+        config = compose("config", overrides=[*hydra, name], return_hydra_config=True)
+        if config.hydra.sweeper.params:
+            raise ConfigError(
+                f"{name} has a sweep of its own (hydra.sweeper.params), so it must be the only "
+                "experiment of a command"
+            )
 
 
 def with_sweep_as_arms(command: Command) -> Command:

@@ -5,12 +5,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app
-from labkit.config import Identity
+from labkit.config import ConfigError, Identity
 from labkit.experiment.cell_composer import _with_arm, compose_cell, with_scale_overrides
+from labkit.experiment.hydra_composer import expand_sweep
 from labkit.records import read_cell
 from labkit.records.metric_registry import METRICS, OUTPUTS
 from labkit.study_runner import Study
@@ -41,6 +43,36 @@ def test_a_file_begins_with_its_command_and_says_its_scales(name):
     assert package == "# @package _global_"
     assert command.startswith(f"# python -m labkit experiment={name}") and command.endswith(" -m")
     assert rest[0].startswith("# ")
+
+
+def swept(name):
+    """Return the overrides of every cell that ``experiment=name -m`` runs."""
+    hydra = yaml.safe_load(source(name)).get("hydra", {})
+    return expand_sweep([], hydra.get("sweeper", {}).get("params"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_published_row_belongs_to_a_cell_of_the_sweep(name):
+    published = yaml.safe_load(source(name)).get("ablation", {}).get("published") or {}
+    cells = swept(name)
+    for row in published.get("rows", []):
+        wanted = {f"{key}={value}" for key, value in row.get("when", {}).items()}
+        assert any(wanted <= set(cell) for cell in cells), row
+
+
+def test_an_experiment_runs_the_sweep_of_its_file():
+    def names(*words):
+        command = app.parse([*words, "-m"])
+        return [
+            c.name.partition(",")[2] for c in app.compose_cells(app.with_sweep_as_arms(command))
+        ]
+
+    app.register()
+    clients = [f"workload.concurrency={n}" for n in (1, 8, 16)]
+    assert names("experiment=chat_clients") == clients
+    assert names("experiment=chat_clients", "workload.concurrency=4") == ["workload.concurrency=4"]
+    with pytest.raises(ConfigError, match=r"^experiment=chat_clients has a sweep of its own"):
+        names("experiment=waste_demo,chat_clients")
 
 
 def check_metrics(whole, name):
