@@ -53,8 +53,15 @@ PROGRAMS = (
 )
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+# Flags of Hydra that labkit refuses, with what to type instead.
+REFUSED_FLAGS = {
+    "--config-name": "choose a file of a group, such as experiment=NAME",
+    "--config-path": "add a folder of your own files with --config-dir DIR",
+    "--experimental-rerun": "repeat the study's command with out=DIR, which continues it",
+}
 SHORT_FLAGS = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
+SHORT_FLAGS |= {"-cn": "--config-name", "-cp": "--config-path"}
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ def parse(argv: Sequence[str]) -> Command:
             flags += [flag, *_topic(flag, words)]
         elif flag in ("--multirun", "--resolve"):
             flags.append(flag)
+        elif flag in REFUSED_FLAGS:
+            raise ConfigError(f"{word}: labkit does not take this flag; {REFUSED_FLAGS[flag]}")
         elif flag.startswith("-"):
             raise ConfigError(f"{word}: no such flag; run python -m labkit --help")
         elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
