@@ -43,7 +43,10 @@ class Batch(NamedTuple):
 
     @property
     def num_segments(self) -> int:
-        """Segments without padding: one per chunk, plus one per draft that has its own."""
+        """The number of segments, not counting padding.
+
+        Every chunk has a segment, and a draft may have a segment separate from its chunk's.
+        """
         return len(self.seq_lens) - self.padding
 
 

@@ -47,9 +47,10 @@ class CompiledBlocks:
         self._state.enabled = value
 
     def count(self, counters: Counters) -> None:
-        """Add to ``compile.count`` the graphs traced since the last call of ``count``.
+        """Add the graphs traced and reused since the last call of ``count`` to the counters.
 
-        ``compile.reused`` gets the calls that reused a graph.
+        ``compile.count`` is the number of graphs traced, ``compile.reused`` the number of calls of
+        a block that reused a graph.
         """
         state = self._state
         if state.calls:

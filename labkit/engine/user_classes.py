@@ -18,7 +18,7 @@ MAX_SOURCE_CHARS = 100  # of a line of code in a message
 class UserClassError(RuntimeError):
     """A method of a user's class failed or returned something wrong. The message is one line.
 
-    ``path``: the class, ``package.module:Class``.
+    ``path`` names the class as ``package.module:Class``.
     """
 
     def __init__(self, message: str, path: str) -> None:
@@ -30,7 +30,7 @@ def describe_error(error: BaseException, path: str) -> str:
     """Return an exception in one line that ends with the user's own last line of its traceback.
 
     For example ``KeyError: 'x' (mine/maps.py:7, in maps: return table['x'])``. Lines of the
-    class's own package are the user's. ``path``: the class, ``package.module:Class``.
+    class's own package are the user's. ``path`` names the class as ``package.module:Class``.
     """
     place = own_line(error, path)
     return one_line_with_type(error) + (f" ({place})" if place else "")

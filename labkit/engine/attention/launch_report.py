@@ -71,7 +71,11 @@ class LaunchReport:
 
     @property
     def stale(self) -> bool:
-        """Whether the kernel wrote a wrong stamp, so the output may be that of another launch."""
+        """Whether the kernel wrote a stamp other than the one expected.
+
+        A stamp is the number that identifies a launch. The kernel writes it with its output, so a
+        wrong stamp means that the output may be that of another launch.
+        """
         return self.stamp != self.expected_stamp
 
     def counters(self) -> dict[str, float]:

@@ -68,7 +68,10 @@ class ComputedTokenCount:
         return tokens
 
     def reset(self, reserved: float = math.inf) -> None:
-        """Set the peak to the present number, capped by the ``reserved`` tokens with memory."""
+        """Set the peak to the present number of computed tokens, but to ``reserved`` at most.
+
+        ``reserved`` is the number of tokens for which all requests together have memory.
+        """
         self.peak = min(self._total, reserved)
 
 

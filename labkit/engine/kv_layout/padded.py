@@ -58,7 +58,10 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self._row_of: dict[str, PaddedRow] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Promise a row if an array with all rows would fit; see ``KVCacheManager.reserve``."""
+        """Reserve a row for a new request; see ``KVCacheManager.reserve``.
+
+        Return None if an array of all rows, including the new one, would exceed the capacity.
+        """
         request_id = state.request_id
         if request_id in self._row_of:
             raise ValueError(f"request {request_id} has a row already")
@@ -74,7 +77,7 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Return whether the promised row has room for ``num_tokens``. A promise never grows."""
+        """Return whether the reserved row has room for ``num_tokens``. A row is never enlarged."""
         return num_tokens <= self._row_of[request_id].prompt + self._row_of[request_id].output
 
     def num_slots(self, table: BlockTable) -> int:

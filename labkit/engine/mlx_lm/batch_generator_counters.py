@@ -80,5 +80,5 @@ class BatchGeneratorCounters:
 
 
 def num_padding(lengths: Sequence[int]) -> int:
-    """Return the padding tokens that bring every length to the longest one."""
+    """Return the number of padding tokens needed to pad every length to the longest one."""
     return max(lengths) * len(lengths) - sum(lengths) if lengths else 0

@@ -42,13 +42,14 @@ def measure(streams: int, silence_s: float) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``ttft_ms``: the client's part of the time to first token, that is from the request's
-        submission to its arrival at the null server, plus from the first token's write to its
-        arrival here. ``chunk_ms``: from the write of a chunk to its arrival here. ``itl_ms``: the
-        error of the measured gap between two chunks. Each of the three is a dict of p50, p99 and
-        max in ms. ``chunk_us``: the client's CPU time per chunk (us). ``streams`` and ``chunks``:
-        the numbers of concurrent requests and of measured chunks. ``first_ms`` and
-        ``between_ms``: the null server's settings.
+        Three values are dicts of p50, p99 and max in ms. ``ttft_ms`` is the client's part of the
+        time to first token: the time from the request's submission to its arrival at the null
+        server, plus the time from the null server's write of the first token to its arrival at
+        the client. ``chunk_ms`` is the time from the write of a chunk to its arrival at the
+        client. ``itl_ms`` is the error of the measured gap between two chunks. The other values
+        are numbers. ``chunk_us`` is the client's CPU time per chunk (us), ``streams`` the number
+        of concurrent requests, and ``chunks`` the number of measured chunks. ``first_ms`` and
+        ``between_ms`` are the null server's settings.
 
     Raises
     ------

@@ -213,9 +213,11 @@ class RemoteEngine:
         }
 
     def _disagreements(self) -> list[dict[str, Any]]:
-        """Return the first requests whose token counts differ, as the three counts of each.
+        """Return the requests whose output tokens were counted differently.
 
-        The counts are those of the server, the tokenizer and the stream (see ``counters``).
+        Each dict has the request's id and its three token counts: the server's (``usage``), the
+        tokenizer's and the stream's (see ``counters``). At most ``MAX_RECORDED_DISAGREEMENTS``
+        requests are returned, in the order in which they finished.
         """
         disagreements = []
         for response in self._finished:

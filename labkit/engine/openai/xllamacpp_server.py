@@ -1,4 +1,4 @@
-"""A program that runs llama.cpp's server from the package xllamacpp: the preset ``xllamacpp``.
+"""The program that the preset ``xllamacpp`` starts: llama.cpp's server in the package xllamacpp.
 
     python xllamacpp_server.py --model FILE.gguf --port 8080 --threads 2
 

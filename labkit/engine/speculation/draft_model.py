@@ -31,10 +31,10 @@ from labkit.engine.speculation.draft_verification import DraftRequest
 
 @dataclass(frozen=True, slots=True)
 class _DraftState:
-    """The tokens of a request that the draft model has computed: ``known``, then ``drafts``.
+    """The tokens of a request that the draft model has computed.
 
-    ``known`` counts the request's own tokens among them. ``blocks`` are the ids of the blocks that
-    the request had when the draft model computed them.
+    They are the request's first ``known`` tokens, followed by the draft tokens ``drafts``.
+    ``blocks`` are the ids of the blocks that the request had when the draft model computed them.
     """
 
     state: RequestState
