@@ -135,7 +135,9 @@ def test_labkit_s_backends_keep_the_contract(name, compose):
     assert failures(attention_contracts.backend_checks(name, compose)) == []
 
 
-@pytest.mark.parametrize("name", ["paged", "contiguous", "padded", "mlx_lm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("paged", marks=pytest.mark.slow), "contiguous", "padded", "mlx_lm"]
+)
 def test_labkit_s_engines_keep_the_contract(name, compose):
     assert failures(engine_contract.engine_checks(name, compose)) == []
 

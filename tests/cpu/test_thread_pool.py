@@ -290,6 +290,7 @@ print(middle(3), "numba.typed.dictobject" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_modules_that_only_compilation_needs_load_when_something_compiles(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(LOADED)

@@ -86,7 +86,7 @@ OTHERS = {
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("AVX2", ["gemm"]),
+        pytest.param("AVX2", ["gemm"], marks=pytest.mark.slow),
         pytest.param("AVX2", ["gemm", "attention"], marks=pytest.mark.slow),
         pytest.param("AVX2", ["elementwise", "low_precision"], marks=pytest.mark.slow),
         pytest.param("SSE", ["gemm", "attention"], marks=pytest.mark.slow),

@@ -115,7 +115,9 @@ def models(tmp_path_factory):
     return pairs
 
 
-@pytest.mark.parametrize("order", [("overlap", "sync"), ("sync", "overlap")])
+@pytest.mark.parametrize(
+    "order", [pytest.param(("overlap", "sync"), marks=pytest.mark.slow), ("sync", "overlap")]
+)
 def test_engines_that_come_and_go_leave_no_graph_behind(order, models):
     """A graph left behind holds its weights, and waits for a function at its address."""
     active_bytes = None

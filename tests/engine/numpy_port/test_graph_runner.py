@@ -75,7 +75,7 @@ def serve_unreplayed(monkeypatch):
     [
         ("qwen3", {}),
         ("llama", {"attention": {"resolver": "seq_map"}}),
-        ("llama", {"kv": {"dtype": config.Precision.float16}}),
+        pytest.param("llama", {"kv": {"dtype": config.Precision.float16}}, marks=pytest.mark.slow),
         ("gemma3", {}),  # windows of two kinds, a scaled embedding, gated GELU
         ("quantised", {}),
         ("quantised", {"weights": config.Weights.float32}),
