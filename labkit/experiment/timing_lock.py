@@ -156,8 +156,9 @@ def _take_ticket(holder: str, device: str) -> Iterator[tuple[Ticket, int]]:
 
 def _write(descriptor: int, holder: str, since: float | None, monotonic: float | None) -> None:
     facts = {"holder": holder, "pid": os.getpid(), "since": since, "since_monotonic": monotonic}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(facts).encode(), 0)
+    # One write over the old text, without truncation: a waiting process may read at any moment.
+    text = json.dumps(facts).ljust(os.fstat(descriptor).st_size)
+    os.pwrite(descriptor, text.encode(), 0)
 
 
 @contextmanager

@@ -87,6 +87,29 @@ def test_waiting_processes_are_served_in_the_order_of_arrival(folder):
     assert [ticket.is_live for ticket in timing_tickets()] == [False]
 
 
+def test_a_ticket_is_readable_at_every_moment_while_it_is_rewritten(folder, monkeypatch):
+    """Between any two calls of the system, a waiting process reads the old facts or the new."""
+    seen = []
+
+    def watched(name):
+        call = getattr(os, name)
+
+        def calls(*arguments):
+            seen.extend(ticket.describe() for ticket in timing_tickets())
+            result = call(*arguments)
+            seen.extend(ticket.describe() for ticket in timing_tickets())
+            return result
+
+        return calls
+
+    with timing_lock._take_ticket("/studies/mine", "cpu") as (_, descriptor):
+        for name in ("ftruncate", "pwrite"):
+            monkeypatch.setattr(timing_lock.os, name, watched(name))
+        timing_lock._write(descriptor, "/studies/mine", 1e9, 5.0)
+        timing_lock._write(descriptor, "/m", None, None)  # a shorter text leaves nothing behind
+        assert {line.partition(" (pid")[0] for line in seen} == {"/studies/mine", "/m"}
+
+
 def test_the_folder_is_the_host_s_and_not_of_one_user_s_temporary_files(monkeypatch, tmp_path):
     monkeypatch.delenv("LABKIT_LOCK_DIR")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
