@@ -1,8 +1,9 @@
 """The configuration schema: every option with its type, unit, range and meaning.
 
-The root is the dataclass ``Experiment``. Hydra composes it in the parent process, every group
-checks its options when it is created, and ``to_plain``/``from_plain`` pass it to a worker as JSON,
-so that workers import neither Hydra nor OmegaConf. docs/options.md is generated from the schema.
+The root is the dataclass ``Experiment``, which Hydra composes in the parent process. Every group of
+options checks its values when it is created. ``to_plain`` and ``from_plain`` convert a config to
+JSON and back for a worker, which imports neither Hydra nor OmegaConf. docs/options.md is generated
+from the schema.
 """
 
 from labkit.config.attention import ATTENTION_BACKENDS, RESOLVERS, Attention, Device

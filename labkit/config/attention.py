@@ -12,7 +12,7 @@ RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 
 
 class Device(Enum):
-    """Device of the fused attention kernels; emulated: the Metal kernels, emulated on the CPU."""
+    """Device of the fused attention kernels. emulated: a CPU emulator runs the Metal kernels."""
 
     cpu = "cpu"
     emulated = "emulated"
@@ -60,7 +60,8 @@ class Attention(Group, place="engine.attention"):
     )
     tile_threshold: int = option(
         2,
-        "Query tokens of a batch's longest sequence from which the tiled kernel is used.",
+        "The tiled kernel is used if the batch's longest sequence has this many query tokens or "
+        "more.",
         ge=2,
         le=1 << 20,
         unit="query tokens",

@@ -28,7 +28,7 @@ SIMULATED_MAC_NAMES = (
 
 
 class BudgetPolicy(Enum):
-    """Policy that sizes the KV pool (formulas: labkit/engine/budget/budget_policies.py)."""
+    """Policy that sizes the KV pool. labkit/engine/budget/budget_policies.py has the formulas."""
 
     fixed = "fixed"
     fraction = "fraction"
@@ -39,7 +39,7 @@ class BudgetPolicy(Enum):
 
 
 class WiredCollector(Enum):
-    """Required state of macOS's wired collector, which labkit checks but never changes."""
+    """Required state of macOS's wired collector, which labkit checks and never changes."""
 
     any = "any"
     enabled = "enabled"

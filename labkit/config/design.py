@@ -24,13 +24,13 @@ class Isolation(Enum):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the runs of a block take turns, so that they are compared round by round."""
+        """Whether the arms of a block take turns, so that each round of turns can be compared."""
         return self in (Isolation.in_process, Isolation.live)
 
 
 @dataclass
 class PlannedLook(Group, place="design.looks"):
-    """A predeclared interim look at the results."""
+    """An interim analysis of the results, declared before the first run."""
 
     blocks: int = option(0, "Number of blocks after which the look happens.")
     alpha: float = option(0.0, "Part of design.alpha that the look spends.")
@@ -95,7 +95,7 @@ class Design(Group, place="design"):
     )
 
     def __post_init__(self) -> None:
-        """Check that blocks increase, that each look has some alpha, and that p can reach it."""
+        """Check that the looks are in order and that the data of each can reach p = its alpha."""
         super().__post_init__()
         require(
             bool(self.looks) or not self.eliminate,
@@ -107,10 +107,11 @@ class Design(Group, place="design"):
 
     @property
     def all_looks(self) -> list[PlannedLook]:
-        """The interim looks and the final look at the last block; empty if no interim look is left.
+        """The interim looks and the final look, which is after the last block.
 
-        If the final look is not declared, it spends the alpha that the earlier looks leave. Looks
-        after the last block are then dropped.
+        If the final look is not declared, it spends the alpha that the earlier looks leave, and
+        declared looks after the last block are dropped. The list is empty if no interim look
+        remains.
         """
         if any(look.blocks == self.blocks for look in self.looks):
             return self.looks
@@ -136,6 +137,7 @@ class Design(Group, place="design"):
             floor = 2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** look.blocks
             require(
                 floor <= look.alpha,
-                f"design.looks: {look.blocks} blocks of {self.runs_per_block} cannot reach "
-                f"p = {look.alpha:g} (smallest: {floor:.2g}); look later, or set design.looks=[]",
+                f"design.looks: a look after {look.blocks} blocks of {self.runs_per_block} cannot "
+                f"reach p = {look.alpha:g} (smallest: {floor:.2g}); set more blocks for it, or "
+                "design.looks=[]",
             )

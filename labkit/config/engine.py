@@ -21,7 +21,7 @@ EXTERNAL_ENGINES = ("mlx_lm", "openai")  # engines that are not labkit's own
 
 
 class Blas(Enum):
-    """BLAS library that MLX's CPU build uses (Linux); stock: the reference BLAS of its wheel."""
+    """BLAS library of MLX's CPU build (Linux). stock: the reference BLAS that its wheel links."""
 
     openblas = "openblas"
     stock = "stock"
@@ -42,8 +42,8 @@ class DType(Enum):
 class Weights(Enum):
     """Storage of the weight matrices of linear layers and embeddings.
 
-    model: as in the checkpoint, quantised or in half precision, if labkit's own CPU kernels
-    compute with them. float32: converted at load.
+    model: quantised or in half precision, as the checkpoint stores them, if labkit's own CPU
+    kernels do the matrix products. float32: converted when the model is loaded.
     """
 
     model = "model"
@@ -53,8 +53,8 @@ class Weights(Enum):
 class DecodeShape(Enum):
     """Batch size of a decode-only step.
 
-    exact: its number of tokens. bucketed: padded to the next power of two. fixed: padded to the
-    largest possible decode batch.
+    exact: the number of its tokens. bucketed: padded to the next power of two. fixed: padded to
+    the largest possible decode batch.
     """
 
     exact = "exact"
@@ -63,7 +63,7 @@ class DecodeShape(Enum):
 
 
 class PrefixCache(Enum):
-    """Prefix cache: data structure that finds computed KV blocks for reuse across requests."""
+    """Data structure of the prefix cache, which finds KV blocks that a new request can reuse."""
 
     none = "none"
     hash = "hash"
@@ -71,10 +71,11 @@ class PrefixCache(Enum):
 
 
 class PrefixAlign(Enum):
-    """Boundary at which reuse of a cached prefix may end: any block, or only a chunk's end.
+    """Where the reused part of a cached prefix may end.
 
-    With chunk, a prompt is split into the same chunks with and without a cache, if only
-    engine.scheduler.chunk limits them.
+    block: at the end of any KV block. chunk: only where a prefill chunk ends, so that a prompt is
+    split into the same chunks with and without a cache (if only engine.scheduler.chunk limits the
+    chunks).
     """
 
     block = "block"
@@ -82,7 +83,10 @@ class PrefixAlign(Enum):
 
 
 class Pipeline(Enum):
-    """Processing of a step's results: right after the step, or while the next step runs."""
+    """When the host processes a step's results.
+
+    sync: right after the step. overlap: while the next step runs.
+    """
 
     sync = "sync"
     overlap = "overlap"
@@ -90,7 +94,7 @@ class Pipeline(Enum):
 
 @dataclass
 class Engine(Group, place="engine"):
-    """An inference engine: a preset, and one option per design choice."""
+    """The inference engine: a preset, and one option for each design choice."""
 
     name: str = option(
         "paged",
@@ -353,7 +357,7 @@ PRESET_LAYOUTS = {
 
 
 def user_classes(engine: Engine) -> dict[str, str]:
-    """Return the option key and path ``package.module:Class`` of every user class."""
+    """Return the path ``package.module:Class`` of every user class, by option key."""
     return {
         group.key(name): value
         for group in engine.groups()

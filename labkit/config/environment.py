@@ -9,19 +9,19 @@ from labkit.config.option import Group, option, require
 
 @dataclass
 class Environment(Group, place="environment"):
-    """What an arm's process imports. The parts may be combined."""
+    """What an arm's process imports. Its options may be combined."""
 
     python: str | None = option(
         None, "Python interpreter, a path or a name on PATH.", null_means="the study's own"
     )
     requirements: list[str] = option(
         factory=list,
-        meaning="Packages to install and to import before the interpreter's own, as pip spells "
-        "them, without their dependencies.",
+        meaning="Packages, as pip spells them. They are installed without their dependencies and "
+        "take precedence over the interpreter's own.",
     )
     revision: str | None = option(
         None,
-        "Git revision to import labkit from, or the packages of `repository`.",
+        "Git revision whose files are imported: of labkit, or of the packages in `repository`.",
         null_means="labkit's present files",
     )
     repository: str | None = option(

@@ -25,10 +25,11 @@ YAML_KEYWORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 class Identity(Enum):
     """Claim about the arms' outputs.
 
-    bitwise: bit-identical. tokens: the same tokens. noise_floor: they differ no more than those of
-    the A/A control do. frames: every frame equals the decoder's own frame at its position, and arms
-    that pick the same frames are bit-identical. quality: an arm's predictions of given texts keep
-    the limits of claims.quality. none: no claim.
+    bitwise: bit-identical. tokens: the same tokens. noise_floor: an arm's outputs differ from the
+    baseline's no more often than the A/A control's outputs do. frames: every frame equals the
+    decoder's own frame at its position, and arms that pick the same frames are bit-identical.
+    quality: an arm's predictions of given texts stay within the limits of claims.quality. none: no
+    claim.
     """
 
     bitwise = "bitwise"
@@ -64,7 +65,7 @@ class QualityLimits(Group, place="ablation.claims.quality"):
 
 @dataclass
 class Claims(Group, place="ablation.claims"):
-    """Claims of a study: its gates, besides the figures."""
+    """What the study claims about its arms; the report checks every claim against the records."""
 
     identity: Identity = option(Identity.none)
     engaged: dict[str, list[str]] = option(
@@ -74,13 +75,14 @@ class Claims(Group, place="ablation.claims"):
     quality: QualityLimits = field(default_factory=QualityLimits)
     all_served: bool = option(
         False,
-        "Claim that every request is served; without it, refused and failed requests are counted.",
+        "Claim that every request is served: a run fails if one is not. Without the claim, refused "
+        "and failed requests are only counted.",
     )
 
 
 @dataclass
 class Ablation(Group, place="ablation"):
-    """An ablation: its question, its arms, and the claims about them."""
+    """The ablation: its question, its arms, and the claims about them."""
 
     name: str = option("none", "Name in reports.")
     question: str = option("", "The ablation's question, in one sentence.")
@@ -159,7 +161,7 @@ class Ablation(Group, place="ablation"):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of the question as set, the most important first; empty: the default."""
+        """The metrics in ``metric``, the most important first; empty if ``metric`` is null."""
         if self.metric is None:
             return ()
         return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
@@ -277,7 +279,7 @@ class Experiment(Group):
         )
 
     def _check_identity(self) -> None:
-        """Check that the identity claim exists for the workload's outputs (frames or tokens)."""
+        """Refuse a claim about frames for a workload with tokens, and the reverse."""
         identity, video = self.ablation.claims.identity, not self.workload.has_engine
         of_video = (Identity.frames, Identity.bitwise, Identity.none)
         require(
@@ -291,13 +293,14 @@ class Experiment(Group):
     def primary_metrics(self) -> tuple[str, ...]:
         """The metrics that the answer is about, the most important first.
 
-        They are those of ``ablation.metric`` or, if it is null, the workload's own. They are empty
-        for a user's own kind of workload, whose records name their primary metric.
+        These are the metrics of ``ablation.metric`` or, if it is null, the workload's primary
+        metrics. The tuple is empty for a workload class of the user's own, because only its records
+        say which metric is primary.
         """
         return self.ablation.metrics or self.workload.primary_metrics
 
     def _check_metrics(self) -> None:
-        """Check that the workload gives the metrics of the question."""
+        """Check that the workload gives the metrics that ``ablation.metric`` names."""
         workload, known = self.workload, metric_names(self.workload.kind)
         for name in self.ablation.metrics:
             where = f"ablation.metric={name}"
@@ -316,7 +319,7 @@ class Experiment(Group):
             require(missing is None, f"{where}: workload={workload.name} needs {missing} for it")
 
     def _check_quality(self) -> None:
-        """Check the limits of quality, and that the workload can compare with them."""
+        """Check that limits of quality are set if quality is claimed, for a scoring workload."""
         claims = self.ablation.claims
         claimed = claims.identity is Identity.quality
         require(

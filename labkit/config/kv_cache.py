@@ -31,7 +31,7 @@ class Precision(Enum):
 
 @dataclass
 class KV(Group, place="engine.kv"):
-    """KV cache: layout, block size, precision, and memory that every request reserves."""
+    """KV cache: layout, block size, precision, and how a request's memory grows."""
 
     layout: KVLayout = option(KVLayout.paged)
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")

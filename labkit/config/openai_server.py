@@ -29,7 +29,7 @@ class EosHandling(Enum):
 
 @dataclass(frozen=True)
 class ServerPreset:
-    """Start command and abilities of a known server.
+    """How to start a known server, and which features it has.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class ServerPreset:
     model
         Model name in requests; empty: the first that ``/v1/models`` lists.
     token_prompts
-        Whether the server accepts prompts as token ids; otherwise they are sent as text.
+        Whether the server accepts prompts as token ids; otherwise prompts are sent as text.
     token_ids
-        Whether the server returns the sampled ids if ``return_token_ids`` is set.
+        Whether the server returns the sampled token ids if a request sets ``return_token_ids``.
     eos_handling
         How a request asks for its full output length.
     resets_prefix_cache
@@ -48,7 +48,8 @@ class ServerPreset:
     multiplies_by_blas
         Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
     tested
-        Whether labkit's tests run the preset; otherwise it follows the server's documentation.
+        Whether labkit's tests run the preset. Other presets are written from the server's
+        documentation and untested.
     """
 
     command: str
@@ -210,7 +211,7 @@ class OpenAIServer(Group, place="engine.server"):
 
     def _check_url(self) -> None:
         if self.url is None:
-            self.require_default("pause", "labkit pauses servers that it starts in any case")
+            self.require_default("pause", "labkit always pauses the servers that it starts")
             return
         require(
             self.url.startswith(("http://", "https://")),

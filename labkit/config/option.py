@@ -45,7 +45,7 @@ def override_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ReadBy:
-    """Condition under which an option is read: the option ``key`` has one of ``choices``."""
+    """The condition that another option, ``key``, has one of the values ``choices``."""
 
     key: str
     choices: tuple[Any, ...]
@@ -65,23 +65,24 @@ class Option:
     Parameters
     ----------
     default
-        Default value; None: null is allowed.
+        Default value. If it is None, the option may be null.
     meaning
-        What the option sets, in one sentence; empty: the docstring of its enum.
+        What the option sets, in one sentence. If it is empty, the docstring of the option's enum
+        is shown.
     unit
         Unit of the option's numbers.
     ge, gt, le, multiple_of
         Allowed range if the option is a number; the names are those of pydantic.
     choices
-        Allowed values besides that range; empty: only the range and the type restrict it.
+        Allowed values besides that range. If there are none, only the type and the range count.
     class_path
         Whether the value may be a user's class, ``package.module:Class``.
     null_means
         Meaning of null, if that is the default.
     read_by
-        Condition under which the option is read; None: always.
+        Condition under which the option has an effect. None: it always has.
     mlx_lm, openai
-        Whether ``engine=mlx_lm`` or ``engine=openai`` reads the option, too.
+        Whether the option also applies to ``engine=mlx_lm`` and to ``engine=openai``.
     on_metal
         Whether the option has an effect on Metal only.
     type_name
@@ -164,10 +165,10 @@ def options(group: Any) -> dict[str, Option]:
 
 
 class Group:
-    """A group of options, which are checked when the group is created.
+    """A group of options; creating one checks its options.
 
-    ``place``: path of the group in the schema, such as ``engine.kv``. It is empty at the root, and
-    for a class that is used at several paths.
+    ``place`` is the path of the group in the schema, such as ``engine.kv``. It is empty for the
+    root and for a class that is used at several paths.
     """
 
     place: ClassVar[str] = ""
@@ -191,7 +192,7 @@ class Group:
         return f"{self.place}.{name}" if self.place else name
 
     def refuse_unread(self, key: str, choice: Any) -> None:
-        """Refuse set options that are not read if the option ``key`` is ``choice``."""
+        """Raise ``ConfigError`` if an option is set that has no effect when ``key=choice``."""
         for name, spec, _ in self.options():
             if spec.read_by is not None and spec.read_by.key == key and choice not in spec.read_by:
                 why = f"{key}={override_text(choice)} does not read it (read by {spec.read_by})"

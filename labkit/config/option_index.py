@@ -26,7 +26,7 @@ KIND_NAMES = {bool: "true, false", int: "an integer", float: "a number", str: "a
 
 @dataclass(frozen=True)
 class OptionEntry:
-    """One option: its key as in an override, its type, and its metadata."""
+    """One option: its key as written in an override, its type, and its metadata."""
 
     key: str
     kind: Any
@@ -34,7 +34,7 @@ class OptionEntry:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed values, if they are listed; empty if only range or type restrict them."""
+        """The allowed values; empty if only a range or the type restricts the option."""
         choices = self.option.choices
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
             choices = tuple(self.kind)
@@ -57,7 +57,7 @@ class OptionEntry:
 
     @property
     def readers(self) -> str:
-        """The condition under which the option is read; empty: always."""
+        """The condition under which the option has an effect; empty if it always has."""
         read_by = self.option.read_by
         metal = ["on Metal"] if self.option.on_metal else []
         return ", ".join(metal + ([f"{read_by.key}={read_by}"] if read_by else []))
@@ -111,7 +111,7 @@ def child_names(path: Sequence[str], root: Any = Experiment) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'resolver.seq_map'?)``, or an empty string if no name is close."""
+    """Return `` (did you mean 'resolver.seq_map'?)``; empty if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -14,7 +14,7 @@ MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # of a timestamp
 
 
 class LengthKind(Enum):
-    """Distribution of lengths; listed: the given values, in order."""
+    """Distribution of lengths. listed: the given values, in order."""
 
     fixed = "fixed"
     uniform = "uniform"
@@ -28,7 +28,7 @@ LOGNORMAL = ReadBy("kind", (LengthKind.lognormal,))
 
 @dataclass
 class Lengths(Group):
-    """Lengths in tokens: a distribution or a list."""
+    """Lengths in tokens, drawn from a distribution or listed."""
 
     kind: LengthKind = option(LengthKind.fixed)
     tokens: int = option(
@@ -227,9 +227,9 @@ class Prompts(Group, place="workload.prompts"):
 class ArrivalKind(Enum):
     """Arrival process.
 
-    closed: a closed loop, in which a client sends its next request after an answer. at_once: all at
-    the start. constant, poisson, gamma: open loop at a rate, with gaps of that distribution. trace:
-    as recorded.
+    closed: a closed loop, in which a client sends its next request when the previous one is
+    answered. at_once: all requests at the start. constant, poisson, gamma: an open loop at a rate,
+    with gaps from that distribution. trace: at the recorded times.
     """
 
     closed = "closed"
@@ -273,13 +273,13 @@ class Arrivals(Group, place="workload.arrivals"):
 
     @property
     def is_paced(self) -> bool:
-        """Whether requests arrive at times of their own, so that they set the throughput."""
+        """Whether the arrival times are given by a rate or a trace, whatever the engine does."""
         return self.kind in AT_A_RATE or self.kind is ArrivalKind.trace
 
 
 @dataclass
 class LatencySLO(Group, place="workload.limits"):
-    """Latency SLOs; goodput counts the requests that meet all of them."""
+    """Latency SLOs. Goodput counts the requests that meet all of them."""
 
     ttft_ms: float | None = option(
         None, "Maximum time to first token.", gt=0, unit="milliseconds", null_means="no limit"

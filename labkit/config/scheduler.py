@@ -12,7 +12,10 @@ DEFAULT_WATERMARK = 0.01
 
 
 class Admission(Enum):
-    """Batching: waiting requests join at any step (continuous), or when none runs (static)."""
+    """When waiting requests join the batch.
+
+    continuous: at any step. static: only when no request is running.
+    """
 
     continuous = "continuous"
     static = "static"
@@ -33,14 +36,17 @@ class Composition(Enum):
 
 
 class ChunkPolicy(Enum):
-    """Size of prefill chunks; shrinking: one token less for every decoding request."""
+    """Size of prefill chunks. shrinking: one token smaller for every decoding request."""
 
     static = "static"
     shrinking = "shrinking"
 
 
 class Reservation(Enum):
-    """KV blocks reserved at admission: for prompt and output; optimistic: only for the prompt."""
+    """KV blocks that are reserved when a request is admitted.
+
+    full: for the prompt and all output tokens. optimistic: only for the prompt.
+    """
 
     full = "full"
     optimistic = "optimistic"
@@ -84,7 +90,7 @@ class Scheduler(Group, place="engine.scheduler"):
     )
     prefill_floor: int | None = option(
         None,
-        "Prompt tokens for which every step has room, however many requests decode, even beyond "
+        "Prompt tokens that every step can hold, however many requests decode, even beyond "
         "max_num_batched_tokens.",
         ge=1,
         unit="tokens",

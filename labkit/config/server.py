@@ -13,7 +13,10 @@ TOKENS, SECONDS = "tokens", "seconds"
 
 
 class SpecialTokens(Enum):
-    """The model's special tokens in the text of messages: control tokens, or plain text."""
+    """How special tokens that appear in the text of messages are tokenised.
+
+    act: as control tokens. escape: as plain text.
+    """
 
     act = "act"
     escape = "escape"
@@ -124,7 +127,7 @@ class Server(Group, place="server"):
 
 @dataclass
 class ServeConfig(Group):
-    """Options of the command itself."""
+    """Options of ``python -m labkit.serve`` itself."""
 
     engine: Engine = field(default_factory=Engine)
     model: Model = field(default_factory=Model)

@@ -18,7 +18,10 @@ class Speculation(Enum):
 
 
 class Verification(Enum):
-    """Layout of drafts in a step: one causal segment, or one single-token segment per draft."""
+    """How a step lays out the draft tokens that it verifies.
+
+    window: in one causal segment. staircase: in one single-token segment per draft.
+    """
 
     window = "window"
     staircase = "staircase"
@@ -32,7 +35,7 @@ BY_MODEL = ReadBy(SPECULATION, (Speculation.draft,))
 
 @dataclass
 class Drafts(Group, place="engine.drafts"):
-    """Speculative decoding's drafts: their number, source and verification."""
+    """The drafts of speculative decoding: their number, source and verification."""
 
     num_draft_tokens: int = option(
         4,

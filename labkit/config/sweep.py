@@ -15,12 +15,13 @@ MAX_ARM_NAME = 150
 
 
 def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
-    """Check that a sweep ``{option: [values]}`` has options of the arms and values to compare.
+    """Check a sweep ``{option: [values]}``; ``place`` is its key, for error messages.
 
     Raises
     ------
     ConfigError
-        An option belongs to another group, or its values are not a list of two or more.
+        An option is not in one of the groups that may differ between arms, or its values are not
+        a list of two or more different values.
     """
     for key, values in sweep.items():
         require(
@@ -34,7 +35,7 @@ def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the shortest endings of option keys that tell the options apart.
+    """Return, by option key, its shortest ending that differs from those of the other keys.
 
     >>> list(short_names(["engine.dtype", "engine.kv.dtype", "engine.scheduler.order"]).values())
     ['engine.dtype', 'kv.dtype', 'order']
@@ -51,7 +52,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Return every combination of a sweep's values: its overrides, by the name of its arm.
+    """Return the overrides of every combination of a sweep's values, by the name of its arm.
 
     >>> list(swept_overrides({"engine.scheduler.order": ["a", "b"], "engine.threads": [1, 2]}))
     ['order=a,threads=1', 'order=a,threads=2', 'order=b,threads=1', 'order=b,threads=2']
@@ -69,6 +70,6 @@ def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, A
 
 
 def _value_name(value: Any) -> str:
-    """Return a value as a part of a file's name. A path is named by its last component."""
+    """Return a value in a form that may be part of a file name; of a path, the last component."""
     text = override_text(value).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "_", text)

@@ -9,7 +9,7 @@ from labkit.config.option import Group, option
 
 @dataclass
 class TensorParallel(Group, place="engine.parallel"):
-    """Tensor parallelism: every layer split across processes (ranks) of one host."""
+    """Tensor parallelism, which splits every layer across processes (ranks) of one host."""
 
     size: int = option(
         1,

@@ -11,12 +11,12 @@ MAX_CLIP_FRAMES = 200_000  # of a synthetic clip
 
 
 class FramePicks(Enum):
-    """Frames that are picked from a clip, and how the decoder reaches them.
+    """Which frames are picked from a clip, and how the decoder reaches them.
 
     stream: evenly spaced frames; every frame before them is decoded. seek: the same frames, each
     decoded from the keyframe before it. keyframes: evenly spaced entries of the list of keyframes.
-    nearest: the keyframe nearest to each frame of stream. keyframes_unique: as keyframes, without
-    repeats.
+    nearest: for each frame that stream picks, the nearest keyframe. keyframes_unique: the frames
+    of keyframes, each only once.
     """
 
     stream = "stream"
@@ -86,5 +86,5 @@ class Clip(Group, place="workload.made"):
         return round(self.seconds * self.fps)
 
     def key(self, name: str) -> str:
-        """Return the key of an option for error messages, which includes the clip's name."""
+        """Return an option's key for error messages; it includes the clip's name."""
         return f"workload.made: clip {self.name!r}: {name}"

@@ -26,7 +26,7 @@ class State(Enum):
 class CacheState(Enum):
     """State of the prefix cache when measuring begins.
 
-    cold: empty. warm: as left by serving all requests once, unmeasured.
+    cold: empty. warm: all requests have been served once before, unmeasured.
     """
 
     cold = "cold"
@@ -35,7 +35,7 @@ class CacheState(Enum):
 
 @dataclass
 class Case(Group, place="workload.cases"):
-    """Batch of a kernel workload: decodes, prefill chunks, and requests of any lengths."""
+    """A batch of a kernel workload: decodes, prefill chunks, and requests with given lengths."""
 
     name: str = option("", "Name of the case in reports.")
     decode: int = option(0, "Decoding requests (one query token each).", ge=0)
@@ -85,7 +85,7 @@ class Case(Group, place="workload.cases"):
         return self.prefill > 0 or any(queries > 1 for queries, _ in self.uneven)
 
     def key(self, name: str) -> str:
-        """Return the key of an option for error messages, which includes the case's name."""
+        """Return an option's key for error messages; it includes the case's name."""
         return f"workload.cases: case {self.name!r}: {name}"
 
 
@@ -121,8 +121,8 @@ class Workload(Group, place="workload"):
     )
     warmup: int = option(
         2,
-        "Unmeasured warm-up: minimum number of launches per case, or number of requests (in a "
-        "video workload, for its shortest clip; in a scoring workload, number of windows).",
+        "Unmeasured warm-up: launches per case (at least) of a kernel workload, windows of a "
+        "scoring workload, requests for the shortest clip of a video workload, else requests.",
         ge=0,
     )
     repeats: int = option(
@@ -276,20 +276,20 @@ class Workload(Group, place="workload"):
 
     @property
     def loads_model(self) -> bool:
-        """Whether the workload runs a model: it serves requests or scores texts."""
+        """Whether the workload loads a model, because it serves requests or scores texts."""
         return self.serves or self.kind in SCORING
 
     @property
     def has_engine(self) -> bool:
-        """Whether the workload runs an engine or its kernels."""
+        """Whether the workload uses an engine or its kernels (all kinds but video)."""
         return self.kind not in VIDEO
 
     @property
     def primary_metrics(self) -> tuple[str, ...]:
-        """The metrics that a question is about unless it names its own.
+        """The primary metrics of an ablation that sets none.
 
-        Where requests arrive at a rate, throughput is the offered load, so it is the latency. Empty
-        for a kind of the user's own.
+        If the arrival times are given, the throughput only equals the offered load, so latency is
+        primary. The tuple is empty for a workload class of the user's own.
         """
         if self.kind in PRIMARY_METRICS:
             return (PRIMARY_METRICS[self.kind],)
@@ -302,7 +302,7 @@ class Workload(Group, place="workload"):
         return ("e2e_p50_ms",) if self.arrivals.is_paced else ("total_tok_s",)
 
     def missing_for(self, metric: str) -> str | None:
-        """Return the setting that a metric needs and this workload lacks, or None."""
+        """Return the setting that this workload lacks for a metric; None if it lacks none."""
         if metric == "goodput_req_s" and not self.limits.is_set:
             return "a limit such as workload.limits.ttft_ms=200"
         if metric in ("e2e_ms", "row_steps") and not self.per_request:
