@@ -108,7 +108,7 @@ def parse(argv: Sequence[str]) -> Command:
             key = word.lstrip("+~").partition("=")[0]
             if key in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
-            overrides.append(sizes_in_bytes(word))
+            overrides.append(sizes_in_bytes(_selection(word)))
         elif word in PROGRAMS:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
@@ -136,10 +136,21 @@ def _topic(flag: str, words: list[str]) -> list[str]:
     return []
 
 
+def _selection(override: str) -> str:
+    """Return ``+engine/kv=NAME`` without its plus sign, which Hydra would refuse.
+
+    Hydra requires the plus sign for a group that is not in the defaults list. labkit's groups are
+    in it, with the choice null, so both spellings select the same file.
+    """
+    group = override[1:].partition("=")[0]
+    nested = override.startswith("+") and "/" in group and "@" not in group
+    return override[1:] if nested and (CONF / group).is_dir() else override
+
+
 def _search_path(folder: str) -> str:
     if not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: no such directory")
-    for file in sorted(Path(folder).glob("*/*.yaml")):
+    for file in sorted(Path(folder).rglob("*.yaml")):
         name = file.relative_to(folder)
         if (CONF / name).exists():
             raise ConfigError(f"{file}: labkit has {name} itself; choose another file name")
@@ -189,6 +200,9 @@ def initialized() -> AbstractContextManager[Any]:
 def compose_cells(command: Command) -> list[ComposedCell]:
     """Compose and check every arm of every cell.
 
+    Of a search, whose sweeper chooses each trial when the one before it has ended, this is the one
+    cell without the searched options.
+
     Nothing is written, except that a model given as a GGUF file may be converted into the cache.
 
     Raises
@@ -199,24 +213,33 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     from hydra import compose
 
     from labkit.experiment.cell_composer import compose_cell
-    from labkit.experiment.hydra_composer import Composer, expand_sweep
+    from labkit.experiment.hydra_composer import (
+        Composer,
+        expand_sweep,
+        first_cell,
+        fixed_overrides,
+    )
     from labkit.experiment.hydra_error_text import explain_config_error
+    from labkit.experiment.job_launcher import is_search
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
     with initialized():
         try:
-            cells = expand_sweep(task)
-            if len(cells) > 1 and not command.multirun:
-                swept = next(o for o in task if len(expand_sweep([o])) > 1)
-                raise ConfigError(
-                    f"{swept}: several values need -m; add it at the end of the command"
-                )
             if command.multirun:
-                first = [*hydra, *cells[0]]
+                first = [*hydra, *first_cell(task)]
                 config = compose("config", overrides=first, return_hydra_config=True)
-                cells = expand_sweep(task, dict(config.hydra.sweeper.params or {}))
-                _check_swept_experiments(cells, hydra)
+                if is_search(config.hydra):
+                    cells = [fixed_overrides(task)]
+                else:
+                    cells = expand_sweep(task, dict(config.hydra.sweeper.params or {}))
+                    _check_swept_experiments(cells, hydra)
+            else:
+                swept = next((o for o in task if len(expand_sweep([o])) > 1), None)
+                if swept is not None:
+                    raise ConfigError(
+                        f"{swept}: several values need -m; add it at the end of the command"
+                    )
         except ConfigError:
             raise
         except Exception as error:
@@ -255,14 +278,15 @@ def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str
 def with_sweep_as_arms(command: Command) -> Command:
     """Return the command with its swept options as arms of one cell, where that is possible.
 
-    With ``hydra/launcher=...`` the command is unchanged: such a launcher distributes cells, so
-    every combination of values stays a cell.
+    With ``hydra/launcher=...`` or ``hydra/sweeper=...`` the command is unchanged: such a launcher
+    distributes cells and such a sweeper chooses them, so every combination of values stays a cell.
     """
     from labkit.experiment.hydra_composer import Composer
     from labkit.experiment.hydra_error_text import explain_config_error
     from labkit.experiment.option_sweep import sweep_as_arms
 
-    launched = any(o.startswith("hydra/launcher=") for o in command.overrides)
+    plugins = ("hydra/launcher=", "hydra/sweeper=")
+    launched = any(o.startswith(plugins) for o in command.overrides)
     if not command.multirun or launched:
         return command
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
@@ -295,6 +319,8 @@ def overrides_to_print(command: Command) -> list[str]:
 def launcher_of(command: Command) -> JobLauncher:
     """Return the launcher that the command selects, after checking that it can work here.
 
+    A search needs a launcher that runs its cells in this process.
+
     Raises
     ------
     ConfigError
@@ -302,14 +328,13 @@ def launcher_of(command: Command) -> JobLauncher:
     """
     from hydra import compose
 
-    from labkit.experiment.hydra_composer import expand_sweep
+    from labkit.experiment.hydra_composer import first_cell
     from labkit.experiment.job_launcher import JobLauncher
 
     with initialized():
-        first = expand_sweep(command.overrides)[0]
-        launcher = JobLauncher.of(
-            compose("config", overrides=first, return_hydra_config=True).hydra
-        )
+        first = first_cell(command.overrides)
+        hydra = compose("config", overrides=first, return_hydra_config=True).hydra
+        launcher = JobLauncher.of(hydra)
     launcher.check(command.multirun)
     return launcher
 
@@ -323,18 +348,14 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
 
     import hydra
 
-    def job(config: Any) -> None:
-        """Run the cell of one Hydra job. Its arms have been composed and checked before."""
+    def job(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
-
-        from labkit.experiment.cell_composer import compose_cell
-        from labkit.experiment.cell_name import cell_name
 
         facts = HydraConfig.get()
         hydra, task = list(facts.overrides.hydra), list(facts.overrides.task)
         if study is not None:
-            folder = Path(facts.runtime.output_dir)
-            study.run(cell_name(task), folder, lambda: compose_cell(hydra, task))
+            return run_job(study, hydra, task, facts)
+        return None
 
     logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error
     sys.argv = [sys.argv[0], *argv]
@@ -343,6 +364,33 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def run_job(study: Study, hydra: list[str], task: list[str], facts: Any) -> float | None:
+    """Run the cell of one Hydra job; of a search, return the objective.
+
+    The cell's arms have been composed and checked before, except those of a search's trial. A trial
+    whose options contradict each other has no objective: Optuna goes on after None, but not after
+    NaN (hydra-optuna-sweeper 1.3.0).
+    """
+    from labkit.experiment.cell_composer import compose_cell, write_config
+    from labkit.experiment.cell_name import cell_name
+    from labkit.experiment.job_launcher import is_search
+
+    folder, name = Path(facts.runtime.output_dir), cell_name(task)
+    try:
+        write_config(folder / str(facts.output_subdir) / "config.yaml", hydra, task)
+        study.run(name, folder, lambda: compose_cell(hydra, task))
+    except ConfigError as error:
+        if not is_search(facts):
+            raise
+        say(f"{name}: not run: {error}")
+        return None
+    if not is_search(facts):
+        return None
+    value = study.objective(folder)
+    say(f"{name}: objective {'unknown' if value is None else format(value, '.6g')}")
+    return value
 
 
 def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[str]]:
@@ -412,7 +460,7 @@ def run(command: Command) -> int:
         archive = out if out.suffix == ARCHIVE_SUFFIX and out.is_file() else None
         if archive is not None:
             out, overrides = unpacked_archive(archive, overrides, cells[0].experiment.plan)
-        study = Study(out, cells)
+        study = Study(out, [] if launcher.is_search else cells)
         try:
             study.refuse_changes()
         except ConfigError:

@@ -18,7 +18,7 @@ from labkit.experiment import StudyError, cell_runner, progress_display
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_manifest import refuse_changes
 from labkit.experiment.progress_display import Progress
-from labkit.records import describe_last_session
+from labkit.records import RecordError, describe_last_session
 
 if TYPE_CHECKING:
     from labkit.analysis.study_analysis import AnalysisCache
@@ -76,11 +76,18 @@ class Study:
     ) -> None:
         """Run the missing runs of a cell, analyse the cell and print its table.
 
-        In a job's process, ``compose`` composes the cell anew. An error that stops only this cell
-        is printed in one line: the cell stays unfinished, the next cells run, and the study's exit
-        code reports it.
+        ``compose`` composes the cell where the study does not have it: in a job's process, and for
+        a trial that a sweeper has just chosen. An error that stops only this cell is printed in
+        one line: the cell stays unfinished, the next cells run, and the study's exit code reports
+        it.
         """
-        composed = self._composed[name] if compose is None or self._is_first_process else compose()
+        composed = self._composed.get(name)
+        if composed is None:
+            if compose is None:
+                raise KeyError(name)
+            composed = compose()
+        if self._is_first_process:
+            self._composed[name] = composed
         progress = (
             progress_display.create_progress(sys.stderr)
             if self._is_first_process
@@ -92,6 +99,13 @@ class Study:
                 self._run(cell, progress, composed.experiment.redo is Redo.failed)
         except StudyError as error:
             print(f"labkit: {name}: {error}", file=sys.stderr)
+
+    def objective(self, folder: Path) -> float | None:
+        """Return the objective of the cell in ``folder`` for a search, or None without a value."""
+        try:
+            return self._load_analysis().objective(folder)
+        except RecordError:  # the cell did not begin
+            return None
 
     def _run(self, cell: Cell, progress: Progress, redo_failed: bool) -> None:
         analysis_cache = self._load_analysis()

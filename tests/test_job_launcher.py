@@ -1,12 +1,19 @@
 """Job launchers: missing requirements, what a job receives, and the states of Slurm's queue."""
 
+import importlib.util
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
 
+import hydra_plugins
 import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 
 from labkit import app
 from labkit.config import ConfigError
@@ -113,3 +120,81 @@ def test_the_queue_says_which_jobs_have_ended_and_how():
     assert list(states.values()) == ["RUNNING", "RUNNING", "COMPLETED", "NODE_FAIL", "GONE"]
     over = [job for job in watcher.jobs if watcher.is_done(job, "cache")]
     assert over == ["7_2", "7_3", "7_10"]
+
+
+SEARCH = "hydra/sweeper=search"
+
+
+class Search(Sweeper):
+    """A sweeper that chooses chunks by the objectives of earlier trials."""
+
+    chosen: ClassVar[list[tuple[str, float | None]]] = []
+
+    def __init__(self, params):
+        """Accept the searched options, as every sweeper does."""
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        self.chosen.clear()
+        fixed = [argument for argument in arguments if "interval" not in argument]
+        for number, chunk in enumerate((64, 9999, 32)):
+            trial = f"engine.scheduler.chunk={chunk}"
+            (done,) = self.launcher.launch([[*fixed, trial]], initial_job_idx=number)
+            self.chosen.append((trial, done.return_value))
+
+
+@pytest.fixture
+def searching(monkeypatch):
+    app.register()
+    module = ModuleType("hydra_plugins.search")  # Hydra loads plugins from this package alone
+    monkeypatch.setattr(Search, "__module__", module.__name__)
+    monkeypatch.setattr(module, "Search", Search, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(hydra_plugins, "search", module, raising=False)
+    Plugins.instance().register(Search)
+    target = {"_target_": "hydra_plugins.search.Search", "params": None}
+    ConfigStore.instance().store(group="hydra/sweeper", name="search", node=target)
+    monkeypatch.setattr(sys, "argv", ["labkit"])
+
+
+def test_a_search_composes_each_trial_when_its_sweeper_has_chosen_it(
+    searching, tmp_path, monkeypatch, capsys
+):
+    def run(study, name, folder, compose):
+        study._composed[folder] = compose()
+
+    def chunk(study, folder):
+        return float(study._composed[folder].experiment.engine.scheduler.chunk)
+
+    monkeypatch.setattr(Study, "run", run)
+    monkeypatch.setattr(Study, "objective", chunk)
+    monkeypatch.setattr(Study, "finish", lambda study: len(study._composed))
+    words = [SEARCH, "engine.scheduler.chunk=interval(8,64)", "workload=uniform"]
+    assert app.run(app.parse([*words, f"out={tmp_path / 'out'}", "-m"])) == 2
+    assert [objective for _, objective in Search.chosen] == [64.0, None, 32.0]
+    assert "not run: engine.scheduler.chunk=9999: must be 1 to" in capsys.readouterr().err
+    recorded = (tmp_path / "out").glob("*chunk=32*/.hydra/config.yaml")
+    assert "chunk: 32" in next(recorded).read_text()
+
+
+def test_a_search_needs_m_and_this_process_and_its_sweep_makes_no_arms(searching):
+    with pytest.raises(ConfigError, match="hydra/sweeper=search runs many trials; add -m"):
+        launcher(SEARCH)
+    with pytest.raises(ConfigError, match="its trials run one after the other"):
+        launcher(SEARCH, "hydra/launcher=joblib", "-m")
+    command = app.parse([SEARCH, "engine.kv.block_size=8,16", "-m"])
+    assert app.with_sweep_as_arms(command) == command
+    (cell,) = app.compose_cells(command)
+    assert [arm.name for arm in cell.arms] == ["base", "control"]
+
+
+def test_a_missing_sweeper_is_named_with_its_extra():
+    if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is not None:
+        pytest.skip("hydra-optuna-sweeper is installed")
+    app.register()
+    with pytest.raises(ConfigError, match=r"pip install 'labkit\[optuna\]'"):
+        app.compose_cells(app.parse(["hydra/sweeper=optuna", "-m"]))

@@ -13,6 +13,7 @@ from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.host_groups import host_groups, machine_name
 from labkit.analysis.number_format import count_text
+from labkit.analysis.objective import objective
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
 from labkit.records import (
@@ -64,6 +65,10 @@ class AnalysisCache:
             if one.row.primary and one.comparison.arm in arms
         }
         return bool(words) and words <= DECIDED_WORDS | {"computed"}
+
+    def objective(self, cell_dir: StudyPath) -> float | None:
+        """Return a cell's objective (:func:`labkit.analysis.objective.objective`)."""
+        return objective(self.cell(cell_dir))
 
     def notes(self) -> list[str]:
         """Return a line for each study that was read and has records without a digest."""

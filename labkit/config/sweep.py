@@ -25,7 +25,7 @@ def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
     """
     for key, values in sweep.items():
         require(
-            key.split(".")[0] in SWEPT_GROUPS,
+            key_parts(key)[0] in SWEPT_GROUPS,
             f"{place}: {key}: must be an option of {' or '.join(SWEPT_GROUPS)}",
         )
         require(
@@ -34,17 +34,26 @@ def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
         )
 
 
+def key_parts(key: str) -> list[str]:
+    """Return the names in the key of an option or a group.
+
+    >>> key_parts("engine.kv.dtype"), key_parts("engine/kv")
+    (['engine', 'kv', 'dtype'], ['engine', 'kv'])
+    """
+    return re.split(r"[./]", key)
+
+
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Return, by option key, its shortest ending that differs from those of the other keys.
 
     >>> list(short_names(["engine.dtype", "engine.kv.dtype", "engine.scheduler.order"]).values())
     ['engine.dtype', 'kv.dtype', 'order']
     """
-    names = {key: key.split(".")[-1:] for key in keys}
+    names = {key: key_parts(key)[-1:] for key in keys}
     while True:
         texts = [".".join(name) for name in names.values()]
         for key, name in names.items():
-            parts = key.split(".")
+            parts = key_parts(key)
             if texts.count(".".join(name)) > 1 and len(name) < len(parts):
                 names[key] = parts[-len(name) - 1 :]
         if texts == [".".join(name) for name in names.values()]:

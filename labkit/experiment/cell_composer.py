@@ -26,6 +26,7 @@ from labkit.config import (
     user_classes,
 )
 from labkit.config.size_text import sizes_in_bytes
+from labkit.config.sweep import key_parts
 from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name, named_overrides
@@ -160,6 +161,23 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
         f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
     ]
     return [*scale_overrides, *overrides]
+
+
+def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Sequence[str]) -> None:
+    """Replace the config that Hydra wrote for a job by the one that runs.
+
+    Hydra composes a job without the overrides of the experiment's scale and without the arms of a
+    sweep, and its file would not show them. An arm's config is this file with the arm's overrides.
+    Hydra must be initialised.
+    """
+    from omegaconf import OmegaConf
+
+    composer = Composer()
+    cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
+    experiment = composer.compose(cell)
+    if experiment.ablation.sweep:
+        experiment = with_swept_arms(experiment)
+    OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
 
 
 def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
@@ -361,7 +379,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
     """
     for key in overrides:
         require(
-            key.lstrip("+~").split(".")[0].split("@")[0] in ("engine", "model", "workload"),
+            key_parts(key.lstrip("+~").split("@")[0])[0] in ("engine", "model", "workload"),
             f"arm {name}: {key} must be the same for every arm; "
             "an arm may change options of engine, model and workload, and have an environment",
         )

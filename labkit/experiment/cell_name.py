@@ -11,7 +11,7 @@ KEYS_NOT_IN_NAME = ("out", "plan", "redo", "design.blocks")
 MAX_LENGTH = 120
 ARMS, CLAIMS = "ablation.arms.", "ablation.claims."
 SWEEP = "ablation.sweep"
-SWEPT_VALUES = re.compile(r"([\w.]+):\[(.*?)\](?=,[\w.]+:\[|\}$)")
+SWEPT_VALUES = re.compile(r"([\w./]+):\[(.*?)\](?=,[\w./]+:\[|\}$)")
 
 
 def cell_name(task_overrides: Iterable[str]) -> str:

@@ -132,6 +132,36 @@ def expand_sweep(
     return [list(cell) for cell in itertools.product(*values.values())]
 
 
+def first_cell(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with the first value of each list, and without ranges to search.
+
+    >>> first_cell(["workload=chat,agent", "engine.scheduler.chunk=interval(8,64)", "seed=1"])
+    ['workload=chat', 'seed=1']
+    """
+    return [cell[0] for cell in map(_values, overrides) if cell]
+
+
+def fixed_overrides(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that have a single value, which every trial of a search has.
+
+    >>> fixed_overrides(["engine.threads=choice(1,2)", "seed=1"])
+    ['seed=1']
+    """
+    return [override for override in overrides if _values(override) == [override]]
+
+
+def _values(override: str) -> list[str]:
+    """Return an override of each value in a list; none for a range that has no listed values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    if not parsed.is_sweep_override():
+        return [override]
+    if not parsed.is_discrete_sweep():
+        return []
+    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+
+
 def hydra_quote(value: Any) -> str:
     """Return a value in Hydra's override grammar, which reads it back unchanged."""
     if value is None:

@@ -19,6 +19,8 @@ from labkit.experiment.job_launcher import not_installed
 HELP = "python -m labkit --help lists them"
 # Launchers of Hydra plugins that files in conf/ extend, with the extra that installs each plugin.
 LAUNCHERS = {"submitit_slurm": "slurm"}
+SWEEPERS = {"optuna": "optuna"}  # the extra that installs each sweeper
+SWEEPERS = {"optuna": "optuna"}  # the extra that installs each
 
 
 def explain_config_error(
@@ -102,6 +104,8 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     options = listed.group(1).split() if listed else []
     if group == "hydra/launcher" and option in LAUNCHERS:
         return not_installed(LAUNCHERS[option], LAUNCHERS[option])
+    if group == "hydra/sweeper" and option in SWEEPERS:
+        return not_installed(option, SWEEPERS[option], group)
     if not options:
         return f"{group}={option}: no such group or file; " + HELP
     return (

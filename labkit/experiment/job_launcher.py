@@ -54,15 +54,27 @@ class FinishedJobs:
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """A launcher: its name in ``hydra/launcher=NAME`` and the class behind it."""
+    """A launcher: its name in ``hydra/launcher=NAME`` and the class behind it.
+
+    ``sweeper`` is the name of the sweeper whose cells it runs. ``is_search``: this sweeper chooses
+    each cell by the objectives of those before it.
+    """
 
     name: str
     target: str
+    sweeper: str = "basic"
+    is_search: bool = False
 
     @staticmethod
     def of(hydra: Any) -> JobLauncher:
         """Return the launcher of a composed config's ``hydra`` node."""
-        return JobLauncher(hydra.runtime.choices["hydra/launcher"], hydra.launcher["_target_"])
+        choices = hydra.runtime.choices
+        return JobLauncher(
+            choices["hydra/launcher"],
+            hydra.launcher["_target_"],
+            choices["hydra/sweeper"],
+            is_search(hydra),
+        )
 
     @property
     def is_local(self) -> bool:
@@ -77,6 +89,15 @@ class JobLauncher:
         ConfigError
             The launcher's plugin is not installed, ``-m`` is missing, or this host has no Slurm.
         """
+        require(
+            multirun or not self.is_search,
+            f"hydra/sweeper={self.sweeper} runs many trials; add -m at the end of the command",
+        )
+        require(
+            self.is_local or not self.is_search,
+            f"hydra/launcher={self.name}: hydra/sweeper={self.sweeper} chooses a trial by those "
+            "before it, so its trials run one after the other; leave hydra/launcher at its default",
+        )
         if self.is_local:
             return
         package = self.target.split(".")[1]
@@ -101,9 +122,14 @@ class JobLauncher:
         return FinishedJobs()
 
 
-def not_installed(name: str, extra: str) -> str:
-    """Return the message that a launcher is not installed, with the extra that installs it."""
-    return f"hydra/launcher={name} is not installed; run: pip install 'labkit[{extra}]'"
+def is_search(hydra: Any) -> bool:
+    """Return whether a config's sweeper searches: it chooses trials one by one, as Optuna does."""
+    return not str(hydra.sweeper["_target_"]).endswith(".BasicSweeper")
+
+
+def not_installed(name: str, extra: str, group: str = "hydra/launcher") -> str:
+    """Return the message that a plugin is not installed, with the extra that installs it."""
+    return f"{group}={name} is not installed; run: pip install 'labkit[{extra}]'"
 
 
 def _is_installed(module: str) -> bool:

@@ -16,11 +16,11 @@ from typing import Any
 
 from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
 from labkit.config.option import Group
-from labkit.config.sweep import SWEPT_GROUPS, short_names, swept_overrides
+from labkit.config.sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
 from labkit.experiment.cell_name import cell_name
 from labkit.experiment.hydra_composer import Composer, expand_sweep
 
-SWEPT_KEY = re.compile(rf"(?:{'|'.join(SWEPT_GROUPS)})(?:\.\w+)*")
+SWEPT_KEY = re.compile(rf"(?:{'|'.join(SWEPT_GROUPS)})(?:[./]\w+)*")
 SWEEP_ABLATION = "sweep"  # conf/ablation/sweep.yaml
 QUESTION_KEYS = ("ablation", "experiment", "scale")  # sweeps of these ask several questions
 
@@ -133,6 +133,6 @@ def _has(experiment: Experiment, overrides: dict[str, Any]) -> bool:
 def _configured(experiment: Experiment, key: str) -> Any:
     """Return the value of an option, or the name of a group's choice; None if there is none."""
     value: Any = experiment
-    for part in key.split("."):
+    for part in key_parts(key):
         value = getattr(value, part, None)
     return to_plain(getattr(value, "name", None) if isinstance(value, Group) else value)

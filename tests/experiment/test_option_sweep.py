@@ -28,7 +28,7 @@ def cells_of(*words):
 
 def test_the_docstrings_of_sweeps_hold():
     results = doctest.testmod(sweep)
-    assert results.attempted == 2 and results.failed == 0
+    assert results.attempted == 3 and results.failed == 0
 
 
 def test_swept_options_become_one_sweep_of_arms():
