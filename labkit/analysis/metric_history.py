@@ -73,8 +73,9 @@ class HistoryPoint:
 class SeriesChange:
     """A change of a series' level between points ``index - 1`` and ``index``.
 
-    ``before`` is the median of the segment before it, in the metric's unit, and ``percent`` the
-    change of the median; ``probe_percent`` is that of the machine's probe, and None without one.
+    ``before`` is the median of the segment before it, in the metric's unit, and ``percent``
+    is the change of the median. ``probe_percent`` is the change of the machine's probe, or None if
+    there is no probe.
     """
 
     index: int
@@ -113,7 +114,7 @@ class Series:
 
 @dataclass(frozen=True)
 class _Sample:
-    """One point with what decides its series."""
+    """One point, with the facts that select its series."""
 
     key: tuple[str, str, str, str, str, str]  # cell, case, arm, machine, unit, better
     options: Mapping[str, Any]
@@ -200,7 +201,7 @@ def _point(
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
-    """Return what must be equal on machines of the same kind, in words."""
+    """Return a description that is equal on machines of the same kind."""
     facts = {name: environment.get(name) for name in MACHINE_FIELDS}
     memory, cores = facts.pop("memory_bytes"), facts.pop("cores")
     words = [str(fact) for fact in facts.values() if fact]
@@ -219,7 +220,7 @@ def _groups(samples: Sequence[_Sample]) -> dict[tuple[str, ...], list[_Sample]]:
 def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
     """Yield the series of a group: one for each set of values of the options that all have.
 
-    Options that only later versions of labkit know are left out, or no series would last long.
+    An option that older studies lack does not split a series.
     """
     shared = set.intersection(*(set(sample.options) for sample in group))
     varying = sorted(

@@ -153,7 +153,7 @@ def compare_with_first(
 
 @dataclass(frozen=True)
 class _MatchedStudies:
-    """The cells and rows that two studies share, and what weakens their comparison."""
+    """The cells and rows that two studies share, and the caveats on their comparison."""
 
     pairs: Sequence[_CellPair]
     compared: Sequence[_ArmPair]

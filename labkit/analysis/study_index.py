@@ -102,7 +102,7 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
     try:
         opened = open_study(study)
         cells = {path.name: path for path in cell_dirs(opened)}
-        if not isinstance(opened, ArchivePath):  # whose digest was checked
+        if not isinstance(opened, ArchivePath):  # an archive's digest is checked when it is opened
             for path in cells.values():
                 check_digests(path)
         facts = [fact for fact in _facts(opened, cells) if fact["dir"] in cells]

@@ -1,7 +1,7 @@
 """The quality of every arm of a scoring workload, compared with the baseline, with intervals.
 
 Windows of text are the unit: positions of one window are not independent, and neighbouring windows
-of a text need not be (``statistics.block_jackknife``).
+of a text may depend on each other (``statistics.block_jackknife``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ScoredWindows:
-    """What one run scored, by window: float64 [windows], and KL divergences by position.
+    """The scores of one run by window: float64 [windows], and KL divergences by position.
 
     ``nll``: negative log likelihood of the window's tokens in nats. ``same_top1``: positions whose
     likeliest token is the baseline's. ``change_squared``: sum of the squared changes of the right

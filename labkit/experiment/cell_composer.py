@@ -228,9 +228,9 @@ def resolve_isolation(
     """
     from labkit import workload
 
-    asked, imports = design.isolation, imports or {}
-    if asked in (Isolation.process, Isolation.live):
-        reason: str | None = f"design.isolation={asked.value} requires it"
+    requested, imports = design.isolation, imports or {}
+    if requested in (Isolation.process, Isolation.live):
+        reason: str | None = f"design.isolation={requested.value} requires it"
     elif imports:
         reason = f"arm {next(iter(imports))} has an environment of its own"
     else:
@@ -239,26 +239,26 @@ def resolve_isolation(
         if design.confirm:
             workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
         return Isolation.in_process, None
-    if asked is Isolation.process:
+    if requested is Isolation.process:
         workload.check_apart(experiments, reason)
         return Isolation.process, reason
-    if asked is Isolation.in_process:
-        raise _refusal(asked, reason)
+    if requested is Isolation.in_process:
+        raise _refusal(requested, reason)
     obstacle = _other_protocol(imports) or workload.not_live(experiments) or _too_large(experiments)
     if obstacle is None:
         if design.confirm:
             workload.check_apart(experiments, f"design.confirm={design.confirm} requires it")
         return Isolation.live, reason
-    if asked is Isolation.live:
-        raise _refusal(asked, obstacle)
+    if requested is Isolation.live:
+        raise _refusal(requested, obstacle)
     whole_reason = reason if reason == obstacle else f"{reason}; not live: {obstacle}"
     workload.check_apart(experiments, whole_reason)
     return Isolation.process, whole_reason
 
 
-def _refusal(asked: Isolation, reason: str) -> ConfigError:
+def _refusal(requested: Isolation, reason: str) -> ConfigError:
     return ConfigError(
-        f"design.isolation={asked.value}: {reason}; set design.isolation to process or auto"
+        f"design.isolation={requested.value}: {reason}; set design.isolation to process or auto"
     )
 
 

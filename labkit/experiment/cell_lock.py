@@ -80,7 +80,7 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
 def _cause(error: BaseException) -> str:
     """Return one line with the cause that ended a session early."""
     if isinstance(error, Interrupted):
-        return str(error)  # the signal's name
+        return str(error)  # such as SIGTERM
     if isinstance(error, SystemExit):
         return "the cluster's time limit, or preemption by another job; it is queued again"
     return one_line_with_type(error)

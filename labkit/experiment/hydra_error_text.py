@@ -20,7 +20,6 @@ HELP = "python -m labkit --help lists them"
 # Launchers of Hydra plugins that files in conf/ extend, with the extra that installs each plugin.
 LAUNCHERS = {"submitit_slurm": "slurm"}
 SWEEPERS = {"optuna": "optuna"}  # the extra that installs each sweeper
-SWEEPERS = {"optuna": "optuna"}  # the extra that installs each
 
 
 def explain_config_error(

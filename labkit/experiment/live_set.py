@@ -181,7 +181,7 @@ class LiveSet:
         self._signals = signals
         self._on_tick = on_tick
         self._ticker = Ticker(self._tick)
-        self._asked: int | None = None  # the arm that has the turn
+        self._active_arm: int | None = None  # the arm that has the turn
 
     def run(self) -> None:
         """Greet the workers, let them load, grant all turns, and wait for every process to end."""
@@ -193,7 +193,7 @@ class LiveSet:
     def _greet(self) -> None:
         """Wait until all processes have started, and check that they use this protocol."""
         for arm, (name, worker) in enumerate(zip(self._names, self._workers, strict=True)):
-            self._asked = arm
+            self._active_arm = arm
             if not worker.alive:
                 continue
             verb, version = worker.answer(self._signals, self._ticker)
@@ -210,12 +210,12 @@ class LiveSet:
         """
         self._on_tick()
         for arm, worker in enumerate(self._workers):
-            if arm != self._asked:
+            if arm != self._active_arm:
                 worker.close_if_ended()
 
     def _ask(self, arm: int, verb: str, value: Any = None) -> Message:
         """Send a message to a worker and return its answer; nothing is sent to an ended one."""
-        worker, self._asked = self._workers[arm], arm
+        worker, self._active_arm = self._workers[arm], arm
         if not worker.alive:
             return "ended", None
         return worker.ask(verb, value, self._signals, self._ticker)

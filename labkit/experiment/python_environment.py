@@ -111,16 +111,18 @@ class PythonEnvironment:
         ConfigError
             The description is invalid, or the interpreter or the revision does not exist.
         """
-        asked = from_plain(_Arm, {"environment": plain}).environment
-        python = asked.python and shutil.which(os.path.expanduser(asked.python))
+        requested = from_plain(_Arm, {"environment": plain}).environment
+        python = requested.python and shutil.which(os.path.expanduser(requested.python))
         require(
-            python is not None or asked.python is None,
-            f"environment.python={asked.python}: no such program",
+            python is not None or requested.python is None,
+            f"environment.python={requested.python}: no such program",
         )
-        repository = asked.repository and str(Path(asked.repository).expanduser().absolute())
-        revision = asked.revision and _commit(asked.revision, repository)
+        repository = requested.repository and str(
+            Path(requested.repository).expanduser().absolute()
+        )
+        revision = requested.revision and _commit(requested.revision, repository)
         absolute = python and os.path.abspath(python)
-        return cls(absolute, tuple(asked.requirements), revision, repository)
+        return cls(absolute, tuple(requested.requirements), revision, repository)
 
     @classmethod
     def of(cls, identity: Mapping[str, Any]) -> PythonEnvironment:
@@ -216,9 +218,9 @@ class PythonEnvironment:
 
     @property
     def _packages(self) -> Path:
-        """The folder of the requirements, named by a digest of what was asked for."""
-        asked = json.dumps([self.python or sys.executable, sys.version, self.requirements])
-        name = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        """The folder of the requirements, named by a digest of the requirements."""
+        described = json.dumps([self.python or sys.executable, sys.version, self.requirements])
+        name = hashlib.sha256(described.encode()).hexdigest()[:16]
         return cache_dir.root() / "environments" / name
 
     def _path(self) -> list[Path]:

@@ -84,7 +84,7 @@ def timing_lock(
     check: Callable[[], None] = lambda: None,
     poll_s: float = 0.5,
 ) -> Iterator[None]:
-    """Hold the host's timing lock; wait for all processes that asked for it before.
+    """Hold the host's timing lock; wait for all processes that arrived before.
 
     Parameters
     ----------

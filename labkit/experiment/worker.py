@@ -154,7 +154,7 @@ def _publish(path: Path, record: Record, parent: int | None) -> int:
             bare = replace(record, cases=(), counters={}, notes={})
             write_record(path, replace(bare, outcome="invalid_output", detail=detail))
     except OSError as error:
-        with contextlib.suppress(OSError):  # neither can the log
+        with contextlib.suppress(OSError):  # the log cannot be written either
             print(f"{path}: {error.strerror or error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_WRITE
     return 0

@@ -83,7 +83,7 @@ NOTE = (
 
 
 def change_sentence(series: Series, change: SeriesChange) -> str:
-    """Return a change in words: where it lies, its size and the machine's."""
+    """Return a sentence with a change's place, its size and the change of the machine's probe."""
     before, after = series.points[change.index - 1], series.points[change.index]
     how = effect_text(series.metric, series.unit, series.better, change.percent, change.before)
     probe = "the machine has no probe"

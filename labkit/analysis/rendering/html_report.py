@@ -37,7 +37,7 @@ def study_html(
 
 
 def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
-    if isinstance(study_dir, ArchivePath):  # beside the report's folder
+    if isinstance(study_dir, ArchivePath):  # which lies beside the folder of reports
         return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
     return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 

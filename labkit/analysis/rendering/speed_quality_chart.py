@@ -92,7 +92,7 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> str | N
 
 
 def _known(interval: Interval) -> list[float]:
-    """Return the interval's limits, or its estimate alone without any."""
+    """Return the interval's limits, or only its estimate if it has no limits."""
     if interval.low is None or interval.high is None:
         return [interval.estimate]
     return [interval.low, interval.high]

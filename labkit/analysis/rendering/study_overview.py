@@ -59,7 +59,7 @@ class MachineOverview:
 
     @property
     def capacity(self) -> Table[Any] | None:
-        """The share of requests within the limits at each rate, or None if it is not asked."""
+        """The share of requests within the limits at each rate; None if the workload names none."""
         return capacity_table(self.capacities)
 
     @property

@@ -69,7 +69,11 @@ def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -
 
 
 def num_blocks(num_windows: int) -> int:
-    """Return the number of blocks of ``num_windows`` windows: blocks grow before their number."""
+    """Return the number of blocks into which windows are grouped.
+
+    It is ``MIN_BLOCKS`` until each of these has ``WINDOWS_PER_BLOCK`` windows, and then grows with
+    the number of windows up to ``MAX_BLOCKS``.
+    """
     return min(max(MIN_BLOCKS, num_windows // WINDOWS_PER_BLOCK), MAX_BLOCKS)
 
 

@@ -4,10 +4,10 @@ The statistic of a split is the sum of squares that two means explain beyond one
 series the largest over all splits. If nothing changed, every order of the values is as likely, so
 the p-value is the share of orders whose statistic is as large: exact for up to 8 values, Monte
 Carlo otherwise (Phipson and Smyth, 2010). A segment is split at its largest statistic if p is at
-most alpha times the segment's share of the series (binary segmentation, Vostrikova, 1981). These
-levels add up to alpha over the quiet segments of a series, so with probability alpha at most one of
-them is split. At last every split is tested again between its neighbours, and moved or removed.
-Unlike a penalised segmentation (PELT, as in ruptures) there is nothing to tune.
+most alpha times the segment's share of the series (binary segmentation, Vostrikova, 1981). The
+levels of all segments without a change add up to at most alpha, which bounds the probability that
+any of them is split. Finally, every split is tested again between its neighbours, and moved or
+removed. Unlike a penalised segmentation (PELT, as in ruptures) there is nothing to tune.
 """
 
 from __future__ import annotations

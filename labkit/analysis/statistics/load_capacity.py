@@ -69,7 +69,7 @@ class LoadCounts:
         return float(low), float(high)
 
     def _effective_requests(self, alpha: float) -> float:
-        """Return the number of independent requests that would tell as much as these."""
+        """Return the number of independent requests that hold as much information as these."""
         total, runs, share = float(self.requests.sum()), len(self.good), self.share
         deviations = self.good - share * self.requests
         variance = float(np.sum(deviations**2)) * runs / (runs - 1) / total**2
