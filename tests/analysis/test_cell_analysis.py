@@ -247,10 +247,11 @@ def test_a_claim_on_the_engine_alone_is_a_claim():
     assert gates.engaged([ran], arms).status == "pass"
 
 
-def test_an_arm_that_never_ran_passes_no_gate():
+@pytest.mark.parametrize("role", ["arm", "control"])
+def test_an_arm_that_never_ran_passes_no_gate(role):
     arms = tuple(
         Arm(name, role, {}, {"engine": {"name": "paged"}}, "tokens", ("kernel.tiled",))
-        for name, role in (("x", "baseline"), ("y", "arm"))
+        for name, role in (("x", "baseline"), ("y", role))
     )
     counters = {"engine.paged": 1.0, "kernel.tiled": 1.0}
     outputs = (SimpleNamespace(outputs={}, notes={}),)

@@ -104,7 +104,9 @@ def test_a_server_is_live_if_labkit_has_started_it_or_may_pause_it(monkeypatch):
     assert isolation_of(ours, paused)[0] is Isolation.live
     isolation, why = isolation_of(paused, paused)
     assert isolation is Isolation.process and "two arms (the control arm too) would use" in why
-    with pytest.raises(ConfigError, match=r"engine\.server\.pause=true: labkit pauses servers"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.server\.pause=true: labkit always pauses the servers that it"
+    ):
         isolation_of({"pause": True})
 
 

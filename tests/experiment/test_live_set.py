@@ -274,3 +274,21 @@ def test_a_worker_without_a_coordinator_says_so(ends):
     ends[1].close()
     with pytest.raises(ProtocolError, match="expected turn or end, got the end of the connection"):
         ends[0].expect("turn", "end")
+
+
+def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launcher, monkeypatch):
+    """Two seeds or two blocks would otherwise share the order, and with it its accidents."""
+
+    def draws(seed, block):
+        cell = make_cell(seed=seed, blocks=2)
+        runs = [run for run in cell.schedule() if run.block == block]
+        drawn = []
+        monkeypatch.setattr(
+            live_set, "run", lambda commands, *, order, **_: drawn.append(order.random())
+        )
+        launcher._run_live_set(runs, cell, lambda: None)
+        return drawn
+
+    places = [(seed, block) for seed in (0, 1) for block in (0, 1)]
+    assert len({tuple(draws(*place)) for place in places}) == 4
+    assert draws(0, 1) == draws(0, 1)
