@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from labkit.records import (
     ArchivePath,
     RecordError,
     StudyPath,
+    name_order,
     open_study,
 )
 
@@ -143,16 +143,10 @@ def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
         raise RecordError(f"{study_dir}: no such directory")
     if is_cell(study_dir):
         return [study_dir]
-    cells = sorted((path for path in study_dir.iterdir() if is_cell(path)), key=_sort_key)
+    cells = [path for path in study_dir.iterdir() if is_cell(path)]
     if not cells:
         raise RecordError(f"{study_dir} has no cell (a folder with arms/ and runs/)")
-    return cells
-
-
-def _sort_key(path: StudyPath) -> list[tuple[int, float, str]]:
-    """Return a key that sorts names by their words and numbers: ``seed=2`` before ``seed=10``."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", path.name)
-    return [(0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in enumerate(parts)]
+    return sorted(cells, key=lambda path: name_order(path.name))
 
 
 def exit_code(study_dir: str | Path) -> int:

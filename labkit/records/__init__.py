@@ -31,6 +31,7 @@ from labkit.records.record_schema import (
 )
 from labkit.records.record_store import (
     check_digests,
+    name_order,
     output_values_path,
     publish_arm,
     publish_record,
@@ -76,6 +77,7 @@ __all__ = [
     "describe_last_session",
     "is_locked",
     "machine_difference",
+    "name_order",
     "open_study",
     "output_values_path",
     "parse_run_name",

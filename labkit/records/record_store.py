@@ -7,6 +7,7 @@ overwritten. Workers, their parent process and the analysis all use this module.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,12 +116,22 @@ def read_arm(path: StudyPath, digest: str | None = None) -> Arm:
 
 
 def read_arms(cell_dir: StudyPath) -> list[Arm]:
-    """Read a cell's arms: the baseline first, the control last, the others sorted by name."""
+    """Read a cell's arms: the baseline first, the control last, others by :func:`name_order`."""
     paths = (p for p in (cell_dir / "arms").glob("*.json") if not p.name.startswith("."))
     order = {role: rank for rank, role in enumerate(ROLES)}
     digests = read_digests(cell_dir)
     arms = (read_arm(p, digests.get(f"arms/{p.name}")) for p in paths)
-    return sorted(arms, key=lambda arm: (order[arm.role], arm.name))
+    return sorted(arms, key=lambda arm: (order[arm.role], name_order(arm.name)))
+
+
+def name_order(name: str) -> list[tuple[int, float, str]]:
+    """Return a key that sorts names by their words, and numbers in them by size.
+
+    >>> sorted(["b1", "b16", "b2"], key=name_order)
+    ['b1', 'b2', 'b16']
+    """
+    parts = re.split(r"(\d+(?:\.\d+)?)", name)
+    return [(0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in enumerate(parts)]
 
 
 def read_cell(cell_dir: StudyPath) -> dict[str, Any]:

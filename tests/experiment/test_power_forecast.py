@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit import config
+from labkit import app, config
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, noise_history, power_forecast
+from labkit.experiment import doctor_noise, noise_history, plan_preview, power_forecast
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.noise_history import CellNoise, StudyHistory
@@ -141,8 +141,6 @@ def test_arms_that_cannot_interleave_get_no_interleaved_forecast(doctor):
 
 
 def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys):
-    from labkit import app
-
     monkeypatch.chdir(tmp_path)
     app.register()
     overrides = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
@@ -150,3 +148,22 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("one minute detects") == 1
     assert f"one minute detects {PILOTS['kernels'].interleaved_pct:.1f} % interleaved" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ([], "design.blocks=6 with 2 runs per arm each; arms that take turns run once per block, "
+             "so there are 12 blocks"),
+        (["design.runs_per_block=1"], None),
+        (["design.isolation=process"], None),
+    ],
+)  # fmt: skip
+def test_the_plan_says_why_there_are_more_blocks_than_declared(tmp_path, words, note):
+    app.register()
+    declared = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6", *words]
+    (composed,) = app.compose_cells(app.parse(declared))
+    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    notes = [line for line in plan.warnings if line.startswith("design.blocks")]
+    assert len(notes) == (note is not None)
+    assert note is None or notes[0].startswith(note)

@@ -19,6 +19,7 @@ from labkit.records import (
     Record,
     RecordError,
     machine_difference,
+    name_order,
     parse_run_name,
     read_arm,
     read_arms,
@@ -207,13 +208,25 @@ def test_only_runs_are_read_in_order(tmp_path):
         read_runs(tmp_path)
 
 
+def test_names_are_sorted_by_the_size_of_their_numbers():
+    names = ["b16", "b2", "rate=2.5", "rate=2", "rate=10", "b1", "a"]
+    expected = ["a", "b1", "b2", "b16", "rate=2", "rate=2.5", "rate=10"]
+    assert sorted(names, key=name_order) == expected
+
+
 def test_arms_are_read_baseline_first_control_last(tmp_path):
     (tmp_path / "arms").mkdir()
-    for name, role in (("zeta", "baseline"), ("control", "control"), ("b", "arm"), ("a", "arm")):
+    for name, role in (
+        ("zeta", "baseline"),
+        ("control", "control"),
+        ("b10", "arm"),
+        ("b9", "arm"),
+        ("a", "arm"),
+    ):
         arm = Arm(name, role, {"engine.blas": "stock"}, {"seed": 1}, "tokens", ("x.y",))
         write_json(tmp_path / "arms" / f"{name}.json", arm.to_json())
         assert read_arm(tmp_path / "arms" / f"{name}.json") == arm
-    assert [arm.name for arm in read_arms(tmp_path)] == ["zeta", "a", "b", "control"]
+    assert [arm.name for arm in read_arms(tmp_path)] == ["zeta", "a", "b9", "b10", "control"]
     (tmp_path / "arms" / "a.json").rename(tmp_path / "arms" / "c.json")
     with pytest.raises(RecordError, match=r"c\.json.*holds arm a"):
         read_arms(tmp_path)
