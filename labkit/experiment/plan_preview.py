@@ -108,8 +108,7 @@ def _blocks_note(cell: Cell, composed: ComposedCell) -> Iterator[str]:
     if cell.design.isolation.takes_turns and declared.runs_per_block > 1:
         yield (
             f"design.blocks={declared.blocks} with {declared.runs_per_block} runs per arm each; "
-            f"arms that take turns run once per block, so there are {cell.design.blocks} blocks "
-            "(with design.runs_per_block=1 there are as many as design.blocks says)"
+            f"arms that take turns run once per block, so there are {cell.design.blocks} blocks"
         )
 
 

@@ -155,7 +155,7 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
     [
         ([], "design.blocks=6 with 2 runs per arm each; arms that take turns run once per block, "
              "so there are 12 blocks"),
-        (["design.runs_per_block=1"], None),
+        (["design.runs_per_block=1", "design.looks=[]"], None),
         (["design.isolation=process"], None),
     ],
 )  # fmt: skip
