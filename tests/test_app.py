@@ -78,6 +78,10 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["model=local", "model.path=/nowhere/x.gguf"], "x.gguf: no such file"),
         (["engine=vllm"], "set engine=openai engine.server.preset=vllm"),
         (["engine.memory_limit=1GB", "engine.budget.bytes=2GiB"], "engine.budget.bytes=2147483648"),
+        (
+            ["ablation.arms=[a,b]"],
+            "ablation.arms=[a,b]: must be a map of names, such as arms: {a: ",
+        ),
         (["+ablation.arms.same={}"], "arm same: every option has the same value as in arm base"),
         (["out=/dev/null/x"], "out=/dev/null/x: the folder cannot be created (Not a directory)"),
     ],

@@ -205,13 +205,20 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
 
 
 def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain the error for a file with a list where a map is required, such as a list of arms."""
+    """Explain the error for a list where a map is required, such as a list of arms."""
+    hint = "must be a map of names, such as arms: {a: {}, b: {engine.threads: 1}}"
+    override = re.search(r"Error merging override (ablation\.arms=\[.*)", text)
+    if override:
+        return f"{override.group(1)}: {hint}"
     match = re.search(r"In '([^']+)': ConfigTypeError", text)
     if not match or "ListConfig" not in text:
         return None
     file = match.group(1)
-    hint = "ablation.arms: must be a map of names, such as arms: {a: {}, b: {engine.threads: 1}}"
-    what = hint if file.startswith("ablation/") else "a list stands where a map must be"
+    what = (
+        f"ablation.arms: {hint}"
+        if file.startswith("ablation/")
+        else "a list stands where a map must be"
+    )
     return f"{file}.yaml: {what}"
 
 
