@@ -44,7 +44,14 @@ from labkit.config.experiment import (
 from labkit.config.kv_cache import KV, KVLayout, Precision
 from labkit.config.mlx_variables import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
-from labkit.config.openai_server import PRESETS, Api, EosHandling, OpenAIServer, ServerPreset
+from labkit.config.openai_server import (
+    MAX_PROMPT_LOGPROBS,
+    PRESETS,
+    Api,
+    EosHandling,
+    OpenAIServer,
+    ServerPreset,
+)
 from labkit.config.option import ConfigError, is_class_path, require
 from labkit.config.requests import (
     ArrivalKind,
@@ -82,6 +89,7 @@ __all__ = [
     "ENGINES",
     "EXTERNAL_ENGINES",
     "KV",
+    "MAX_PROMPT_LOGPROBS",
     "PRESETS",
     "PRESET_LAYOUTS",
     "RESOLVERS",

@@ -45,6 +45,8 @@ class ServerPreset:
         How a request asks for its full output length.
     resets_prefix_cache
         Whether ``POST /reset_prefix_cache`` empties the server's prefix cache.
+    prompt_logprobs
+        Whether ``/v1/completions`` returns the log probabilities of a prompt's tokens, as in vLLM.
     multiplies_by_blas
         Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
     tested
@@ -58,9 +60,13 @@ class ServerPreset:
     token_ids: bool = False
     eos_handling: EosHandling = EosHandling.none
     resets_prefix_cache: bool = False
+    prompt_logprobs: bool = False
     multiplies_by_blas: bool = False
     tested: bool = False
 
+
+# The likeliest tokens per position of a prompt that a server returns: vLLM's ``max_logprobs``.
+MAX_PROMPT_LOGPROBS = 20
 
 # Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
 PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "labkit")
@@ -81,6 +87,7 @@ PRESETS = {
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
         resets_prefix_cache=True,
+        prompt_logprobs=True,
         tested=True,
     ),
     "xllamacpp": ServerPreset(
@@ -112,12 +119,14 @@ PRESETS = {
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
+        prompt_logprobs=True,
     ),
     "vllm_metal": ServerPreset(
         "vllm serve {model} " + LOCAL,
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
+        prompt_logprobs=True,
     ),
     "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL),
     "exo": ServerPreset(""),

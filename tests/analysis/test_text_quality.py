@@ -62,9 +62,9 @@ def windows(shift, count=32):
     ]
 
 
-def record(arm, shift, block=0, outcome="ok"):
+def record(arm, shift, block=0, outcome="ok", top=64):
     notes = {
-        "reference_top": 64,
+        "reference_top": top,
         "reference_rest": 0.125,
         "windows": windows(shift),
         "worst": [PLACE] if shift else [],
@@ -118,6 +118,12 @@ def test_tables_have_a_line_per_arm_and_the_worst_places():
     (place,) = worst_places_table(CELL, RECORDS).lines
     assert place == ("lossy", PLACE)
     assert quality_table(CELL, [record("base", 0.0, outcome="crashed")]) is None
+
+
+def test_a_server_compared_on_fewer_tokens_is_named_below_the_table():
+    assert len(quality_table(CELL, RECORDS).notes) == 2
+    table = quality_table(CELL, [record("base", 0.0), record("lossy", 0.1, top=20)])
+    assert "arm lossy returns its 20 likeliest tokens" in table.notes[2]
 
 
 def scored_cell(*arms):

@@ -37,26 +37,34 @@ def quality_table(cell: Json, records: Sequence[Record]) -> Table[TextQuality] |
         ),
         _column("RMS change of p", lambda quality: quality.probability_change),
     ]
-    notes = scoring_notes(real_arms(cell)[0], records)
+    notes = scoring_notes([quality.arm for quality in qualities], records)
     return Table(tuple(columns), tuple(qualities), notes)
 
 
-def scoring_notes(baseline: str, records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the sentences below the table."""
-    notes = next(
-        case.notes["scoring"]
+def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the sentences below the table. The first arm is the baseline."""
+    by_arm = {
+        record.arm: case.notes["scoring"]
         for record in records
-        if record.ok and record.arm == baseline
+        if record.ok
         for case in record.cases
         if "scoring" in case.notes
-    )
+    }
+    baseline, *others = arms
+    notes = by_arm[baseline]
     windows = notes["windows"]
+    fewer = [arm for arm in others if by_arm[arm]["reference_top"] < notes["reference_top"]]
     return (
         f"{len(windows):,} windows, {sum(w['tokens'] for w in windows):,} predicted tokens; 95 % "
         "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
         f"KL divergence compares the baseline's {notes['reference_top']:,} likeliest tokens one by "
         f"one and all others, {notes['reference_rest']:.2%} of the probability on average, as "
         "one: it is a lower bound.",
+        *(
+            f"The server of arm {arm} returns its {by_arm[arm]['reference_top']} likeliest tokens: "
+            "its KL divergence compares those one by one."
+            for arm in fewer
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from labkit.engine.openai import client_overhead
 from labkit.engine.openai.client_overhead import percentiles_ms
 from labkit.engine.openai.http_client import CompletedResponse, HttpClient
 from labkit.engine.openai.request_payload import PayloadBuilder
+from labkit.engine.openai.scored_response import ScoredResponse
 from labkit.engine.openai.server_process import ServerProcess
 from labkit.engine.openai.sse_decoder import StreamError
 from labkit.engine.openai.streamed_response import StreamedResponse, error_event
@@ -66,10 +67,11 @@ class RemoteEngine:
     ) -> None:
         self._server, self._client = server, client
         self._payloads, self._detokenizer, self._options = payloads, detokenizer, options
-        self._live: dict[str, StreamedResponse] = {}
+        self._live: dict[str, StreamedResponse | ScoredResponse] = {}
         self._request_ids: dict[str, str] = {}  # by the client's key
         self._keys: dict[str, str] = {}  # by request id
         self._finished: list[StreamedResponse] = []
+        self._scored: list[ScoredResponse] = []
         self._pending_refusals: list[TokenEvent] = []
         self._counters = Counters()
         self._client_overhead: Mapping[str, Any] | None = None
@@ -102,7 +104,8 @@ class RemoteEngine:
         self._num_sent += 1
         # The key is unique even if a request id is used again, for example after an abort.
         key = f"{self._num_sent} {request_id}"
-        self._live[request_id] = StreamedResponse(request)
+        scored = request.params.prompt_logprobs is not None
+        self._live[request_id] = ScoredResponse(request) if scored else StreamedResponse(request)
         self._request_ids[key], self._keys[request_id] = request_id, key
         self._counters.add("prompts.respelled", not payload.same_ids)
         self._client.send(key, self._payloads.path, payload.body)
@@ -142,13 +145,17 @@ class RemoteEngine:
             request_id = self._request_ids.get(completed.key)
             if request_id is not None:  # else it was aborted
                 events += self._response_events(request_id, completed)
-        if any(event.finish_reason is None for event in events):
+        if any(
+            event.finish_reason is None or event.prompt_logprobs is not None for event in events
+        ):
             self._counters.add("engine.openai")
         self._cpu_s += time.thread_time() - cpu
         return events
 
     def _response_events(self, request_id: str, completed: CompletedResponse) -> list[TokenEvent]:
         response = self._live[request_id]
+        if isinstance(response, ScoredResponse):
+            return [self._scored_event(response, completed)]
         events: list[TokenEvent] = []
         last: TokenEvent | None = None
         try:
@@ -160,10 +167,19 @@ class RemoteEngine:
             last = error_event(response.request, completed.at, completed.error)
         if last is None:
             last = response.final_event(completed.at, self._detokenizer, self._counters)
-        self._forget(request_id)
         self._finished.append(response)
-        self._counters.add("requests.failed" if last.error else "requests.finished")
+        self._finish(last)
         return [*events, last]
+
+    def _scored_event(self, response: ScoredResponse, completed: CompletedResponse) -> TokenEvent:
+        event = response.final_event(completed)
+        self._scored.append(response)
+        self._finish(event)
+        return event
+
+    def _finish(self, last: TokenEvent) -> None:
+        self._forget(last.request_id)
+        self._counters.add("requests.failed" if last.error else "requests.finished")
 
     def counters(self) -> dict[str, float]:
         """Return the streams' counters, and the output tokens counted in three ways.
@@ -173,7 +189,8 @@ class RemoteEngine:
         content where the server sends no ids.
         """
         counts = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
-        usages = [response.usage for response in self._finished if response.usage is not None]
+        responses: list[StreamedResponse | ScoredResponse] = [*self._finished, *self._scored]
+        usages = [response.usage for response in responses if response.usage is not None]
         if usages:
             counts["tokens.usage"] = sum(usage.completion for usage in usages)
             counts["tokens.prompt_usage"] = sum(usage.prompt for usage in usages)
@@ -184,7 +201,7 @@ class RemoteEngine:
         counts["tokens.tokenizer"] = sum(
             self._detokenizer.count_tokens(r.text) for r in self._finished
         )
-        counts["tokens.prompt"] = sum(len(r.request.prompt_token_ids) for r in self._finished)
+        counts["tokens.prompt"] = sum(len(r.request.prompt_token_ids) for r in responses)
         return counts
 
     @property
@@ -256,6 +273,7 @@ class RemoteEngine:
         """Set the counters and timings to 0 and forget finished responses."""
         self._counters.reset()
         self._finished.clear()
+        self._scored.clear()
         self._client.reset_timings()
         self._cpu_s, self._loop_cpu_start_s = 0.0, self._client.cpu_seconds()
 

@@ -15,7 +15,15 @@ from labkit.models.external_server_text import Detokenizer
 
 SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled
 DEFAULT_PARAMS = SamplingParams()
-SUPPORTED_PARAMS = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos", "seed")
+SUPPORTED_PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_tokens",
+    "ignore_eos",
+    "seed",
+    "prompt_logprobs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class PayloadBuilder:
     def _build(self, request: Request) -> RequestPayload:
         params = request.params
         _check_supported(params)
+        if params.prompt_logprobs is not None:
+            return self._build_scored(request)
         prompt, same_ids = self._prompt(request)
         body: dict[str, Any] = {
             "model": self._model,
@@ -100,6 +110,20 @@ class PayloadBuilder:
             body["return_token_ids"] = True
         body |= self._ignore_eos_fields() if params.ignore_eos else {}
         return RequestPayload(request, json.dumps(body).encode(), same_ids)
+
+    def _build_scored(self, request: Request) -> RequestPayload:
+        """Build a request for the log probabilities of its prompt, whose response is one body.
+
+        The server generates one token, because vLLM refuses to generate none.
+        """
+        body = {
+            "model": self._model,
+            "prompt": list(request.prompt_token_ids),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": request.params.prompt_logprobs,
+        }
+        return RequestPayload(request, json.dumps(body).encode(), True)
 
     def _prompt(self, request: Request) -> tuple[dict[str, Any], bool]:
         """Return the prompt's JSON fields, and ``same_ids`` (see ``RequestPayload``)."""

@@ -98,7 +98,7 @@ def parse_chunk(data: bytes) -> StreamChunk:
 
 
 def _chunk_from_json(event: Mapping[str, Any]) -> StreamChunk:
-    usage = _usage_from_json(event.get("usage"))
+    usage = parse_usage(event.get("usage"))
     if not event["choices"]:
         return StreamChunk(usage=usage)
     choice = event["choices"][0]
@@ -123,7 +123,8 @@ def _tool_call_text(call: Mapping[str, Any]) -> str:
     return (function.get("name") or "") + (function.get("arguments") or "")
 
 
-def _usage_from_json(usage: Mapping[str, Any] | None) -> TokenUsage | None:
+def parse_usage(usage: Mapping[str, Any] | None) -> TokenUsage | None:
+    """Return a response's ``usage``, or None if it has none."""
     if not usage:
         return None
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from labkit.config import ConfigError, Experiment, require
+from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
 from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.models import resolve
@@ -33,12 +33,8 @@ class ScoringKind:
 
     def check(self, experiment: Experiment) -> None:
         """Check that the engine can score, and that the texts have enough windows."""
-        name = experiment.engine.name
-        require(
-            name != "openai",
-            "engine=openai: it returns no log probabilities of prompts; workload.kind=scoring "
-            "needs an engine in labkit's process, such as engine=paged",
-        )
+        if experiment.engine.name == "openai":
+            _check_server(experiment.engine.server)
         text_windows.check_windows(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
@@ -73,18 +69,12 @@ class ScoringKind:
         Raises
         ------
         EngineError
-            The baseline has a process of its own that does not take turns with this one, or the
-            arms score different windows.
+            The arms score different windows.
         """
         from labkit.engine.engine_protocol import EngineError
         from labkit.workload.scoring.interleaved_scoring import InterleavedScoring
         from labkit.workload.scoring.sent_reference import OTHER_WINDOWS
 
-        if context.baseline is None and context.granted is None:
-            raise EngineError(
-                "workload.kind=scoring compares with the baseline in the same process or in one "
-                "that takes turns with it, and there is none"
-            )
         first = experiments[0]
         windows = text_windows.windows_of(first, resolve(first.model))
         for other in experiments[1:]:
@@ -100,6 +90,20 @@ class ScoringKind:
         tokens = (workload.num_windows or GUESSED_WINDOWS) * workload.window_tokens
         seconds = START_SECONDS + 2 * 2 * facts.matmul_weights * tokens / FLOPS
         return Estimate(seconds, PROCESS_BYTES + facts.weight_bytes)
+
+
+def _check_server(server: OpenAIServer) -> None:
+    returning = [name for name, preset in PRESETS.items() if preset.prompt_logprobs]
+    require(
+        server.server_preset.prompt_logprobs,
+        f"engine.server.preset={server.preset}: this server returns no log probabilities of "
+        f"prompts, which workload.kind=scoring needs; presets that do: {', '.join(returning)}",
+    )
+    require(
+        server.api is Api.completions,
+        f"engine.server.api={server.api.value}: workload.kind=scoring sends token ids, which only "
+        "engine.server.api=completions takes",
+    )
 
 
 def _loading(experiment: Experiment) -> tuple[str | None, compute_dtype.MatrixStorage]:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Workload
+from labkit.config import MAX_PROMPT_LOGPROBS, Workload
 from labkit.engine import InferenceEngine, Request, SamplingParams
-from labkit.engine.engine_protocol import PromptLogprobs
+from labkit.engine.engine_protocol import EngineError, PromptLogprobs, Remote
 from labkit.models.tokenizer import Tokenizer
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import InvalidOutput, Measurement
@@ -34,6 +34,7 @@ from labkit.workload.workload_protocols import TurnContext
 REFERENCE_TOP = 4096
 NUM_WORST = 10  # places shown as text
 CONTEXT_TOKENS = 12  # before and after such a place
+WAIT_S = 0.05  # for a server's response, before looking again
 KL_DIGITS = 4  # significant digits of a position's KL divergence in the record
 
 
@@ -63,6 +64,11 @@ class ScoringArm:
     logprobs: list[NDArray[np.float64]] = field(default_factory=list)
     worst: list[WorstPlace] = field(default_factory=list)
 
+    @property
+    def server(self) -> Remote | None:
+        """The engine, if it is a server."""
+        return self.engine if isinstance(self.engine, Remote) else None
+
     def score(
         self, windows: Sequence[Prompt], top: int, ids: Sequence[NDArray[np.int32]] | None = None
     ) -> list[PromptLogprobs]:
@@ -75,7 +81,8 @@ class ScoringArm:
         top
             The number of likeliest tokens to return per position.
         ids
-            For each window, token ids per position whose log probabilities are returned too.
+            For each window, token ids per position whose log probabilities are returned too. A
+            server returns its ``MAX_PROMPT_LOGPROBS`` likeliest tokens instead.
 
         Raises
         ------
@@ -83,6 +90,9 @@ class ScoringArm:
             The engine refused a window, or returned no log probabilities for it.
         """
         results: dict[str, PromptLogprobs] = {}
+        server = self.server
+        if server is not None:
+            top, ids = MAX_PROMPT_LOGPROBS, None
         for index, window in enumerate(windows):
             params = SamplingParams(
                 prompt_logprobs=top,
@@ -92,6 +102,8 @@ class ScoringArm:
             )
             self.engine.submit(Request(window.request_id, window.token_ids, params))
         while self.engine.has_work():
+            if server is not None:
+                server.wait(WAIT_S)
             for event in self.engine.step():
                 if event.error is not None:
                     raise InvalidOutput(event.error)
@@ -168,6 +180,7 @@ class InterleavedScoring:
         self._context = context
         self._order = context.turn_order
         self._top = SENT_TOP if self._order.other_processes else REFERENCE_TOP
+        self._reference_width = 0  # tokens per position
         self._rest: list[float] = []  # the mean probability outside the reference, by window
 
     def warm_up(self) -> None:
@@ -180,7 +193,18 @@ class InterleavedScoring:
     prepare = warm_up
 
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
-        """Score all windows in rounds of ``workload.concurrency``; see ``InterleavedArms``."""
+        """Score all windows in rounds of ``workload.concurrency``; see ``InterleavedArms``.
+
+        Raises
+        ------
+        EngineError
+            The baseline has a process of its own that does not take turns with this one.
+        """
+        if self._context.baseline is None and self._context.granted is None:
+            raise EngineError(
+                "workload.kind=scoring compares with the baseline in the same process or in one "
+                "that takes turns with it, and there is none"
+            )
         together = self._arms[0].workload.concurrency or len(self._windows)
         for start in range(0, len(self._windows), together):
             self._round(self._windows[start : start + together])
@@ -193,6 +217,7 @@ class InterleavedScoring:
             max(0.0, float(1 - np.exp(part.top).sum(axis=1).mean())) for part in reference
         ]
         ids = [part.top_ids for part in reference]
+        self._reference_width = ids[0].shape[1]
         tokens = sum(len(window.token_ids) for window in windows)
         turns = Part(windows[0].request_id, 1, tuple(range(len(self._arms))))
         for now in self._order.rounds([turns]):
@@ -213,19 +238,24 @@ class InterleavedScoring:
         """
         baseline, alone = self._context.baseline, self._order.other_processes
         index = 0 if alone else baseline
-        assert index is not None, "checked at load"
+        assert index is not None, "checked by measure"
         with self._context.turn(index):
             own = self._arms[index].score(windows, self._top)
         if not alone:
             return own
         return exchange_reference(self._order, windows, None if baseline is None else own)
 
+    def _num_compared(self, arm: ScoringArm) -> int:
+        """Return the most tokens per position that an arm is compared on one by one."""
+        limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
+        return min(limit, self._reference_width)
+
     def _measurement(self, arm: ScoringArm) -> Measurement:
         logprobs = np.concatenate(arm.logprobs).astype(np.float32)[:, None, None]
         outputs = array_outputs(logprobs)
         notes = {
             "scoring": {
-                "reference_top": self._top,
+                "reference_top": self._num_compared(arm),
                 "reference_rest": float(np.mean(self._rest)),
                 "windows": arm.windows,
                 "worst": [

@@ -39,14 +39,25 @@ def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> Predic
     """Compare an arm's log probabilities of a window with the baseline's.
 
     ``arm.scored`` must have the arm's log probabilities of ``baseline.top_ids``, and ``baseline``
-    and ``arm`` their likeliest tokens.
+    and ``arm`` their likeliest tokens. An arm that cannot score given tokens (a server) has an
+    empty ``scored``: then the tokens that are among the likeliest of both are compared one by one.
     """
+    scores_ids = arm.scored.shape[1] > 0
     return PredictionDistance(
         arm.tokens,
-        kl_divergence(baseline.top, arm.scored),
+        kl_divergence(baseline.top, arm.scored) if scores_ids else _common_kl(baseline, arm),
         baseline.top_ids[:, 0] == arm.top_ids[:, 0],
         np.exp(arm.tokens) - np.exp(baseline.tokens),
     )
+
+
+def _common_kl(baseline: PromptLogprobs, arm: PromptLogprobs) -> Floats:
+    """Return the KL divergence per row over the tokens among the likeliest of both."""
+    kl = np.empty(len(baseline.top))
+    for row, (ids, arm_ids) in enumerate(zip(baseline.top_ids, arm.top_ids, strict=True)):
+        _, ours, theirs = np.intersect1d(ids, arm_ids, assume_unique=True, return_indices=True)
+        kl[row] = kl_divergence(baseline.top[row, ours][None], arm.top[row, theirs][None])[0]
+    return kl
 
 
 def kl_divergence(baseline: Floats, arm: Floats) -> Floats:

@@ -13,6 +13,7 @@ import pytest
 from labkit import config
 from labkit.engine import EngineError
 from labkit.workload.scoring import KIND
+from labkit.workload.scoring.prediction_distance import prediction_distance
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 
 
@@ -86,13 +87,45 @@ def test_the_negative_log_likelihood_is_the_engine_s_own(experiment):
 
 
 def test_an_arm_without_the_baseline_is_refused_in_one_line(experiment):
+    loaded = KIND.load([experiment], context(None))
+    loaded.prepare()  # as for an arm of live turns, whose process is prepared alone
     with pytest.raises(EngineError, match="compares with the baseline in the same process"):
-        KIND.load([experiment], context(None))
+        loaded.measure(lambda text: None)
+    loaded.close()
 
 
-def test_a_server_is_refused_because_it_returns_no_log_probabilities_of_prompts(compose_experiment):
-    with pytest.raises(config.ConfigError, match="engine=openai: it returns no log probabilities"):
-        KIND.check(compose_experiment("workload=scoring", "engine=openai", "model=tiny"))
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("engine.server.preset=mlx_lm", "presets that do: labkit, vllm, vllm_metal"),
+        ("engine.server.api=chat", "which only engine.server.api=completions takes"),
+    ],
+)
+def test_a_server_without_log_probabilities_of_prompts_is_refused(
+    option, reason, compose_experiment
+):
+    options = ("workload=scoring", "engine=openai", "model=tiny", "engine.server.preset=labkit")
+    KIND.check(compose_experiment(*options))
+    with pytest.raises(config.ConfigError, match=reason):
+        KIND.check(compose_experiment(*options, option))
+
+
+def test_a_server_is_compared_on_its_20_likeliest_tokens(experiment):
+    """In the place of a server: an engine that returns its likeliest tokens and no others."""
+    half = with_kv(experiment, config.Precision.bfloat16)
+    loaded = KIND.load([experiment, half], context())
+    windows = loaded._windows[:2]
+    base, lossy = (arm.score(windows, 4096) for arm in loaded._arms)
+    scored = loaded._arms[1].score(windows, 1, [part.top_ids for part in base])
+    loaded.close()
+    for baseline, arm, whole in zip(base, lossy, scored, strict=True):
+        server = replace(
+            arm, top_ids=arm.top_ids[:, :20], top=arm.top[:, :20], scored=np.empty((23, 0))
+        )
+        got, full = prediction_distance(baseline, server), prediction_distance(baseline, whole)
+        assert (got.kl <= full.kl + 1e-12).all() and 0 < got.kl.mean() < full.kl.mean()
+        assert got.logprobs.tolist() == full.logprobs.tolist()
+        assert got.same_top1.tolist() == full.same_top1.tolist()
 
 
 def test_mlx_lm_scores_the_same_text_as_labkit_s_engine(experiment, compose_experiment):
