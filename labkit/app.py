@@ -471,7 +471,7 @@ def run(command: Command) -> int:
             say(f"{archive} unpacked; the study continues in {out}")
         if cells[0].experiment.plan:
             from labkit.experiment.plan_preview import print_plan
-            from labkit.experiment.user_class_import import check_imports
+            from labkit.experiment.user_class_check import check_imports
 
             check_imports(cells)
             print_plan(cells, out, written)

@@ -24,7 +24,7 @@ from labkit.engine.user_classes import is_own_frame
 from labkit.machine.exception_text import one_line_with_type
 
 if TYPE_CHECKING:
-    from labkit.contracts import Check, Compose
+    from labkit.conformance import Check, Compose
 
 PROG = "python -m labkit.check"
 
@@ -59,7 +59,7 @@ def _check(path: str, overrides: Sequence[str]) -> int:
         print(f"{path} cannot be imported")
         traceback.print_exc(file=sys.stdout)
         return 1
-    from labkit.contracts import CONTRACTS, contract_of
+    from labkit.conformance import CONTRACTS, contract_of
 
     contract = contract_of(own_class)
     if contract is None:
@@ -96,7 +96,7 @@ def _failure(check: Check, path: str) -> tuple[str, str] | None:
 
     The traceback is empty if the contract, and not an exception of the class, failed the check.
     """
-    from labkit.contracts import ContractError
+    from labkit.conformance import ContractError
 
     try:
         check.run()

@@ -29,7 +29,7 @@ FILES = {
     "labkit/analysis/study_analysis.py:_stamp": {"st_mtime"},
     "labkit/engine/logits_self_test.py:_file_states": {"st_mtime"},
     "labkit/experiment/noise_history.py:_cells": {"st_mtime"},
-    "labkit/workload/sources/bounded_text.py:modified_ns": {"st_mtime"},
+    "labkit/workload/sources/bounded_reader.py:modified_ns": {"st_mtime"},
     "labkit/workload/sources/json_lines.py:read": {"st_mtime"},
 }
 

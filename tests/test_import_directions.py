@@ -13,16 +13,16 @@ MAY = {
     "config": {"records"},
     "machine": set(),
     "models": {"config", "machine"},
-    "kernel_abi": {"config"},
+    "kernel_constants": {"config"},
     "metal": {"config", "machine"},
-    "cpu": {"kernel_abi", "machine"},
-    "engine": {"config", "cpu", "kernel_abi", "metal", "models", "machine"},
+    "cpu": {"kernel_constants", "machine"},
+    "engine": {"config", "cpu", "kernel_constants", "metal", "models", "machine"},
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
     "server": {"cli_errors", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
-    "contracts": {"config", "engine", "kernel_abi", "models", "workload"},
+    "conformance": {"config", "engine", "kernel_constants", "models", "workload"},
     "experiment": {
         "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
@@ -87,7 +87,7 @@ def test_no_module_imports_upward(part):
 
 def test_every_package_has_its_directions():
     parts = {path.parent.name for path in (ROOT / "labkit").glob("*/__init__.py")}
-    assert parts | {"kernel_abi"} == {part for part in MAY if "." not in part}
+    assert parts | {"kernel_constants"} == {part for part in MAY if "." not in part}
 
 
 def test_no_two_modules_share_a_name():

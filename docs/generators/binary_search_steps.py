@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 BATCH = (1, 1, 1, 1, 40, 64)  # decodes first, as the scheduler packs them
 STRIP_CHARACTERS = 64

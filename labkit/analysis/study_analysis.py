@@ -12,7 +12,7 @@ from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.host_groups import host_groups, machine_name
 from labkit.analysis.number_format import count_text
-from labkit.analysis.objective import objective
+from labkit.analysis.search_objective import objective
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
 from labkit.records import (
@@ -67,7 +67,7 @@ class AnalysisCache:
         return bool(words) and words <= DECIDED_WORDS | {"computed"}
 
     def objective(self, cell_dir: StudyPath) -> float | None:
-        """Return a cell's objective (:func:`labkit.analysis.objective.objective`)."""
+        """Return a cell's objective (:func:`labkit.analysis.search_objective.objective`)."""
         return objective(self.cell(cell_dir))
 
     def notes(self) -> list[str]:

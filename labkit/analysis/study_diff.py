@@ -26,7 +26,6 @@ from labkit.analysis.number_format import (
     signed_text,
 )
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values
-from labkit.analysis.quality_change import quality_change_notes
 from labkit.analysis.statistics.difference_in_differences import (
     EffectChange,
     StudyEffect,
@@ -41,6 +40,7 @@ from labkit.analysis.statistics.effect_size import (
 )
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.study_quality_diff import quality_change_notes
 from labkit.analysis.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.records import machine_difference
 

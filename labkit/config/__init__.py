@@ -30,7 +30,6 @@ from labkit.config.engine import (
     Weights,
     user_classes,
 )
-from labkit.config.environment import Environment
 from labkit.config.experiment import (
     CONTROL,
     YAML_KEYWORDS,
@@ -53,6 +52,7 @@ from labkit.config.openai_server import (
     ServerPreset,
 )
 from labkit.config.option import ConfigError, is_class_path, require
+from labkit.config.python_environment import Environment
 from labkit.config.requests import (
     ArrivalKind,
     Arrivals,

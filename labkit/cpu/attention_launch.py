@@ -39,7 +39,7 @@ from labkit.cpu.resolver_variants import (
 )
 from labkit.cpu.simd_emitter import FLOAT_BYTES
 from labkit.cpu.vector_registers import LANES
-from labkit.kernel_abi import (
+from labkit.kernel_constants import (
     BLOCKS_COLUMN,
     BQ,
     ITERATIONS_COLUMN,

@@ -10,7 +10,7 @@ from labkit.cpu.graph_attention_structs import (
     summary_at,
 )
 from labkit.cpu.jit import inner
-from labkit.kernel_abi import (
+from labkit.kernel_constants import (
     BLOCKS_COLUMN,
     ITERATIONS_COLUMN,
     STAMP_COLUMN,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from numba import types
 
 from labkit.cpu.jit import variants_of
-from labkit.kernel_abi import RESOLVER_IDS
+from labkit.kernel_constants import RESOLVER_IDS
 
 
 class DeviceFunctions(Protocol):

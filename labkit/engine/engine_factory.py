@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from labkit import config
 from labkit.engine import (
     compute_dtype,
-    environment_checks,
     kv_layout,
     logits_self_test,
+    preconditions,
     speculation,
     user_classes,
 )
@@ -77,7 +77,7 @@ def create(
     EngineError
         The model cannot be served with these options. The message gives the reason.
     """
-    environment_checks.check_preconditions(options)
+    preconditions.check_preconditions(options)
     if config.is_class_path(options.name):
         return _create_plugin(options, Path(model_dir))
     if options.name == "mlx_lm":
@@ -107,7 +107,7 @@ def create_rank(
     EngineError
         As ``create``.
     """
-    environment_checks.check_preconditions(options)
+    preconditions.check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 
 

@@ -12,7 +12,7 @@ parent's process. It waits with ``select`` while a worker works.
 
 Whatever ends the coordinator also ends the workers, even stopped ones, and lets the servers that
 it did not start continue. After a signal or an error the coordinator does so itself. If it is
-killed, a watchdog does it (:mod:`labkit.machine.process_watchdog`).
+killed, another process does it (:mod:`labkit.machine.orphan_cleanup`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from labkit.experiment.child_process import (
 )
 from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.experiment.turn_protocol import VERSION, Channel, Message, ProtocolError
+from labkit.machine.orphan_cleanup import OrphanCleanup
 from labkit.machine.process_tree import ProcessTree
-from labkit.machine.process_watchdog import ProcessWatchdog
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
 # Much longer than a step or a wake-up, and shorter than the changes of the machine's speed.
@@ -65,7 +65,7 @@ class LiveWorker:
     ``ending``: how the process ended; None while it is alive.
     """
 
-    def __init__(self, command: LiveCommand, timeout_s: float, watchdog: ProcessWatchdog) -> None:
+    def __init__(self, command: LiveCommand, timeout_s: float, cleanup: OrphanCleanup) -> None:
         own, theirs = socket.socketpair()
         with theirs:
             turns = ("--turns", str(theirs.fileno()))
@@ -75,11 +75,11 @@ class LiveWorker:
                 log=command.log,
                 pass_fds=(theirs.fileno(),),
             )
-        watchdog.kill(self._child.pid)
+        cleanup.kill(self._child.pid)
         self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]
         for pid in command.servers:
-            watchdog.resume(pid)
-        self._watchdog, self._watched = watchdog, [self._child.pid, *command.servers]
+            cleanup.resume(pid)
+        self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
         self._channel = Channel(own)
         self._left_s = timeout_s  # of working time
         self.ending: ProcessExit | None = None
@@ -119,13 +119,13 @@ class LiveWorker:
         return message
 
     def _stop(self) -> None:
-        """Stop the process and its servers, and let the watchdog watch their new descendants."""
+        """Stop the process and its servers, and let the cleanup watch their new descendants."""
         for pid in self._child.stop():
-            self._watchdog.kill(pid)
+            self._cleanup.kill(pid)
             self._watched.append(pid)
         for server in self._servers:
             for pid in server.stop():
-                self._watchdog.resume(pid)
+                self._cleanup.resume(pid)
                 self._watched.append(pid)
 
     def _resume_servers(self) -> None:
@@ -152,7 +152,7 @@ class LiveWorker:
             self._resume_servers()
             self.ending = self._child.close(timed_out=timed_out)
             for pid in self._watched:
-                self._watchdog.release(pid)
+                self._cleanup.release(pid)
 
 
 class LiveSet:
@@ -306,9 +306,9 @@ def run(
     workers: dict[str, LiveWorker] = {}
     with InterruptSignals() as signals:
         with ExitStack() as stack:
-            watchdog = stack.enter_context(ProcessWatchdog())
+            cleanup = stack.enter_context(OrphanCleanup())
             for name, command in commands.items():
-                workers[name] = LiveWorker(command, timeout_s, watchdog)
+                workers[name] = LiveWorker(command, timeout_s, cleanup)
                 stack.callback(workers[name].close)
             LiveSet(workers, order, signals, on_tick).run()
         endings = [worker.ending for worker in workers.values() if worker.ending is not None]

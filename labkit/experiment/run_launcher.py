@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from labkit.config import Engine, Isolation, from_plain, user_classes
-from labkit.experiment import StudyError, child_process, differing_outputs, live_set
+from labkit.experiment import StudyError, child_process, live_set, output_values
 from labkit.experiment.cell import Cell
 from labkit.experiment.live_set import LiveCommand
 from labkit.experiment.permuted_blocks import Run
@@ -202,7 +202,7 @@ def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
     """Yield the worker's arguments: each run's arm and record, and the folder for outputs."""
     for run in runs:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
-    if runs[0].block == differing_outputs.BLOCK:
+    if runs[0].block == output_values.BLOCK:
         yield from ("--keep", str(cell.dir))
 
 

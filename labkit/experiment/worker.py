@@ -4,7 +4,7 @@
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
 (:mod:`labkit.experiment.worker_run`). ``--turns FD`` is a socket over which a coordinator
 grants the only arm its turns (:mod:`labkit.experiment.live_set`). ``--keep CELL`` stores array
-outputs in that cell's folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...``
+outputs in that cell's folder (:mod:`labkit.experiment.output_values`). ``--prepare ARM ...``
 loads and warms up arms without measuring, so that nothing is compiled during a measured run.
 
 A record is written by rename. If the parent process has died, no record is written.
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import differing_outputs, worker_stages
-from labkit.experiment.live_worker_turns import GrantedTurns
+from labkit.experiment import output_values, worker_stages
+from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import Channel
 from labkit.experiment.worker_run import WorkerProcess
@@ -44,7 +44,7 @@ from labkit.records import (
 )
 
 if TYPE_CHECKING:
-    from labkit.experiment.differing_outputs import Values
+    from labkit.experiment.output_values import Values
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
@@ -85,7 +85,7 @@ def perform(
 
 def _store_outputs(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
-        differing_outputs.save(cell_dir, values)
+        output_values.save(cell_dir, values)
 
 
 def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
 from labkit.experiment import mlx_known_answer_test, worker_stages
-from labkit.experiment.live_worker_turns import GrantedTurns
+from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.experiment.worker_stages import experiment_of

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from labkit.models.chat_template import Message, RenderOptions
-from labkit.server import scored_prompts
+from labkit.server import prompt_logprobs_format
 from labkit.server.api_error import invalid
 from labkit.server.chat_responses import ChatWriter
 from labkit.server.endpoint_helpers import (
@@ -62,7 +62,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         service, prompt, requested, param="messages", min_tokens=min_output(request, requested)
     )
     logprobs = _requested_logprobs(request)
-    scored_prompts.check_count([prompt], n, request.prompt_logprobs)
+    prompt_logprobs_format.check_count([prompt], n, request.prompt_logprobs)
     params = to_params(
         service,
         request,

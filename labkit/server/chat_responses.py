@@ -9,10 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs
-from labkit.server import scored_prompts
+from labkit.server import prompt_logprobs_format
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, collect, token_logprob, usage
-from labkit.server.message_parts import Part, message_parts, output_parts
 from labkit.server.openai_types import (
     ChatChoice,
     ChatChunk,
@@ -29,6 +28,7 @@ from labkit.server.openai_types import (
     ToolCallDelta,
     Usage,
 )
+from labkit.server.output_parts import Part, message_parts, output_parts
 from labkit.server.requested_tools import RequestedTools
 from labkit.server.response_streams import DONE, sse_event
 from labkit.server.serving_service import Service
@@ -127,7 +127,7 @@ class ChatWriter:
         )
 
     def _prompt_logprobs(self, generated: GeneratedChoice) -> PromptLogprobObjects | UnsetType:
-        return scored_prompts.to_objects(
+        return prompt_logprobs_format.to_objects(
             self._service, self._prompt, generated.prompt_logprobs, self._request.prompt_logprobs
         )
 

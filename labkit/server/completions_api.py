@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from labkit.server import scored_prompts
+from labkit.server import prompt_logprobs_format
 from labkit.server.api_error import invalid
 from labkit.server.completions_writer import CompletionWriter
 from labkit.server.endpoint_helpers import (
@@ -57,7 +57,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     ]
     max_tokens = min(allowed)
     num_top = _num_top_prompt_logprobs(request)
-    scored_prompts.check_count(prompts, n, num_top)
+    prompt_logprobs_format.check_count(prompts, n, num_top)
     params = to_params(
         service,
         request,

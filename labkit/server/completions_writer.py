@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
-from labkit.server import scored_prompts
+from labkit.server import prompt_logprobs_format
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.endpoint_helpers import GeneratedChoice, clamp_logprob, collect, usage
 from labkit.server.openai_types import (
@@ -129,7 +129,7 @@ class CompletionWriter:
             None if request.logprobs is None else _joined(logprobs),
             generated.tokens if ids else UNSET,
             list(prompt) if ids and is_first else UNSET,
-            scored_prompts.to_objects(
+            prompt_logprobs_format.to_objects(
                 self._service, prompt, generated.prompt_logprobs, request.prompt_logprobs
             ),
         )
@@ -139,8 +139,8 @@ class CompletionWriter:
     ) -> TextLogprobs:
         if self._request.logprobs is None:
             return EMPTY
-        by_token = scored_prompts.by_token(logprobs, prompt, self._request.logprobs)
-        offsets = scored_prompts.token_offsets(self._service.tokenizer, text, prompt)
+        by_token = prompt_logprobs_format.by_token(logprobs, prompt, self._request.logprobs)
+        offsets = prompt_logprobs_format.token_offsets(self._service.tokenizer, text, prompt)
         return self._text_logprobs(prompt, by_token, offsets)
 
     def _output_logprobs(self, index: int, generated: GeneratedChoice) -> TextLogprobs:

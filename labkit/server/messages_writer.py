@@ -9,7 +9,6 @@ import msgspec
 
 from labkit.server.api_error import ApiError
 from labkit.server.endpoint_helpers import Conversation, GeneratedChoice, collect
-from labkit.server.message_parts import Part, PartStream, has_call, message_parts
 from labkit.server.messages_types import (
     MessageError,
     MessageErrorDetail,
@@ -18,6 +17,7 @@ from labkit.server.messages_types import (
     TextBlock,
     ToolUseBlock,
 )
+from labkit.server.output_parts import Part, PartStream, has_call, message_parts
 from labkit.server.response_streams import named_sse_event
 from labkit.server.tool_calls import ParsedToolCall
 

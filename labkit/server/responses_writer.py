@@ -9,7 +9,7 @@ import msgspec
 
 from labkit.server.api_error import ApiError
 from labkit.server.endpoint_helpers import Conversation, GeneratedChoice, collect
-from labkit.server.message_parts import Part, PartStream, message_parts
+from labkit.server.output_parts import Part, PartStream, message_parts
 from labkit.server.response_streams import named_sse_event
 from labkit.server.responses_types import (
     IncompleteDetails,

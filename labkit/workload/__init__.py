@@ -26,7 +26,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernel_workload",
     "requests": "request_workload",
-    "headroom": "memory_headroom",
+    "headroom": "memory_claims",
     "video": "video",
     "scoring": "scoring",
 }

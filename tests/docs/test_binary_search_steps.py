@@ -9,7 +9,7 @@ from docs.generators import binary_search_steps
 from labkit.engine.attention import paged_attention
 from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
 from labkit.engine.attention.resolvers.seq_map import qblock_map, token_map
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 BATCHES = (
     (1,),

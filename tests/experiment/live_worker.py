@@ -31,7 +31,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     options = parser.parse_args()
     name, do, folder = options.words
-    if do != "hang":  # it depends on the watchdog alone
+    if do != "hang":  # it depends on the cleanup process alone
         parent_death.watch_parent(options.parent, options.lifeline)
     channel = Channel(socket.socket(fileno=options.turns))
     log = {"turns": [], "ticks": [], "gathered": None}

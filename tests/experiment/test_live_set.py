@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import StudyError, live_set
+from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.live_set import LiveCommand
-from labkit.experiment.live_worker_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import Channel, ProtocolError
 from labkit.workload.turn_order import Part, Round

@@ -11,7 +11,7 @@ from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.metal_backend import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMapLookup
 from labkit.engine.attention.resolvers.work_plan import WorkPlanLookup, work_plan
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 from labkit.metal.emulator.cpp_compilation import BuildKind
 from labkit.metal.emulator.kernel_emulator import Emulator
 from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES

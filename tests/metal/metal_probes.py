@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from metal_batches import Batch, attend, batch, check, prover
 
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 from labkit.metal.emulator.cpp_compilation import BuildKind
 from labkit.metal.emulator.kernel_emulator import Emulator
 from labkit.metal.emulator.kernel_process import DEFAULT_SCHEDULES

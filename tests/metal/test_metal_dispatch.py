@@ -11,9 +11,9 @@ from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
 from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_totals import Launch, launch_stamp, stamp_errors, sum_launches
+from labkit.engine.attention.launch_audit import Launch, launch_stamp, stamp_errors, sum_launches
 from labkit.engine.attention.resolvers.work_plan import work_plan
-from labkit.kernel_abi import KERNEL_IDS
+from labkit.kernel_constants import KERNEL_IDS
 from labkit.metal.kernels import header, source
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import resolve, tokenizer
-from labkit.workload.sources import bounded_text, source_of
+from labkit.workload.sources import bounded_reader, source_of
 
 SHAREGPT = [
     {
@@ -76,7 +76,7 @@ def test_a_sharegpt_request_is_the_first_question_and_the_length_of_its_answer(c
 
 
 def test_items_that_do_not_fit_into_a_chunk_are_read_whole(compose, monkeypatch):
-    monkeypatch.setattr(bounded_text, "CHUNK_CHARACTERS", 7)
+    monkeypatch.setattr(bounded_reader, "CHUNK_CHARACTERS", 7)
     assert len(make_prompts(compose("sharegpt", json.dumps(SHAREGPT, indent=2)))) == 2
 
 
@@ -169,14 +169,14 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(compose, source, text, m
 
 
 def test_an_item_that_never_ends_is_refused_before_it_fills_the_memory(compose, monkeypatch):
-    monkeypatch.setattr(bounded_text, "CHUNK_CHARACTERS", 1 << 10)
-    monkeypatch.setattr(bounded_text, "MAX_ITEM_CHARACTERS", 1 << 14)
+    monkeypatch.setattr(bounded_reader, "CHUNK_CHARACTERS", 1 << 10)
+    monkeypatch.setattr(bounded_reader, "MAX_ITEM_CHARACTERS", 1 << 14)
     with pytest.raises(ConfigError, match="item 1 is not valid JSON, or has more than 16,384 char"):
         compose("sharegpt", '["' + "x" * (1 << 18))
 
 
 def test_more_requests_than_a_workload_may_have_name_the_option(compose, monkeypatch):
-    monkeypatch.setattr(bounded_text, "MAX_REQUESTS", 1)
+    monkeypatch.setattr(bounded_reader, "MAX_REQUESTS", 1)
     with pytest.raises(ConfigError, match=r"more than 1 requests; set workload\.num_requests"):
         compose("azure", AZURE)
 

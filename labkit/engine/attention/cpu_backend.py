@@ -25,11 +25,11 @@ from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.attention.launch_audit import Launch, report_launches
 from labkit.engine.attention.launch_report import Reports
-from labkit.engine.attention.launch_totals import Launch, report_launches
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.prepared_cpu_launch import LAYER_ARRAYS, CpuPrepared, PreparedLaunch
-from labkit.kernel_abi import BQ, RESOLVER_IDS
+from labkit.kernel_constants import BQ, RESOLVER_IDS
 
 for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():
     resolver_variants.register(lookup_type, resolver)

@@ -9,7 +9,7 @@ from typing import Literal
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.resolvers.resolver import has_prefill
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 SPLIT_TOKENS = 512  # keys per partition of split_kv=auto
 MAX_PARTITIONS = 16

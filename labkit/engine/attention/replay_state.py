@@ -13,10 +13,10 @@ from labkit.cpu.attention_launch import COUNTER_COLUMNS
 from labkit.cpu.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
 from labkit.engine.attention.attention_metadata import AttentionMetadata
 from labkit.engine.attention.captured_attention_layers import CapturedLayers
-from labkit.engine.attention.launch_totals import LaunchTotals, launch_stamp, report_launches
+from labkit.engine.attention.launch_audit import LaunchTotals, launch_stamp, report_launches
 from labkit.engine.attention.prepared_cpu_launch import CpuPrepared, PreparedLaunch
 from labkit.engine.engine_protocol import Counters
-from labkit.kernel_abi import STAMP_MASK
+from labkit.kernel_constants import STAMP_MASK
 
 if TYPE_CHECKING:  # importing the graph also imports the kernels of a model
     from labkit.cpu.graph_replay import ExecutableGraph

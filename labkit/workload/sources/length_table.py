@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import islice
 
 from labkit.config import ConfigError, Experiment
-from labkit.workload.sources import bounded_text
+from labkit.workload.sources import bounded_reader
 from labkit.workload.sources.trace import TraceLine, TraceSource
 
 MAX_COUNT = 10**12  # beyond, a number is a mistake that would fill a message with its digits
@@ -40,12 +40,12 @@ class LengthTable:
 
     def _first_requests(self, experiment: Experiment) -> tuple[TraceLine, ...]:
         path = experiment.workload.prompts.path or ""
-        return _read(self, path, bounded_text.limit(experiment), bounded_text.modified_ns(path))
+        return _read(self, path, bounded_reader.limit(experiment), bounded_reader.modified_ns(path))
 
     def requests(self, path: str) -> Iterator[TraceLine]:
         """Yield a file's requests with times from the first one; raise :class:`ConfigError`."""
         start: float | None = None
-        for where, (time, *lengths) in bounded_text.table_rows(path, self.columns):
+        for where, (time, *lengths) in bounded_reader.table_rows(path, self.columns):
             seconds = self._time(where, time)
             prompt, output = (
                 _count(where, *named) for named in zip(self.columns[1:], lengths, strict=True)
@@ -81,5 +81,5 @@ def _count(where: str, name: str, text: str) -> int:
 @lru_cache(maxsize=4)
 def _read(table: LengthTable, path: str, limit: int, modified: int) -> tuple[TraceLine, ...]:
     requests = tuple(islice(table.requests(path), limit))
-    bounded_text.refuse_more(path, requests)
+    bounded_reader.refuse_more(path, requests)
     return requests

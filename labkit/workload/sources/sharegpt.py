@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Experiment, require
 from labkit.config.requests import MAX_LENGTH_TOKENS
-from labkit.workload.sources import bounded_text
+from labkit.workload.sources import bounded_reader
 from labkit.workload.sources.text_requests import BYTES_PER_TOKEN, TextRequest, TextSource
 from labkit.workload.sources.vllm_custom import user_request
 
@@ -23,7 +23,7 @@ HUMAN, MODEL = ("human", "user"), ("gpt", "chatgpt", "assistant", "model")
 
 
 def _requests(path: str) -> Iterator[TextRequest]:
-    for where, item in bounded_text.array_items(path):
+    for where, item in bounded_reader.array_items(path):
         turns = item.get("conversations") if isinstance(item, Mapping) else None
         require(isinstance(turns, list), f"{where} is not an object with a list conversations")
         for turn, answer in zip(turns or (), (turns or ())[1:], strict=False):
@@ -55,13 +55,13 @@ def _request(where: str, prompt: str, answer: str) -> TextRequest:
 @lru_cache(maxsize=4)
 def _read(path: str, limit: int, modified: int) -> tuple[TextRequest, ...]:
     requests = tuple(islice(_requests(path), limit))
-    bounded_text.refuse_more(path, requests)
+    bounded_reader.refuse_more(path, requests)
     return requests
 
 
 def _first_requests(experiment: Experiment) -> tuple[TextRequest, ...]:
     path = experiment.workload.prompts.path or ""
-    return _read(path, bounded_text.limit(experiment), bounded_text.modified_ns(path))
+    return _read(path, bounded_reader.limit(experiment), bounded_reader.modified_ns(path))
 
 
 SOURCE = TextSource(_first_requests, "requests")

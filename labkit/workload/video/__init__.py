@@ -27,7 +27,7 @@ class VideoKind:
 
     def check(self, experiment: Experiment) -> None:
         """Check that the decoders are installed, the clips exist and the questions are valid."""
-        from labkit.workload.video import clip_library, clip_questions
+        from labkit.workload.video import clip_library, video_quiz
 
         workload = experiment.workload
         for module in ("av", *(["cv2"] if workload.decoder is Decoder.opencv else [])):
@@ -37,7 +37,7 @@ class VideoKind:
                 "run: pip install 'labkit[video]'",
             )
         if workload.clips is not None:
-            clip_questions.check(
+            video_quiz.check(
                 workload, [path.name for path in clip_library.files_of(workload.clips)]
             )
 
@@ -65,15 +65,15 @@ class VideoKind:
 
         Synthesises missing clips, and loads the model if questions are configured.
         """
-        from labkit.workload.video import clip_library, clip_questions
+        from labkit.workload.video import clip_library, video_quiz
         from labkit.workload.video.interleaved_video import InterleavedVideo
 
         workloads = [e.workload for e in experiments]
         sources, first = [clip_library.sources(w) for w in workloads], workloads[0]
         quiz = None
         if first.questions is not None and first.vlm is not None:
-            questions = clip_questions.read(first.questions, [source.name for source in sources[0]])
-            quiz = clip_questions.VideoQuiz(questions, clip_questions.MlxVlm(first.vlm))
+            questions = video_quiz.read(first.questions, [source.name for source in sources[0]])
+            quiz = video_quiz.VideoQuiz(questions, video_quiz.MlxVlm(first.vlm))
         return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -29,8 +29,8 @@ from labkit.workload.video.reference_decode_checks import FrameDigests, Referenc
 from labkit.workload.workload_protocols import TurnContext
 
 if TYPE_CHECKING:
-    from labkit.workload.video.clip_questions import VideoQuiz
     from labkit.workload.video.frame_decoding import DecodedFrames
+    from labkit.workload.video.video_quiz import VideoQuiz
 
 DecodeFunction = Callable[..., "DecodedFrames"]
 

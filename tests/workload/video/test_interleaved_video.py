@@ -418,12 +418,12 @@ def fake_experiment(workload: Workload):
 )
 def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, message):
     from labkit.config import ConfigError
-    from labkit.workload.video import clip_questions
+    from labkit.workload.video import video_quiz
 
     path = tmp_path / "q.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=message):
-        clip_questions.read(str(path), ["61-7.mp4"])
+        video_quiz.read(str(path), ["61-7.mp4"])
 
 
 def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 
 class BinarySearchLookup(NamedTuple):

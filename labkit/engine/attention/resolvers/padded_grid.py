@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 
 class PaddedGridLookup(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 Int32Array = NDArray[np.int32]
 

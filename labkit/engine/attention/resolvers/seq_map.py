@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.engine import user_classes
 from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver, has_prefill
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 SURPLUS = -1
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.contracts.contract import Check, Compose, demand
+from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.attention import resolvers
 from labkit.engine.attention.backend_factory import create
 from labkit.engine.attention.resolvers.resolver import Resolver
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 # Query lengths of the batches: decode alone, prefill alone, both, and the edges of Q-blocks.
 BATCHES = {

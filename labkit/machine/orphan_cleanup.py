@@ -1,6 +1,6 @@
-"""A watchdog that ends or continues process trees when this process ends, however it ends.
+"""Cleanup of orphans: end or continue process trees when this process ends, however it ends.
 
-A stopped process (SIGSTOP) cannot watch its parent itself. The watchdog is a process in a session
+A stopped process (SIGSTOP) cannot watch its parent itself. The cleanup is a process in a session
 of its own that waits on the read end of a pipe, whose write end only this process holds. It kills
 the trees that this process has started, and lets the others continue.
 """
@@ -14,11 +14,11 @@ from types import TracebackType
 from labkit.machine.process_tree import ProcessTree
 
 
-class ProcessWatchdog:
+class OrphanCleanup:
     """Context manager: while it is open, the end of this process reaches the watched trees."""
 
     def __init__(self) -> None:
-        self._watchdog = subprocess.Popen(
+        self._cleanup = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, start_new_session=True
         )
 
@@ -35,11 +35,11 @@ class ProcessWatchdog:
         self._tell(f"release {pid}")
 
     def _tell(self, line: str) -> None:
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(f"{line}\n".encode())
-        self._watchdog.stdin.flush()
+        assert self._cleanup.stdin is not None
+        self._cleanup.stdin.write(f"{line}\n".encode())
+        self._cleanup.stdin.flush()
 
-    def __enter__(self) -> ProcessWatchdog:
+    def __enter__(self) -> OrphanCleanup:
         return self
 
     def __exit__(
@@ -48,8 +48,8 @@ class ProcessWatchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the watchdog. Trees that are still watched are killed or continued."""
-        self._watchdog.communicate()
+        """End the cleanup process. Trees that are still watched are killed or continued."""
+        self._cleanup.communicate()
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from labkit.contracts.contract import Check, Compose, demand
+from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.request import Request, SamplingParams
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit import workload
 from labkit.config import Experiment, is_class_path
-from labkit.contracts.contract import Check, Compose, demand
+from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.models import resolve
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.tokenized_prompts import Prompt

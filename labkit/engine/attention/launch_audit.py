@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention.launch_report import LaunchReport, Reports
-from labkit.kernel_abi import (
+from labkit.kernel_constants import (
     BLOCKS_COLUMN,
     ITERATIONS_COLUMN,
     KERNEL_IDS,
@@ -31,8 +31,8 @@ class Launch(NamedTuple):
     """One launch of a fused kernel, as ``forward`` logs it.
 
     ``rows`` is the NumPy or MLX array of integers that the kernel wrote, [units, 4 or more], with a
-    row per threadgroup or worker and the columns of ``kernel_abi``. ``reduce_rows`` is the array of
-    the reduce kernel, or None if the keys were not split.
+    row per threadgroup or worker and the columns of ``kernel_constants``. ``reduce_rows`` is the
+    array of the reduce kernel, or None if the keys were not split.
     """
 
     layer: AttentionLayer

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import check
 from labkit.config import RESOLVERS
-from labkit.contracts import attention_contracts, engine_contract, workload_contracts
+from labkit.conformance import attention_checks, engine_checks, workload_checks
 
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -125,26 +125,26 @@ def compose():
 
 @pytest.mark.parametrize("name", RESOLVERS)
 def test_labkit_s_resolvers_keep_the_contract(name, compose):
-    assert failures(attention_contracts.resolver_checks(name, compose)) == []
+    assert failures(attention_checks.resolver_checks(name, compose)) == []
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param("fused", marks=pytest.mark.slow), "gather", "reference"]
 )
 def test_labkit_s_backends_keep_the_contract(name, compose):
-    assert failures(attention_contracts.backend_checks(name, compose)) == []
+    assert failures(attention_checks.backend_checks(name, compose)) == []
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param("paged", marks=pytest.mark.slow), "contiguous", "padded", "mlx_lm"]
 )
 def test_labkit_s_engines_keep_the_contract(name, compose):
-    assert failures(engine_contract.engine_checks(name, compose)) == []
+    assert failures(engine_checks.engine_checks(name, compose)) == []
 
 
 def test_labkit_s_requests_and_their_source_keep_the_contract(compose):
-    assert failures(workload_contracts.workload_checks("chat", compose)) == []
-    assert failures(workload_contracts.source_checks("chat", compose)) == []
+    assert failures(workload_checks.workload_checks("chat", compose)) == []
+    assert failures(workload_checks.source_checks("chat", compose)) == []
 
 
 def run(file, source, tmp_path, monkeypatch, capsys):

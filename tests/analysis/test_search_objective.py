@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.objective import objective
 from labkit.analysis.observations import MetricRow, RunValue
+from labkit.analysis.search_objective import objective
 
 
 def row(case, metric, primary, **arms):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.contracts.attention_contracts import backend_checks, resolver_checks
-from labkit.contracts.contract import Check, Compose, Contract, ContractError
-from labkit.contracts.engine_contract import engine_checks
-from labkit.contracts.workload_contracts import source_checks, workload_checks
+from labkit.conformance.attention_checks import backend_checks, resolver_checks
+from labkit.conformance.conformance_check import Check, Compose, Contract, ContractError
+from labkit.conformance.engine_checks import engine_checks
+from labkit.conformance.workload_checks import source_checks, workload_checks
 from labkit.engine.engine_factory import ENGINE_METHODS
 from labkit.workload import METHODS
 

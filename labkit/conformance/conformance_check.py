@@ -1,6 +1,6 @@
 """Contracts: what a class of each Protocol must do, as checks that run in seconds.
 
-labkit's own implementations pass the same contracts (``tests/contracts``).
+labkit's own implementations pass the same contracts (``tests/conformance``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.config import Attention, ConfigError, Engine
-from labkit.experiment.user_class_import import check_imports
+from labkit.experiment.user_class_check import check_imports
 
 GOOD = "print('hello')\nprint('[1]')\nclass Map:\n    pass\n"
 

@@ -9,7 +9,7 @@ from test_routes import send
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.completions_writer import top_by_text
-from labkit.server.scored_prompts import token_offsets
+from labkit.server.prompt_logprobs_format import token_offsets
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "the old mill stands by the river"
