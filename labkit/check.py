@@ -1,4 +1,4 @@
-"""``python -m labkit.check package.module:Class``: run the contract of a class of your own.
+"""``python -m labkit.check package.module:Class``: check a class of your own.
 
 The class is recognised by its methods: a resolver, an attention backend, an engine, a kind of
 workload or a source of prompts. Its checks run on a small model, in seconds, and a failed check

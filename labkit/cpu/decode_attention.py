@@ -86,7 +86,8 @@ def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
     visible = Unit(unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end)
     for base in range(begin // TILE_KEYS * TILE_KEYS, min(end, unit.low), TILE_KEYS):
         first, stop = max(base, begin), min(base + TILE_KEYS, end, unit.low)
-        # Keys and values are read only for the cost of doing so: the scores are overwritten.
+        # This variant pays for reading the keys and values before the window; ``fold_keys``
+        # overwrites their scores.
         score_keys(params, scratch, visible, params.k_pool, base, first, stop)
         score_keys(params, scratch, visible, params.v_pool, base, first, stop)
     fold_keys(params, scratch, visible)

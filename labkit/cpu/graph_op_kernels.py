@@ -46,9 +46,10 @@ from labkit.cpu.simd_emitter import I64, Emitter
 # Units per thread of a large matrix product. The more units, the less work a suspended thread
 # delays.
 UNITS_PER_THREAD = 4
-# Cost of a product (multiplications, reading a weight counts as ``WEIGHT_COST``) from which it is
-# divided into ``UNITS_PER_THREAD`` units per thread, else into one. Each unit begins with reads
-# that are not prefetched yet: with more units, smaller products spent a tenth of a step on them.
+# A product that costs at least this much is divided into ``UNITS_PER_THREAD`` units per thread, a
+# cheaper one into one unit per thread. The cost is counted in multiplications; reading a weight
+# counts as ``WEIGHT_COST``. Cheap products stay whole because the first reads of a unit are not
+# prefetched: with more units, these reads took a tenth of a step.
 LARGE_PRODUCT = 1 << 27
 ELEMENTWISE_CHUNK = 4 * activations.CHUNK  # elements per unit of ADD, MULTIPLY and SCALE
 NUM_FUNCTIONS = 5  # compiled functions per format of low-precision weights

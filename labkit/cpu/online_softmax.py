@@ -1,9 +1,10 @@
 """Online softmax over rows of queries, shared by the decode and the tiled kernel.
 
-A unit of work has one row per query token and query head of a KV head, ordered by token, so that
-each load of a key or value serves all rows. Keys are processed in tiles of ``TILE_KEYS``, aligned
-to position 0 of the sequence, with online softmax in base 2. The result of a row depends only on
-its own query and keys: not on the kernel, the batch, the other rows or the block size.
+For each KV head, a unit of work has one row per pair of query token and query head, ordered by
+token. All these rows share each load of a key or value. Keys are processed in tiles of
+``TILE_KEYS``, aligned to position 0 of the sequence, with online softmax in base 2. The result of a
+row depends only on its own query and keys: not on the kernel, the batch, the other rows or the
+block size.
 """
 
 from __future__ import annotations

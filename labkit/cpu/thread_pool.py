@@ -35,16 +35,16 @@ class PoolTuning:
     Parameters
     ----------
     grain
-        Units per thread into which a ``prange`` is divided. The more units, the shorter the one
-        that a suspended thread has begun, for which all other threads must wait.
+        Units per thread into which a ``prange`` is divided. All threads must wait for a unit that
+        a suspended thread has begun; more units make that wait shorter.
     spin_us
         How long a worker without work spins before it sleeps (us). This must be longer than the
         host needs between two launches of a step.
     aside_us
-        A pause longer than any interrupt and shorter than another process's time slice (us). If the
-        clock of a spinning worker jumps by more than this, the worker was suspended, and the pool
-        counts as crowded. A caller that has waited longer than this for units of other workers goes
-        to sleep, because these workers may need its core.
+        The clock jump from which a spinning worker counts as suspended, and the pool as crowded
+        (us). It must be longer than any interrupt and shorter than another process's time slice.
+        A caller that has waited longer than this for units of other workers goes to sleep, because
+        these workers may need its core.
     crowded_us
         How long the pool counts as crowded after a worker was suspended (us).
     crowded_spin_us

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# The largest number of ids that are decoded again, and the number of ids that stay as context. An
-# incomplete character has at most three bytes and an id at least one, so four ids include it.
+# MAX_WINDOW_IDS limits the ids that are decoded again for each new id. CONTEXT_IDS ids remain when
+# the window is cut. They contain any incomplete character, which has at most three bytes, because
+# every id has at least one byte.
 MAX_WINDOW_IDS, CONTEXT_IDS = 16, 4
 
 

@@ -68,10 +68,11 @@ class LLM:
         The options of ``labkit.config.Engine``, with or without their group: ``block_size`` or
         ``kv_block_size`` is ``engine.kv.block_size``, and ``parallel_size`` is
         ``engine.parallel.size``, whose ranks are started and ended with the ``LLM``. ``dtype`` is
-        ``engine.dtype``; ``engine.kv.dtype`` is ``kv_dtype``, because an option without a group
-        takes precedence. ``name`` and the group ``server`` are not accepted. Neither are ``blas``,
-        ``threads``, ``memory_limit`` and the group ``mlx``, because they must be set before MLX
-        and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own variables).
+        ``engine.dtype``; ``engine.kv.dtype`` must be written ``kv_dtype``, because a last name
+        that two options share means the one outside any group. ``name`` and the group ``server``
+        are not accepted. Neither are ``blas``, ``threads``, ``memory_limit`` and the group
+        ``mlx``, because they must be set before MLX and numba are imported (``labkit.machine``,
+        ``NUMBA_NUM_THREADS``, MLX's own variables).
 
     Raises
     ------

@@ -36,8 +36,9 @@ class Constraint(Protocol):
         Raises
         ------
         SamplingError
-            ``output`` violates the rule, as rejected draft tokens may, or the mask cannot be
-            computed. The request ends with this error, unless it concerns a rejected draft.
+            ``output`` breaks the rule, or the mask cannot be computed. The request ends with this
+            error, unless only draft tokens at the end of ``output`` break the rule: such drafts
+            are rejected anyway.
         """
 
 

@@ -105,11 +105,12 @@ CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
 
 
 def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
-    """Return ``left``, the rest of the step's tokens, raised to ``floor`` and limited to ``cap``.
+    """Return the number of prompt tokens that a step may compute.
 
-    None: no such bound. With only ``cap``, this is the static budget of LocalAI's patched llama.cpp
-    (DECODE_SERVING_SCOPE.md, patch 0013), which ignores the decodes. ``floor`` alone is its patch
-    0016: the decodes shrink the budget, but not below the floor (``max(n_ubatch, T - D)``).
+    This is what the decodes left of the step's budget (``left``), but at least ``floor`` and at
+    most ``cap`` (None: no such bound). Sources, in LocalAI's patched llama.cpp
+    (DECODE_SERVING_SCOPE.md): ``cap`` alone is patch 0013, a static budget; ``floor`` alone is
+    patch 0016, ``max(n_ubatch, T - D)``.
     """
     budget = left if floor is None else max(left, floor)
     return budget if cap is None else min(budget, cap)

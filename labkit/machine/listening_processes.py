@@ -11,7 +11,7 @@ import psutil
 
 
 class NoListener(LookupError):
-    """No process that may be stopped listens at an address. The message is one line."""
+    """No process listens at an address, or only one that must not be stopped (one line)."""
 
 
 def find_listeners(url: str) -> list[int]:
@@ -24,7 +24,7 @@ def find_listeners(url: str) -> list[int]:
     ------
     NoListener
         The address is not a loopback address, no process of this user listens there, or the
-        process has started this one.
+        process is this one or has started it.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

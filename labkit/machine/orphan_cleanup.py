@@ -15,7 +15,10 @@ from labkit.machine.process_tree import ProcessTree
 
 
 class OrphanCleanup:
-    """Context manager: while it is open, the end of this process reaches the watched trees."""
+    """Context manager: if this process ends while it is open, the watched trees do not outlast it.
+
+    Each watched process tree is then killed or resumed.
+    """
 
     def __init__(self) -> None:
         self._cleanup = subprocess.Popen(

@@ -89,8 +89,9 @@ def _join_cgroup(version: CgroupVersion, limit_bytes: int) -> bool:
 def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
     """Return the path of the cgroup that limits process ``pid``. The folder need not exist.
 
-    The cgroup is a sibling of the caller's cgroup, because cgroup v2 allows processes only in
-    leaves. The caller is process ``pid`` before the move, or its parent in the same cgroup.
+    The cgroup is a sibling of the one that process ``pid`` starts in, because cgroup v2 allows
+    processes only in leaves. Call this only from that cgroup: in process ``pid`` before it moves,
+    or in its parent.
     """
     own, *ancestors = cgroups.folders(version.controller)
     return (ancestors or [own])[0] / f"labkit-{pid}"

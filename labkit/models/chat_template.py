@@ -127,8 +127,9 @@ class ChatTemplate:
         Raises
         ------
         ConfigError
-            The template fails, refuses the messages, or writes too much. Also raised if it does
-            not use the tools, a variable of the options, or a message's name or tool calls.
+            The template fails, refuses the messages or writes too much; or it ignores something
+            that it was given: the tools, a variable of ``options``, a message's ``name`` or its
+            ``tool_calls``.
         """
         options = options or RenderOptions()
         if tools and not self.takes_tools:

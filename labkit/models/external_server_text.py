@@ -32,8 +32,8 @@ class Detokenizer:
     def prompt_text(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Return a prompt as text, and whether the tokenizer encodes that text to the same ids.
 
-        A server adds special tokens as the tokenizer's files specify. So the text without the first
-        id is tried as well, which is correct if encoding adds that id (a BOS token) again.
+        Encoding adds special tokens such as BOS. If the prompt already begins with BOS, its full
+        text would get a second one, so the text without the first id is tried as well.
         """
         prompt = list(ids)
         for text in (self.tokenizer.decode(prompt), self.tokenizer.decode(prompt[1:])):

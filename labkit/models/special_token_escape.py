@@ -9,11 +9,12 @@ from typing import Any
 
 
 class SpecialTokenEscape:
-    """Marks special tokens in strings, so that a text with the strings can be split inside them.
+    """Keeps special tokens that a user wrote from acting as control tokens.
 
-    A chat template writes special tokens between the strings of a conversation. Tokenised piece by
-    piece, the template's tokens act and those in the strings do not. Without ``special_tokens``,
-    nothing is marked.
+    A marker is inserted inside every special token in the user's strings. The rendered prompt is
+    then split at the markers and tokenised piece by piece: the chat template's own special tokens
+    stay whole and act; the user's are cut in two and remain plain text. Without
+    ``special_tokens``, nothing is marked.
     """
 
     def __init__(self, special_tokens: Sequence[str]) -> None:

@@ -109,7 +109,7 @@ def read_arm(path: StudyPath, digest: str | None = None) -> Arm:
     data = read_json(path, digest)
     try:
         arm = record_codec.arm_from_json(data)
-        require(path.stem == arm.name, f"the file holds arm {arm.name}")
+        require(path.stem == arm.name, f"it describes arm {arm.name}")
     except (ValueError, TypeError) as error:
         raise RecordError(f"{path} is not a valid arm: {error}") from None
     return arm

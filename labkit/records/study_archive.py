@@ -217,10 +217,9 @@ class StudyArchive:
             require(regular, f"{where}: {member.name!r} is a link or a special file")
             folder, _, inner = member.name.partition("/")
             content = raw[member.offset_data : member.offset_data + member.size]
-            require(
-                folder == name and bool(inner) and len(content) == member.size,
-                f"{where}: {member.name!r} is not a complete file of this cell",
-            )
+            own = folder == name and bool(inner)
+            require(own, f"{where}: {member.name!r} lies outside the cell's folder")
+            require(len(content) == member.size, f"{where}: {member.name!r} is truncated")
             yield inner, content
 
 

@@ -213,8 +213,8 @@ def of_type(kind, name="cell/link", target=""):
         (of_type(tarfile.FIFOTYPE), "is a link or a special file"),
         (of_type(tarfile.REGTYPE, "cell/../../x"), "it has a file named"),
         (of_type(tarfile.REGTYPE, "/x"), "it has a file named"),
-        (of_type(tarfile.REGTYPE, "other/x"), "'other/x' is not a complete file of this cell"),
-        (of_type(tarfile.REGTYPE, "cell"), "'cell' is not a complete file of this cell"),
+        (of_type(tarfile.REGTYPE, "other/x"), "'other/x' lies outside the cell's folder"),
+        (of_type(tarfile.REGTYPE, "cell"), "'cell' lies outside the cell's folder"),
     ],
 )
 def test_what_a_cell_must_not_hold_is_refused(tmp_path, info, match):

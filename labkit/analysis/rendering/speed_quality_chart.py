@@ -92,7 +92,7 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> str | N
 
 
 def _known(interval: Interval) -> list[float]:
-    """Return the interval's limits, or only its estimate if it has no limits."""
+    """Return both limits of an interval, or the estimate alone if the interval is unbounded."""
     if interval.low is None or interval.high is None:
         return [interval.estimate]
     return [interval.low, interval.high]

@@ -22,8 +22,9 @@ class DeviceLimits:
     saturating_units: int  # number of units that keeps every core busy
     max_sharing_heads: int  # query heads that may share one load of a key or value in decode
     tiled_by_kv_head: bool  # a unit of the tiled kernel is for one KV head (else: query head)
-    # In a batch of saturating_units or more query tokens, a decode unit serves several adjacent KV
-    # heads, whose keys of one token have at most this many bytes together. 0: always one head.
+    # Upper limit on the bytes of one token's keys that a decode unit reads: in batches of
+    # saturating_units or more query tokens, a unit serves as many adjacent KV heads as fit. With 0,
+    # and in smaller batches, it serves one.
     decode_unit_bytes: int
     # The tiled kernel supports keys of at most this many bytes per token and head in the pools,
     # because its matrices must fit the registers.

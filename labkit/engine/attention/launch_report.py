@@ -57,12 +57,14 @@ class LaunchReport:
     partitions: int = 1  # of each query's keys; above 1 the reduce kernel followed
     sharing_heads: int = 1  # query heads that shared one load of a key or value in decode
     block_size: int | None = None  # tokens in a KV block; None: not reported
-    dependent_loads: int = 0  # loads, one after another, by which units find a sequence
-    # KV blocks outside a sliding window, over all units: skipped, and read but masked.
+    # Loads that must each wait for the one before, made by all units to find their sequences.
+    dependent_loads: int = 0
+    # KV blocks outside the sliding window, summed over all units: those that were not read, and
+    # those that were read and then masked.
     skipped_blocks: int = 0
     masked_blocks: int = 0
     kv_dtype: str | None = None  # of the KV pools; None: not reported
-    # sdpa only: keys that were read, including padding, and those among them without a token.
+    # sdpa only: the number of keys read, and how many of them were padding.
     keys: int = 0
     padded_keys: int = 0
     # Evaluations of MLX's graph for only these launches: an emulated kernel evaluates eagerly, and

@@ -37,7 +37,11 @@ class SdpaStep(Protocol):
 
 
 class SdpaAttention:
-    """The ``Attention`` of KV layouts without blocks. Their ``SdpaStep`` writes and attends."""
+    """The ``Attention`` of the KV layouts without blocks (padded, contiguous).
+
+    It passes every call on to the layout's ``SdpaStep``, which stores keys and values and calls
+    MLX's attention.
+    """
 
     arrays: Literal["any"] = "any"
 

@@ -293,7 +293,10 @@ class _TrialCache:
 
 
 class _TrialHandle:
-    """Attention over a context of one token, whose result is the value of that token."""
+    """Stand-in for a ``KVHandle`` in the trial forward, whose context is one token.
+
+    Attention then returns that token's V vector, repeated for each query head of the KV head.
+    """
 
     def __init__(self, values: Array) -> None:
         self.values = values

@@ -131,9 +131,10 @@ class DraftModelProposer:
         draft_requests: Sequence[DraftRequest],
         drafts: list[list[int]],
     ) -> None:
-        """Run one forward; sample a draft token for the first ``len(rows)`` of ``indexes``.
+        """Run one forward, and append a draft token to each request that has a row of logits.
 
-        ``indexes`` has the index in ``draft_requests`` of each segment's request.
+        These are the first ``len(rows)`` of ``indexes``. ``indexes[k]`` is the position in
+        ``draft_requests`` of segment k's request.
         """
         tables = stack_block_tables(
             [self._cache.table(draft_requests[i].state.request_id) for i in indexes]

@@ -65,7 +65,7 @@ def _parse(arguments: Any) -> CapturedKernel:
     if not isinstance(name, str) or not isinstance(text, str) or f"void {name}(" not in text:
         raise _unknown_form("name and text are not the first two items")
     if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise _unknown_form("grid and threadgroup are not items 2 to 7")
+        raise _unknown_form("items 2 to 7 are not the six positive sizes of grid and threadgroup")
     gx, gy, gz, tx, ty, tz = sizes
     return CapturedKernel(name, text, (gx, gy, gz), (tx, ty, tz))
 
