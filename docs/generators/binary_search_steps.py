@@ -100,13 +100,29 @@ def page(lengths: Sequence[int] = BATCH) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(search: Search, lengths: Sequence[int], keys: Sequence[int]) -> str:
-    """Return the request and the rows that a Q-block computes, or ``surplus``."""
+def qblock_rows(search: Search, lengths: Sequence[int], keys: Sequence[int]) -> range | None:
+    """Return the rows of the owner that a Q-block computes, or None if the Q-block is surplus."""
     owner = search.owner
     first = (search.unit - keys[owner]) * BQ
     if owner >= len(lengths) or first >= lengths[owner]:
+        return None
+    return range(first, min(first + BQ, lengths[owner]))
+
+
+def max_steps(num_seqs: int) -> int:
+    """Return the largest number of steps of a search among ``num_seqs`` requests.
+
+    It is the logarithm to base 2 of ``num_seqs + 1``, rounded up.
+    """
+    return num_seqs.bit_length()
+
+
+def _rows(search: Search, lengths: Sequence[int], keys: Sequence[int]) -> str:
+    """Return the request and the rows that a Q-block computes, or ``surplus``."""
+    rows = qblock_rows(search, lengths, keys)
+    if rows is None:
         return "surplus"
-    return f"request {owner}, rows {first} to {min(first + BQ, lengths[owner]) - 1}"
+    return f"request {search.owner}, rows {rows[0]} to {rows[-1]}"
 
 
 def _request(search: Search) -> str:

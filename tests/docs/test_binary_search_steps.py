@@ -57,6 +57,13 @@ def test_the_steps_are_those_that_a_launch_counts():
     assert report.counters()["attention.search_iterations"] == steps * heads
 
 
+@pytest.mark.parametrize("requests", range(1, 40))
+def test_the_bound_is_reached_and_never_exceeded(requests):
+    prefix = range(requests + 1)
+    steps = [len(binary_search_steps.search(prefix, unit).steps) for unit in range(requests)]
+    assert max(steps) == binary_search_steps.max_steps(requests)
+
+
 def test_the_page_is_up_to_date():
     page = Path(__file__).parents[2] / "docs" / "binary-search.md"
     assert page.read_text("utf-8") == binary_search_steps.page()

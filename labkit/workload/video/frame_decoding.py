@@ -22,6 +22,7 @@ from labkit.workload.video.clip_reader import (
 from labkit.workload.video.frame_selection import (
     Undecodable,
     decode_runs,
+    decoder_runs,
     pick_frames,
     picks_exact_positions,
     positions,
@@ -171,17 +172,13 @@ def check_counts(
     Undecodable
         The counts do not match the method.
     """
-    last = max(picks)
-    if workload.picks is FramePicks.stream:
-        least, most, seeks = last + 1, last + 1 + MAX_BUFFERED_FRAMES, 0
-    elif workload.picks is FramePicks.seek:
-        ways = decode_runs(picks, keyframes)
-        least = sum(leg.frames for leg in ways)
-        most, seeks = least + MAX_BUFFERED_FRAMES * len(ways), len(ways)
-    else:
-        least = most = seeks = len(set(picks))
+    exact = picks_exact_positions(workload.picks)
+    runs = decoder_runs(workload.picks, picks, keyframes)
+    least = sum(run.frames for run in runs)
+    most = least + (MAX_BUFFERED_FRAMES * len(runs) if exact else 0)
+    seeks = 0 if workload.picks is FramePicks.stream else len(runs)
     matches = least <= counts.frames_decoded <= most and seeks <= counts.seeks <= 2 * seeks
-    if not picks_exact_positions(workload.picks):
+    if not exact:
         matches = matches and counts.delta_frames == 0
     if not matches:
         raise Undecodable(

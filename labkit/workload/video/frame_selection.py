@@ -124,6 +124,27 @@ def decode_runs(picks: Sequence[int], keyframes: Sequence[int]) -> list[DecodeRu
     return runs
 
 
+def decoder_runs(
+    how: FramePicks, picks: Sequence[int], keyframes: Sequence[int]
+) -> list[DecodeRun]:
+    """Return the runs in which a pick method decodes its picks.
+
+    ``stream`` decodes from the first frame to the last pick, ``seek`` as ``decode_runs`` does, and
+    the methods that pick keyframes decode only these.
+
+    Raises
+    ------
+    Undecodable
+        ``seek``: a pick lies before the first keyframe.
+    """
+    if how is FramePicks.seek:
+        return decode_runs(picks, keyframes)
+    different = sorted(set(picks))
+    if how is FramePicks.stream:
+        return [DecodeRun(0, tuple(different))]
+    return [DecodeRun(pick, (pick,)) for pick in different]
+
+
 @dataclass(frozen=True)
 class Distances:
     """Distances of picks from the exact positions: mean and maximum, in frames and in ms."""

@@ -10,6 +10,7 @@ from labkit.workload.video import planted_events
 from labkit.workload.video.frame_selection import (
     Undecodable,
     decode_runs,
+    decoder_runs,
     distances,
     pick_frames,
     positions,
@@ -85,6 +86,18 @@ def test_legs_reach_every_pick_and_decode_no_frame_twice():
             place for pick in picks for place in range(max(k for k in keys if k <= pick), pick + 1)
         }
         assert set(decoded) == needed and all(way.start in keys for way in ways)
+
+
+def test_each_method_decodes_what_its_picks_need():
+    picks, keyframes = [4, 14, 14, 8], (0, 4, 12)
+    frames = {
+        how: [(run.start, run.frames) for run in decoder_runs(how, picks, keyframes)]
+        for how in FramePicks
+    }
+    assert frames[FramePicks.stream] == [(0, 15)]
+    assert frames[FramePicks.seek] == [(4, 5), (12, 3)]
+    for how in (FramePicks.keyframes, FramePicks.nearest, FramePicks.keyframes_unique):
+        assert frames[how] == [(4, 1), (8, 1), (14, 1)]
 
 
 def test_distances_are_of_picks_from_wishes():

@@ -1,0 +1,1 @@
+"""The articles' interactive figures as self-contained pages, fed by labkit's own code."""

@@ -1,0 +1,289 @@
+"""The widgets' JavaScript gives the same results as labkit's Python, on 1,000 inputs each."""
+
+import json
+import random
+from dataclasses import asdict, replace
+from functools import cache
+
+import javascript
+import numpy as np
+import pytest
+
+from docs.generators import binary_search_steps
+from docs.generators.widgets import batching, kv_layouts, memory_budget, model_shapes
+from docs.generators.widgets.page import ASSETS
+from labkit import config
+from labkit.config import BudgetPolicy, FramePicks
+from labkit.engine import budget
+from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
+from labkit.engine.budget import BudgetRefusal, budget_decision
+from labkit.engine.budget.kv_demand import slots_for
+from labkit.kernel_abi import BQ
+from labkit.machine.macos import WiredSettings
+from labkit.machine.memory_capacity import SIMULATED_MACS, simulated_mac
+from labkit.machine.wired_advice import advise
+from labkit.workload.video import frame_selection
+
+pytestmark = pytest.mark.skipif(not javascript.HAS_JAVASCRIPT, reason=javascript.NO_JAVASCRIPT)
+INPUTS = 1_000
+FOOTPRINTS = model_shapes.footprints()
+
+
+# Each pair: the inputs, and what Python returns for one of them, as JSON values.
+
+
+def search_inputs(draw):
+    for _ in range(INPUTS):
+        lengths = [draw.choice((1, 1, draw.randint(1, 70))) for _ in range(draw.randint(1, 16))]
+        tiled = draw.random() < 0.5
+        units = sum(lengths) // BQ + len(lengths) if tiled else sum(lengths)
+        yield {"lengths": lengths, "tiled": tiled, "unit": draw.randrange(units)}
+
+
+def search_result(given):
+    """Return the search, after checking it against the kernels' resolver."""
+    lengths, unit = given["lengths"], given["unit"]
+    prefix = binary_search_steps.prefix_sums(lengths)
+    keys = binary_search_steps.qblock_keys(prefix) if given["tiled"] else prefix
+    found = binary_search_steps.search(keys, unit)
+    cu = np.array(prefix, np.int32)
+    find = (BinarySearchResolver.find_token, BinarySearchResolver.find_qblock)[given["tiled"]]
+    owner, row, steps = find(BinarySearchLookup(cu), unit, cu)
+    assert (found.owner, len(found.steps)) == (owner, steps)
+    rows = binary_search_steps.qblock_rows(found, lengths, keys) if given["tiled"] else None
+    assert rows is None or rows.start == row
+    bound = binary_search_steps.max_steps(len(lengths))
+    assert steps <= bound
+    return [asdict(found), rows and [rows.start, rows.stop], bound]
+
+
+SEARCH = """const { lengths, tiled, unit } = given, prefix = prefixSums(lengths);
+  const keys = tiled ? qblockKeys(prefix, 32) : prefix, found = search(keys, unit);
+  return [found, tiled ? qblockRows(found, lengths, keys, 32) : null, maxSteps(lengths.length)];"""
+
+
+def layout_inputs(draw):
+    for _ in range(INPUTS):
+        yield {
+            "layout": draw.choice([layout.value for layout in config.KVLayout]),
+            "block_size": draw.choice((8, 16, 32)),
+            "growth_step": draw.choice((1, 100, 256)),
+            "set_aside": draw.choice((None, None, 1_000)),
+            "lengths": [
+                draw.randint(1, draw.choice((300, 32_768))) for _ in range(draw.randint(1, 5))
+            ],
+            # Many of these are ties: as near to the next lower as to the next higher decimal.
+            "bytes": draw.choice((draw.randrange(1 << 10), 1))
+            << draw.choice((0, 8, 10, 18, 20, 27)),
+        }  # fmt: skip
+
+
+def layout_result(given):
+    contiguous = given["layout"] == "contiguous"
+    kv = config.KV(
+        layout=config.KVLayout(given["layout"]),
+        block_size=given["block_size"],
+        **({name: given[name] for name in ("growth_step", "set_aside")} if contiguous else {}),
+    )
+    return [slots_for(kv, given["lengths"]), budget_decision.format_bytes(given["bytes"])]
+
+
+LAYOUT = (
+    "return [slotsFor(given, given.lengths, 256), formatBytes(given.bytes, input.data.byte_units)];"
+)
+
+
+def frame_inputs(draw):
+    for _ in range(INPUTS):
+        frames, gop = draw.randint(1, 300), draw.randint(1, 40)
+        keyframes = [0, *(i for i in range(1, frames) if i % gop == 0 or draw.random() < 0.02)]
+        how = draw.choice([picks.value for picks in FramePicks])
+        yield {"how": how, "frames": frames, "keyframes": keyframes, "budget": draw.randint(1, 64)}
+
+
+def frame_result(given):
+    how, frames, keyframes = FramePicks(given["how"]), given["frames"], given["keyframes"]
+    picks = frame_selection.pick_frames(how, frames, keyframes, given["budget"])
+    runs = frame_selection.decoder_runs(how, picks, keyframes)
+    exact = frame_selection.positions(frames, given["budget"])
+    far = frame_selection.distances(picks, exact, range(frames))
+    return [picks, [asdict(run) for run in runs], {"mean": far.mean_frames, "max": far.max_frames}]
+
+
+FRAMES = """const { how, frames, keyframes, budget } = given;
+  const picks = pickFrames(how, frames, keyframes, budget), exact = positions(frames, budget);
+  return [picks, decoderRuns(how, picks, keyframes), distances(picks, exact)];"""
+
+
+def budget_inputs(draw):
+    models = list(FOOTPRINTS)
+    for _ in range(INPUTS):
+        yield {
+            "machine": draw.choice(list(SIMULATED_MACS)),
+            "model": draw.choice(models),
+            "policy": draw.choice([policy.value for policy in memory_budget.POLICIES]),
+            "percent": draw.randint(1, 100),
+            "limit_mb": draw.choice((0, 20_480)),
+            "collector": draw.random() < 0.7,
+            "needed": draw.choice((draw.randint(1, 1 << 34), draw.randint(1, 800) << 28)),
+        }  # fmt: skip
+
+
+@cache
+def engine(policy, percent):
+    options = config.Budget(policy=BudgetPolicy(policy), fraction=percent / 100)
+    return replace(model_shapes.ENGINE, budget=options)
+
+
+def budget_result(given):
+    machine, model = simulated_mac(given["machine"]), FOOTPRINTS[given["model"]]
+    plan = budget.plan(engine(given["policy"], given["percent"]), model, machine)
+    outcome = memory_budget.memory_outcome(machine, given["needed"]).value
+    wired = WiredSettings(given["limit_mb"], given["collector"], dynamic_lwm=True)
+    advice = advise(replace(machine, wired=wired), given["needed"])
+    texts = [[one.finding, one.command, one.risk] for one in advice]
+    if not isinstance(plan, BudgetRefusal):
+        return [[plan.ceiling, plan.blocks], None, outcome, texts]
+    fraction = dict(plan.settings).get("engine.budget.fraction")
+    direction = plan.direction if plan.settings else ""  # what the message says
+    refused = {"fraction": fraction, "direction": direction, "otherwise": plan.otherwise}
+    return [None, refused, outcome, texts]
+
+
+BUDGET = """const { needed, policy, percent, limit_mb, collector } = given, { data } = input;
+  const machine = { ...data.machines[given.machine], limit_mb, collector };
+  const model = data.models[given.model], { constants, byte_units } = data;
+  const plan = planBudget(machine, model, policy, percent / 100, constants, byte_units);
+  const granted = plan.refused ? null : [plan.ceiling, plan.blocks];
+  return [granted, plan.refused, memoryOutcome(machine, needed), advise(machine, needed, data)];"""
+
+
+def batch_inputs(draw):
+    for _ in range(INPUTS):
+        lane = draw.choice(list(batching.SCHEDULERS))
+        paged = lane == "paged"
+        prompt, output = (30, 24) if paged else (600, 6)
+        lengths = [
+            (draw.randint(1, prompt), draw.randint(1, output)) for _ in range(draw.randint(1, 6))
+        ]
+        memory = draw.choice((64, 80, 256) if paged else (768, 1_024, 2_048))
+        yield [lane, lengths, draw.randint(1, 5), memory]
+
+
+def batch_result(given):
+    return [vars(step) for step in batching.serve(*given)]
+
+
+BATCH = "return serve(...given, input.data.sizes);"
+
+CASES = {
+    "binary_search": (search_inputs, search_result, SEARCH, None),
+    "kv_layouts": (layout_inputs, layout_result, LAYOUT, kv_layouts.WIDGET),
+    "frame_picker": (frame_inputs, frame_result, FRAMES, None),
+    "memory_budget": (budget_inputs, budget_result, BUDGET, memory_budget.WIDGET),
+    "batching": (batch_inputs, batch_result, BATCH, batching.WIDGET),
+}
+# A wrong formula in each function: the text, and what replaces it.
+MUTANTS = {
+    "binary_search": [
+        ("Math.floor(start / rows) + index", "Math.ceil(start / rows) + index"),
+        ("keys[middle] <= unit", "keys[middle] < unit"),
+        ("const sums = [0]", "const sums = [1]"),
+        ("first >= lengths", "first > lengths"),
+        ("Math.log2(requests + 1)", "Math.log2(requests)"),
+    ],
+    "kv_layouts": [
+        ("lengths.length * roundUp", "roundUp"),
+        ("Math.max(length, kv.set_aside || 0)", "length"),
+        ("roundUpToStep(length, kv.block_size)", "length"),
+        ("below % 2 === 0 ? below", "below % 2 === 1 ? below"),
+        ("Math.abs(number) >= scale", "Math.abs(number) > scale"),
+    ],
+    "frame_picker": [
+        ("2 * rest > divisor", "2 * rest >= divisor"),
+        ("< Math.abs(best - position)", "<= Math.abs(best - position)"),
+        ("start <= last.stops.at(-1) + 1", "start <= last.stops.at(-1)"),
+        ("Math.min(budget, keyframes.length)", "budget"),
+        ("/ frames.length", "/ exact.length + 1e-9"),
+    ],
+    "memory_budget": [
+        ('policy === "mistralrs" ? model.weights :', 'policy === "vllm" ? model.weights :'),
+        ("(total * 2) / 3", "(total * 3) / 4"),
+        ("Math.floor((high / base) * scale)", "Math.ceil((high / base) * scale)"),
+        ("need = fixedBytes + constants.min_blocks * model.block", "need = fixedBytes"),
+        ("needed > machine.total", "needed > machine.available"),
+        ("Math.ceil(needed / 2 ** 20)", "Math.floor(needed / 2 ** 20)"),
+        ('policy === "vllm") return working_set', 'policy === "vllm") return total'),
+    ],
+    "batching": [
+        ("start < Math.max(state.prompt, state.known - 1)", "start === 0"),
+        ("scheduler.sizes.token_budget - step.tokens", "scheduler.sizes.token_budget"),
+        ("scheduler.waiting.sort((a, b) => a.index - b.index);", ""),
+        ("Math.ceil(spare * total)", "0"),
+        ("computed * width", "rows.length * width"),
+        ("sum(promised) + round(tokens) > kvTokens", "sum(promised) > kvTokens"),
+        ("if (!running.length) [rows, capacity] = [[], 0];", ""),
+    ],
+}  # fmt: skip
+
+
+@cache
+def python_results(name):
+    """Return a widget's inputs and Python's results, as JSON values."""
+    make, result, _, _ = CASES[name]
+    given = json.loads(json.dumps(list(make(random.Random(name)))))
+    assert len(given) >= INPUTS
+    return given, json.loads(json.dumps([result(one) for one in given]))
+
+
+def source_of(name):
+    stems = {name, "number_format"} if name in ("kv_layouts", "memory_budget") else {name}
+    return "\n".join((ASSETS / f"{stem}.functions.js").read_text("utf-8") for stem in sorted(stems))
+
+
+def javascript_results(name, sources, count=None):
+    """Return the results of each source; null for an input on which it raises an exception."""
+    given = python_results(name)[0][:count]
+    _, _, body, widget = CASES[name]
+    call = f"return input.given.map((given) => {{ try {{ {body} }} catch {{ return null; }} }});"
+    value = {"given": given, "data": widget.data() if widget else None}
+    return javascript.run([f"{source}\n{call}" for source in sources], value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_languages_agree(name):
+    given, expected = python_results(name)
+    (results,) = javascript_results(name, [source_of(name)])
+    for one, result, wanted in zip(given, results, expected, strict=True):
+        assert result == wanted, one
+    assert len({json.dumps(wanted) for wanted in expected}) > INPUTS / 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_formula_is_noticed(name):
+    expected = python_results(name)[1][:300]
+    source = source_of(name)
+    for text, _ in MUTANTS[name]:
+        assert text in source, text
+    # A wrong scheduler may go on forever.
+    step = "steps.push(runStep(scheduler));"
+    source = source.replace(step, f"{{ if (steps.length > 500) return steps; {step} }}")
+    mutants = [source.replace(text, wrong) for text, wrong in MUTANTS[name]]
+    for mutant, results in zip(MUTANTS[name], javascript_results(name, mutants, 300), strict=True):
+        assert results != expected, mutant
+
+
+def test_a_wrong_formula_in_python_is_noticed(monkeypatch):
+    given, expected = python_results("frame_picker")
+    monkeypatch.setattr(frame_selection, "_half_even", lambda number, divisor: number // divisor)
+    assert [json.loads(json.dumps(frame_result(one))) for one in given[:50]] != expected[:50]
+
+
+def test_the_inputs_reach_every_outcome():
+    _, plans = python_results("memory_budget")
+    assert {plan[2] for plan in plans} == {"fits", "slows", "dies"}
+    assert {bool(plan[1]) for plan in plans} == {True, False}
+    assert {plan[1]["direction"] for plan in plans if plan[1]} == {"", "or less", "or more"}
+    _, served = python_results("batching")
+    assert sum(bool(step["preempted"]) for steps in served for step in steps) > 50
+    assert sum(bool(step["finished"]) for steps in served for step in steps) > 50
