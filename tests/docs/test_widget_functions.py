@@ -18,7 +18,7 @@ from labkit.engine import budget
 from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
 from labkit.engine.budget import BudgetRefusal, budget_decision
 from labkit.engine.budget.kv_demand import slots_for
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 from labkit.machine.macos import WiredSettings
 from labkit.machine.memory_capacity import SIMULATED_MACS, simulated_mac
 from labkit.machine.wired_advice import advise

@@ -6,7 +6,7 @@ from typing import Any
 
 from docs.generators.binary_search_steps import BATCH
 from docs.generators.widgets.page import Widget
-from labkit.kernel_abi import BQ
+from labkit.kernel_constants import BQ
 
 REQUESTS = range(2, 17)
 PREFILLS = (40, 64, 17, 33, 24)
