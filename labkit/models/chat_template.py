@@ -8,6 +8,7 @@ prompt on any day.
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +34,9 @@ RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 MAX_TEMPLATE_CHARACTERS = 1 << 18
 MAX_ADDED_CHARACTERS = 1 << 20  # output in addition to the length of messages and tools
-# Fields of a message that some templates do not use. The name in a tool's message is left out,
-# because it repeats that of the call.
-OPTIONAL_FIELDS = ("name", "tool_calls")
+# Fields of a message that some templates do not use, and their names in error messages. The name
+# in a tool's message is not checked, because it repeats that of the call.
+OPTIONAL_FIELDS = {"name": "names", "tool_calls": "tool calls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,14 @@ class ChatTemplate:
             if name in RESERVED_VARIABLES or name in self._tokens:
                 raise ConfigError(f"chat_template_kwargs: {name} is set by labkit; remove it")
             if name not in self._variables:
-                raise ConfigError(f"the model's chat template has no variable {name}")
+                raise ConfigError(
+                    f"chat_template_kwargs: the model's chat template has no variable {name}; "
+                    "leave it out"
+                )
         text = self._render(messages, tools, options)
         for what, without in _without_optional_fields(messages):
             if self._text_or_none(without, tools, options) == text:
-                raise ConfigError(f"the model's chat template does not use {what}")
+                raise ConfigError(f"the model's chat template drops {what}; leave them out")
         return self._continued(messages, tools, options) if options.continue_final_message else text
 
     def _continued(self, messages: Sequence[Message], tools: Tools, options: RenderOptions) -> str:
@@ -193,10 +197,15 @@ def _without_optional_fields(
     messages: Sequence[Message],
 ) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield each optional field that the messages have, and the messages without it."""
-    for field_name in OPTIONAL_FIELDS:
-        if any(m.get(field_name) and m["role"] != "tool" for m in messages):
-            without = [{k: v for k, v in m.items() if k != field_name} for m in messages]
-            yield f"{field_name} of a message", without
+    for name, role in itertools.product(
+        OPTIONAL_FIELDS, dict.fromkeys(m["role"] for m in messages)
+    ):
+        if role != "tool" and any(m.get(name) and m["role"] == role for m in messages):
+            without = [
+                {k: v for k, v in m.items() if k != name} if m["role"] == role else m
+                for m in messages
+            ]
+            yield f"the {OPTIONAL_FIELDS[name]} of {role} messages", without
     calls = [call for m in messages for call in m.get("tool_calls") or ()]
     if any(call["function"]["arguments"] for call in calls):
         yield (

@@ -16,7 +16,6 @@ from labkit.server.endpoint_helpers import (
     check_free_length,
     check_model,
     check_stream,
-    decode,
     min_output,
     min_tokens_constraint,
     structured_grammar,
@@ -30,6 +29,7 @@ from labkit.server.openai_types import (
     SchemaFormat,
 )
 from labkit.server.prompt_encoding import check_contents, encode_conversation, resolve_max_tokens
+from labkit.server.request_decoder import decode
 from labkit.server.requested_tools import RequestedTools, resolve_tools
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import Service, new_id
@@ -104,7 +104,7 @@ def _render_options(request: ChatRequest, messages: Sequence[Message]) -> Render
         continues = is_text and request.add_generation_prompt is None
     if continues and not is_text:
         raise invalid(
-            "continue_final_message: the last message must be a text of the assistant",
+            "continue_final_message=true: the last message must be a text of the assistant",
             "continue_final_message",
         )
     begins_message = request.add_generation_prompt
@@ -175,24 +175,32 @@ def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]
     Raises
     ------
     ApiError
-        A message has no content, or a call's arguments are not a JSON object.
+        A message has no content, a message of another role has what only the assistant's or a
+        tool's may have, or a call's arguments are not a JSON object.
     """
-    return [_template_message(message) for message in messages]
+    return [
+        _template_message(message, f"messages[{index}]") for index, message in enumerate(messages)
+    ]
 
 
-def _template_message(message: ChatMessage) -> dict[str, Any]:
+def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
+    """Return a message as a dict. ``path`` names it in error messages."""
+    if message.tool_calls and message.role != "assistant":
+        raise invalid(f"{path}.tool_calls: only the assistant calls tools", "messages")
+    if message.tool_call_id and message.role != "tool":
+        raise invalid(f"{path}.tool_call_id: only a message of a tool has one", "messages")
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     if content is None:
         if message.role != "assistant":
-            raise invalid(f"messages: a {message.role} message needs content", "messages")
+            raise invalid(f"{path}: a message of the {message.role} needs content", "messages")
         content = message.refusal or ""
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
-    if message.tool_calls and role == "assistant":
+    if message.tool_calls:
         plain["tool_calls"] = [
             template_call(
                 call.id,

@@ -14,7 +14,6 @@ from labkit.server.endpoint_helpers import (
     check_choices,
     check_model,
     check_stream,
-    decode,
     min_output,
     min_tokens_constraint,
     structured_grammar,
@@ -22,6 +21,7 @@ from labkit.server.endpoint_helpers import (
 )
 from labkit.server.openai_types import CompletionRequest
 from labkit.server.prompt_encoding import encode_text, resolve_max_tokens
+from labkit.server.request_decoder import decode
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import CopyableConstraint, Service, new_id
 
@@ -88,9 +88,9 @@ def _is_prompt_only(request: CompletionRequest) -> bool:
 
 
 def _num_top_prompt_logprobs(request: CompletionRequest) -> int | None:
-    """Return for how many likeliest tokens per position the prompt's log probabilities are needed.
+    """Return how many of the likeliest tokens are scored at each position of the prompt.
 
-    None: the response has no log probabilities of the prompt.
+    Returns None if the response has no log probabilities of the prompt.
     """
     counts = (request.prompt_logprobs, request.logprobs if request.echo else None)
     return max((count for count in counts if count is not None), default=None)

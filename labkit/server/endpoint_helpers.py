@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.api_generation import Generation, TokenOutput
 from labkit.server.min_tokens import MinTokensConstraint
-from labkit.server.neutral_values import without_neutral_values
 from labkit.server.openai_types import (
     PromptTokensDetails,
     Sampling,
@@ -28,64 +27,23 @@ from labkit.server.requested_tools import RequestedTools
 from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 
-T = TypeVar("T", bound=msgspec.Struct)
-FUNCTION_TYPES = ("function", "custom")  # of tools; the second in the Messages API
 MIN_LOGPROB = -9999.0  # JSON has no infinity
-
-
-def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a request's body. Unknown fields are accepted if their values have no effect.
-
-    Raises
-    ------
-    ApiError
-        The body is not valid JSON or does not match the type. If known, ``param`` names the
-        invalid field.
-    """
-    try:
-        try:
-            return decoder.decode(body)
-        except msgspec.ValidationError:
-            known = decoder.type.__struct_fields__
-            request = msgspec.json.decode(body)
-            _check_tool_types(request)
-            cleaned = without_neutral_values(request, known)
-            return decoder.decode(msgspec.json.encode(cleaned))
-    except msgspec.ValidationError as error:
-        text = str(error)
-        unknown = re.search(r"contains unknown field `(.*?)`", text)
-        if unknown:
-            raise invalid(
-                f"{text}: this server does not support it", unknown.group(1), "unknown_parameter"
-            ) from None
-        path = re.search(r"at `\$\.?(.*?)`", text) or re.search(r"required field `(.*?)`", text)
-        raise invalid(text, path.group(1) if path else None) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not valid JSON: {error}") from None
-
-
-def _check_tool_types(request: Any) -> None:
-    """Raise ``ApiError`` if a request's tools are not only functions, whatever their fields are."""
-    tools = request.get("tools") if isinstance(request, dict) else None
-    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in FUNCTION_TYPES:
-            raise invalid(
-                f"tools[{index}]: only functions are supported, not built-in tools such as "
-                "web_search",
-                "tools",
-            )
 
 
 def check_model(service: Service, model: str) -> None:
     """Raise ``ApiError`` (404) unless ``model`` is the served model's name."""
     if model != service.name:
-        raise ApiError(
-            404,
-            f"the model {model!r} is not served; use {service.name!r}",
-            param="model",
-            code="model_not_found",
-        )
+        raise model_not_found(service, model)
+
+
+def model_not_found(service: Service, model: str) -> ApiError:
+    """Return the error for a model that is not served."""
+    return ApiError(
+        404,
+        f"model={model!r}: not served; use {service.name!r}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def to_params(
@@ -103,7 +61,7 @@ def to_params(
     ApiError
         A parameter is invalid.
     """
-    stop = (sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop or ())
+    stop = sampling.stop or ()  # an empty text stops nothing
     try:
         return SamplingParams(
             temperature=1.0 if sampling.temperature is None else sampling.temperature,
@@ -117,7 +75,7 @@ def to_params(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             max_tokens=max_tokens,
-            stop=stop,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(sampling.stop_token_ids or ()),
             ignore_eos=bool(sampling.ignore_eos),
             seed=None if sampling.seed is None else sampling.seed % (1 << 64),
@@ -144,7 +102,7 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
-    """Raise ``ApiError`` if the request fixes the length of an output that a grammar ends.
+    """Raise ``ApiError`` for options that set the output's length, which a grammar determines.
 
     ``other`` is the request's field that contains the grammar.
     """
@@ -173,7 +131,9 @@ def min_tokens_constraint(
     """
     min_tokens = sampling.min_tokens or 0
     if min_tokens > max_tokens:
-        raise invalid(f"min_tokens={min_tokens}: max_tokens is {max_tokens}", "min_tokens")
+        raise invalid(
+            f"min_tokens={min_tokens}: must be at most max_tokens={max_tokens}", "min_tokens"
+        )
     if min_tokens and sampling.stop:
         raise invalid("min_tokens cannot be combined with stop", "min_tokens")
     ending_ids = set(sampling.stop_token_ids or ())
@@ -219,10 +179,18 @@ async def structured_grammar(
 
 
 def check_choices(service: Service, n: int | None) -> int:
-    """Return the number of choices (default 1); raise ``ApiError`` if the server allows fewer."""
+    """Return the number of choices, by default 1.
+
+    Raises
+    ------
+    ApiError
+        ``n`` exceeds ``server.max_choices``.
+    """
     count = n or 1
     if count > service.options.max_choices:
-        raise invalid(f"n={count}: must be 1 to {service.options.max_choices}", "n")
+        raise invalid(
+            f"n={count}: must be at most {service.options.max_choices} (server.max_choices)", "n"
+        )
     return count
 
 
@@ -307,7 +275,7 @@ async def converse(
     *,
     limit: int | None,
     param: str,
-    constraint: GrammarConstraint | None = None,
+    compile_grammar: Callable[[], Awaitable[GrammarConstraint | None]] | None = None,
     options: RenderOptions | None = None,
 ) -> Conversation:
     """Start generating the next message of a conversation.
@@ -322,8 +290,9 @@ async def converse(
         The maximum number of tokens that the client requested, or None.
     param
         The request's field that contains the messages, for error messages.
-    constraint
-        The grammar that the message must match, or None: that of a required tool call, if any.
+    compile_grammar
+        Returns the grammar that the message must match, or None if any text is allowed. Called
+        when the prompt has been accepted. The grammar of a required tool call is added here.
     options
         Options of the chat template.
 
@@ -337,6 +306,7 @@ async def converse(
     )
     max_tokens = resolve_max_tokens(service, prompt, limit, param=param)
     params = to_params(service, sampling, max_tokens=max_tokens, logprobs=None)
+    constraint = await compile_grammar() if compile_grammar else None
     constraint = constraint or await tools.grammar(service)
     call_id = new_id(kind)
     generation = service.generate(

@@ -84,7 +84,7 @@ class EngineThread:
         self._commands.put(submit)
 
     def abort(self, request_id: str) -> None:
-        """Queue the abort of a request, whose events may still arrive from earlier steps."""
+        """Queue the abort of a request. Its events of earlier steps may still arrive."""
 
         def abort(engine: InferenceEngine) -> None:
             self._queued.discard(request_id)

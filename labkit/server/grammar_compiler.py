@@ -88,8 +88,12 @@ class GrammarCompiler:
                 grammar = LLMatcher.grammar_from_regex(source.text)
             else:
                 grammar = LLMatcher.grammar_from_lark(source.text)
-        except ValueError as error:  # nested too deeply, for example
-            raise GrammarError(_first_line(str(error))) from None
+        except ValueError as error:
+            text = str(error)
+            too_deep = text.startswith("recursion limit exceeded")
+            raise GrammarError(
+                "it is nested too deeply" if too_deep else _first_line(text)
+            ) from None
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():

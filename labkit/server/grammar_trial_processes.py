@@ -145,7 +145,7 @@ class GrammarProcess:
         ApiError
             The process does not start (500).
         GrammarError
-            The process has died, possibly not because of the grammar.
+            The process died. The grammar need not be the cause, so another trial may succeed.
         """
         if self._process is None or self._process.returncode is not None:
             process = await self._start()
@@ -156,10 +156,16 @@ class GrammarProcess:
             async with asyncio.timeout(self._options.timeout_s):
                 reason = await _exchange(process, source)
         except TimeoutError:
-            return f"compilation takes longer than {self._options.timeout_s:g} s"
+            return (
+                f"compilation takes longer than {self._options.timeout_s:g} s "
+                "(server.grammar_timeout_s)"
+            )
         except EOFError:
             if await process.wait() == OUT_OF_MEMORY:
-                return f"compilation needs more than {self._options.memory_bytes} bytes of memory"
+                return (
+                    f"compilation needs more than {self._options.memory_bytes} bytes of memory "
+                    "(server.grammar_memory_bytes)"
+                )
             raise GrammarError("llguidance failed to compile the grammar") from None
         self.is_idle = True
         return reason

@@ -81,7 +81,7 @@ def try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None:
             break
         matcher.consume_token(token)
     if time.thread_time() - started > NUM_TOKENS * MAX_MASK_CPU_S:
-        return f"the token masks take longer than {MAX_MASK_CPU_S * 1000:g} ms each"
+        return f"its token masks take longer than {MAX_MASK_CPU_S * 1000:g} ms each"
     return error_text(matcher) if matcher.is_error() else None
 
 

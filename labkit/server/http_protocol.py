@@ -30,7 +30,7 @@ MAX_HEADERS = 128
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 UPGRADE_TOKENS = (b"upgrade", b"http2-settings")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-LEFT_CHECK_S = 0.2
+LEFT_CHECK_S = 0.2  # between checks whether a client that sends no more has gone away
 
 
 class HeadTooLarge(Exception):
@@ -38,7 +38,10 @@ class HeadTooLarge(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A connection. Requests must arrive within ``receive_timeout_s`` seconds of their start."""
+    """A client's connection.
+
+    Each request must arrive within ``receive_timeout_s`` seconds of its start.
+    """
 
     def __init__(self, *args: Any, receive_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -47,7 +50,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._left_timer: asyncio.TimerHandle | None = None
         self._is_receiving = False  # a part of a request has arrived, but not all of it
         self._sent_all = False  # the client has closed its sending half
-        self._num_unparsed_bytes = 0  # fed since the head or a part of the body was complete
+        self._num_unparsed_bytes = 0  # given to the parser since it completed a head or body part
         self._num_head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -221,7 +224,7 @@ class HttpProtocol(HttpToolsProtocol):
 REFUSALS = {
     400: "the request is not valid HTTP",
     408: "the request did not arrive within {:g} s (server.receive_timeout_s)",
-    431: f"the headers exceed {MAX_HEAD_BYTES} bytes or a number of {MAX_HEADERS}",
+    431: f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers at most",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from labkit.models.chat_template import RenderOptions
 from labkit.server.api_error import invalid
-from labkit.server.endpoint_helpers import check_model, converse, decode
+from labkit.server.endpoint_helpers import check_model, converse
 from labkit.server.messages_types import (
     AnyChoice,
     AutoChoice,
@@ -28,6 +29,7 @@ from labkit.server.messages_types import (
 from labkit.server.messages_writer import MessageWriter
 from labkit.server.openai_types import Function, FunctionName, Sampling
 from labkit.server.prompt_encoding import check_contents, encode_conversation
+from labkit.server.request_decoder import decode
 from labkit.server.requested_tools import RequestedTools, resolve_tools
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.serving_service import Service
@@ -63,7 +65,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         sampling,
         limit=request.max_tokens,
         param="messages",
-        constraint=await _format_constraint(service, request, tools),
+        compile_grammar=partial(_format_constraint, service, request, tools),
         options=options,
     )
     writer = MessageWriter(service.name, conversation)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from labkit.server.openai_types import FunctionNameText, JsonObject
+from labkit.server.openai_types import FunctionNameText, JsonObject, StopText
 
 
 class CacheControl(Struct, forbid_unknown_fields=True):
@@ -106,7 +106,10 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
 
 
 class CountTokensRequest(Cacheable, kw_only=True, forbid_unknown_fields=True):
-    """The body of a ``POST /v1/messages/count_tokens`` request: what becomes the prompt."""
+    """The body of a ``POST /v1/messages/count_tokens`` request.
+
+    A ``POST /v1/messages`` request with these fields has the same prompt.
+    """
 
     model: str
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
@@ -120,7 +123,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     """The body of a ``POST /v1/messages`` request."""
 
     max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)]
-    stop_sequences: Annotated[list[str], Meta(max_length=16)] | None = None
+    stop_sequences: Annotated[list[StopText], Meta(max_length=16)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

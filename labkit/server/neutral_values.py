@@ -11,14 +11,22 @@ from typing import Any
 
 REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
+    "bad_words": ([],),
     "best_of": (1,),
+    "chat_template_kwargs": ({},),
     "echo": (False,),
     "functions": ([],),
     "include": ([],),
     "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "mcp_servers": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # in APIs without tools
     "reasoning": ({},),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
@@ -30,7 +38,7 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 MESSAGE_VALUES: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
-    "provider_specific_fields": ({}, {"refusal": None}),  # LiteLLM's
+    "provider_specific_fields": ({},),  # LiteLLM's
 }
 MESSAGE_LISTS = ("messages", "input", "system", "tools")
 PART_LISTS = ("content", "tool_calls")
@@ -78,4 +86,6 @@ def _clean_message(message: Any) -> Any:
 
 
 def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
+    if isinstance(value, dict):
+        value = {name: item for name, item in value.items() if item is not None}
     return any(type(value) is type(item) and value == item for item in neutral)

@@ -17,6 +17,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 JsonObject = dict[str, Any]
 FunctionNameText = Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
+StopText = Annotated[str, Meta(min_length=1)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -58,7 +59,7 @@ class Sampling(Labels, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    stop: str | Annotated[list[StopText], Meta(max_length=16)] | None = None
     seed: Int64 | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None

@@ -25,15 +25,16 @@ ERROR_DESCRIPTIONS = {
     401: "the API key is missing or invalid",
     404: "no such model",
     409: "requests are running",
+    408: "the request did not arrive in time",
     413: "the body is too long",
+    415: "a request with an Origin header is not JSON",
     429: "the server is full",
+    431: "the head of the request is too long",
     500: "the engine failed",
     503: "the engine cannot serve",
     504: "the request timed out",
 }
-
-
-POST_ERRORS = (400, 401, 404, 413, 429, 500, 503, 504)
+POST_ERRORS = (400, 401, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,10 @@ class PostRoute:
 
 @dataclass(frozen=True)
 class BodylessRoute:
-    """A route whose requests have no body. ``response_type`` is None if it is plain text."""
+    """A route whose requests have no body.
+
+    ``response_type`` is the type of the response's body, or None if the response is plain text.
+    """
 
     path: str
     response_type: type[msgspec.Struct] | None

@@ -44,7 +44,10 @@ class PartEvents(Protocol):
         """Return the events for the next piece of a text."""
 
     def text_end(self, index: int, text: str, *, is_whole: bool) -> list[bytes]:
-        """Return the events at the end of a text, which is whole unless the length ran out."""
+        """Return the events at the end of a text.
+
+        ``is_whole`` is False if the maximum output length cut the text off.
+        """
 
     def call(self, index: int, call: ParsedToolCall) -> list[bytes]:
         """Return the events of a tool call."""

@@ -16,8 +16,7 @@ from labkit.server.endpoint_helpers import clamp_logprob
 from labkit.server.openai_types import PromptLogprob, PromptLogprobObjects
 from labkit.server.serving_service import Service
 
-# Of one response, whose body then has about 20 MB.
-MAX_LOGPROBS_PER_RESPONSE = 1 << 18
+MAX_LOGPROBS_PER_RESPONSE = 1 << 18  # in a body of about 20 MB
 _encode = msgspec.json.Encoder().encode
 
 

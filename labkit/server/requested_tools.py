@@ -61,14 +61,17 @@ class RequestedTools:
         grammar = self.call_format.grammar(self.required, service.tokenizer)
         if grammar is None:
             raise invalid(
-                "tool_choice: this model's tool format does not allow enforced calls", "tool_choice"
+                "tool_choice: calls cannot be enforced in this model's tool format; use auto",
+                "tool_choice",
             )
         return await service.grammars.from_lark(grammar, "tools")
 
     def check_text_format(self, field: str) -> None:
         """Raise ``ApiError`` if the model may call functions: ``field`` sets a text format."""
         if self.call_format is not None:
-            raise invalid(f"{field} cannot be combined with tools unless tool_choice=none", field)
+            raise invalid(
+                f"{field} cannot be combined with tools, unless tool_choice is none", field
+            )
 
 
 def resolve_tools(
@@ -96,11 +99,15 @@ def resolve_tools(
         that the request does not define.
     """
     if not functions and choice not in (None, "none", "auto"):
-        raise invalid("tool_choice needs tools, and the request has none", "tool_choice")
+        raise invalid("tool_choice needs tools, but the request has none", "tool_choice")
     if not functions or choice == "none":
         return RequestedTools()
     if service.tool_call_format is None:
-        raise invalid("tools: the model's chat template has no supported tool format", "tools")
+        raise invalid(
+            "tools: the model's chat template has no tool format that this server knows; leave "
+            "tools out or set tool_choice to none",
+            "tools",
+        )
     definitions: list[dict[str, Any]]
     definitions = [{"type": "function", "function": _without_nulls(f)} for f in functions]
     required = definitions if choice == "required" else []

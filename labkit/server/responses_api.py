@@ -5,14 +5,16 @@ The server does not store responses, so every request must contain the entire co
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from labkit.server.api_error import invalid
-from labkit.server.endpoint_helpers import check_model, converse, decode
+from labkit.server.endpoint_helpers import check_model, converse
 from labkit.server.openai_types import FunctionName, Sampling
 from labkit.server.prompt_encoding import check_contents
+from labkit.server.request_decoder import decode
 from labkit.server.requested_tools import RequestedTools, resolve_tools
 from labkit.server.response_streams import GenerationResponse
 from labkit.server.responses_types import (
@@ -55,7 +57,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         Sampling(model=request.model, temperature=request.temperature, top_p=request.top_p),
         limit=request.max_output_tokens,
         param="input",
-        constraint=await _text_constraint(service, request, tools),
+        compile_grammar=partial(_text_constraint, service, request, tools),
     )
     writer = ResponseWriter(service.name, request, conversation)
     timeout_s, generation = service.options.timeout_s, conversation.generation

@@ -146,7 +146,7 @@ class InputTokensDetails(Struct, frozen=True):
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """Details of the generated tokens, always 0: the server does not separate reasoning."""
+    """The number of reasoning tokens: always 0, because the server counts them as text."""
 
     reasoning_tokens: int = 0
 

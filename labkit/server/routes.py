@@ -24,6 +24,7 @@ from labkit.server import (
     tokenize_api,
 )
 from labkit.server.api_error import ApiError
+from labkit.server.endpoint_helpers import model_not_found
 from labkit.server.messages_types import (
     CountTokensRequest,
     MessageError,
@@ -168,7 +169,12 @@ class Routes:
         bearer = scheme.lower() == "bearer"
         sent = credentials.strip() if bearer else request.headers.get("x-api-key", "")
         if not hmac.compare_digest(sent.encode(), key.encode()):
-            raise ApiError(401, "this server needs a valid API key", code="invalid_api_key")
+            raise ApiError(
+                401,
+                "this server needs a valid API key: send 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'",
+                code="invalid_api_key",
+            )
 
     async def check_post(self, request: Request) -> None:
         """Check the key, and raise ``ApiError`` (415) if a web page posts anything but JSON.
@@ -181,7 +187,9 @@ class Routes:
             return
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            raise ApiError(415, "a web page must send content-type: application/json")
+            raise ApiError(
+                415, "a request with an Origin header needs content-type: application/json"
+            )
 
     def post_endpoint(
         self, respond: Callable[[Service, bytes], Awaitable[Response]]
@@ -230,9 +238,7 @@ class Routes:
     async def model(self, model: str) -> Response:
         """Answer ``GET /v1/models/MODEL``, with 404 unless MODEL is the served model."""
         if model != self._service.name:
-            raise ApiError(
-                404, f"the model {model!r} is not served", param="model", code="model_not_found"
-            )
+            raise model_not_found(self._service, model)
         return _json(self._card())
 
     def _card(self) -> ModelCard:

@@ -34,7 +34,7 @@ RETRY_AFTER_S = 1  # sent to clients while the server is full
 
 
 class CopyableConstraint(Constraint, Protocol):
-    """A constraint of an API request, which may need several engine requests."""
+    """A constraint that can be copied, because an API request may need several engine requests."""
 
     def copy(self) -> Constraint:
         """Return the constraint in its initial state, for another engine request."""
@@ -231,7 +231,11 @@ class Service:
         try:
             await asyncio.wait_for(cleared.wait(), self.options.stuck_s)
         except TimeoutError:
-            raise ApiError(503, "the engine did not reset the prefix cache") from None
+            raise ApiError(
+                503,
+                "the engine did not reset the prefix cache within "
+                f"{self.options.stuck_s:g} s (server.stuck_s)",
+            ) from None
 
     def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
         """Remove an ended request from the live ones and record its metrics.

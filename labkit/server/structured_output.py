@@ -129,7 +129,7 @@ class Grammars:
             )
         except GrammarError as error:
             raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
-        return GrammarConstraint(matcher, self._eos_token_ids)
+        return GrammarConstraint(matcher, self._eos_token_ids, param)
 
     async def close(self) -> None:
         """Kill the processes that try grammars. Requests that wait for them fail (503)."""
@@ -140,11 +140,13 @@ class Grammars:
 class GrammarConstraint:
     """A grammar and its parser state after a request's output so far.
 
-    Implements ``labkit.engine.request.Constraint``.
+    Implements ``labkit.engine.request.Constraint``. ``param`` is the request's field that contains
+    the grammar, for error messages.
     """
 
-    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: Any, eos_token_ids: Sequence[int], param: str) -> None:
         self._matcher = matcher
+        self._param = param
         self._eos_token_ids = list(eos_token_ids)
         self._consumed: list[int] = []
 
@@ -152,7 +154,7 @@ class GrammarConstraint:
         """Return a constraint of the same grammar in its initial state, for another request."""
         matcher = self._matcher.deep_copy()
         matcher.reset()
-        return GrammarConstraint(matcher, self._eos_token_ids)
+        return GrammarConstraint(matcher, self._eos_token_ids, self._param)
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
         """Return a boolean mask over the vocabulary: which token ids may follow ``output``.
@@ -174,7 +176,8 @@ class GrammarConstraint:
             mask[: len(allowed)] = allowed
         # After an error, llguidance allows the end-of-text ids: the output would end anywhere.
         if self._matcher.is_error():
-            raise SamplingError(f"the grammar cannot be enforced: {error_text(self._matcher)}")
+            reason = error_text(self._matcher)
+            raise SamplingError(f"{self._param}: the grammar cannot be enforced: {reason}")
         return mask
 
     def _advance(self, output: Sequence[int]) -> None:
@@ -193,4 +196,4 @@ class GrammarConstraint:
         num_consumed = self._matcher.try_consume_tokens(new_tokens) if new_tokens else 0
         self._consumed += new_tokens[:num_consumed]
         if num_consumed < len(new_tokens) and not self._matcher.is_error():
-            raise SamplingError("the output violates the grammar")
+            raise SamplingError(f"{self._param}: the output violates the grammar")

@@ -13,8 +13,9 @@ from labkit.server.api_error import invalid
 class TemplateMessages:
     """Collects a conversation's messages for the chat template, in ``messages``.
 
-    Tool calls are added to the assistant's message that they follow, and its text may continue
-    after them. ``param`` is the request's field that contains the messages, for error messages.
+    A message of the assistant holds its text and the tool calls that follow it. Text of the
+    assistant that comes after the calls is appended to the same message. ``param`` is the request's
+    field that contains the messages, for error messages.
     """
 
     def __init__(self, param: str) -> None:
@@ -50,7 +51,9 @@ class TemplateMessages:
         name = self._function_names.get(call_id)
         if name is None:
             raise invalid(
-                f"{self._param}: a tool result has the id of no earlier tool call", self._param
+                f"{self._param}: a tool result has the id of no earlier tool call; send the call "
+                "before it",
+                self._param,
             )
         self.messages.append(
             {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from labkit.server.api_error import invalid
 from labkit.server.chat_api import to_template_messages
-from labkit.server.endpoint_helpers import check_model, decode
+from labkit.server.endpoint_helpers import check_model
 from labkit.server.openai_types import ChatMessage, TokenId
 from labkit.server.prompt_encoding import check_contents, encode_conversation, encode_text
+from labkit.server.request_decoder import decode
 from labkit.server.serving_service import Service
 
 

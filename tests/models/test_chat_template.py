@@ -98,13 +98,18 @@ HISTORY = [
 @pytest.mark.parametrize(
     ("addition", "messages", "dropped"),
     [
-        ("", [{**HELLO[0], "name": "Ann"}], "name"),
-        ("", HISTORY, "tool_calls"),
-        ("{{ messages[-1].tool_calls[0].function.name }}", HISTORY, "the arguments"),
+        ("", [{**HELLO[0], "name": "Ann"}], "the names of user messages"),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.name }}{% endfor %}",
+            [{**HELLO[0], "name": "Ann"}, {"role": "assistant", "content": "", "name": "Bo"}],
+            "the names of assistant messages",
+        ),
+        ("", HISTORY, "the tool calls of assistant messages"),
+        ("{{ messages[-1].tool_calls[0].function.name }}", HISTORY, "the arguments of tool calls"),
     ],
 )
 def test_what_a_template_would_drop_is_refused(addition, messages, dropped):
-    with pytest.raises(ConfigError, match=f"does not use {dropped}"):
+    with pytest.raises(ConfigError, match=f"drops {dropped}; leave them out"):
         render(PLAIN + addition, messages)
 
 

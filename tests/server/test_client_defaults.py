@@ -35,7 +35,7 @@ def post(server, path, **fields):
     [
         *((path, LABELS) for path in list(BODIES)[:3]),
         ("/v1/completions", {"best_of": 1, "echo": False, "suffix": ""}),
-        ("/v1/completions", {"suffix": None, "colour": None, "logprobs": None}),
+        ("/v1/completions", {"suffix": None, "colour": None, "logprobs": None, "stop": ""}),
         ("/v1/chat/completions", {"tools": [], "functions": [], "modalities": ["text"]}),
         ("/v1/chat/completions", {"audio": None, "top_logprobs": 0, "parallel_tool_calls": False}),
         ("/v1/responses", {"include": [], "tools": [], "tool_choice": "auto", "reasoning": {}}),

@@ -134,6 +134,9 @@ def test_logit_bias_forces_a_token_until_its_penalty(client):
     assert complete(client, max_tokens=60, **options_with_ids).choices[0].token_ids[-1] != 300
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -160,12 +163,14 @@ def test_logit_bias_forces_a_token_until_its_penalty(client):
         ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"n": 17}, "n"),
-        ({"stop": [""]}, None),
+        ({"stop": [""]}, "stop[0]"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages"),
         ({"messages": [{"role": "bishop", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages"),
     ],

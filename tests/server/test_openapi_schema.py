@@ -37,6 +37,7 @@ def test_schemathesis_finds_no_violation(short_output_server, tmp_path, examples
             str(COMMAND), "run", f"{short_output_server.url}/openapi.json", "--checks", CHECKS,
             "--max-examples", str(examples), "--seed", "1", "--phases", "fuzzing,coverage",
             "--generation-database", "none", "--no-color", "--workers", "2",
+            "--request-timeout", "120",  # a busy machine takes longer to compile a grammar
         ],
         capture_output=True, text=True, cwd=tmp_path, timeout=900,
     )  # fmt: skip

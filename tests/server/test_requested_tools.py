@@ -338,7 +338,7 @@ OUTPUT_CONFIG = {"format": {"type": "json_schema", "schema": SCHEMA}}
             {"messages": [USER, {"role": "assistant", "content": [RESULT]}]},
             "must not have tool_result",
         ),
-        (MESSAGES, {"thread": {"type": "create"}}, "unknown field `thread`"),
+        (MESSAGES, {"thread": {"type": "create"}}, "thread: this server has no such field"),
     ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(respond, path, fields, message):

@@ -62,6 +62,9 @@ def test_a_response_matches_its_schema(client):
     assert json.loads(response.output_text) in ("yes", "no") and response.status == "completed"
 
 
+BAD_FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "colour"}}
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -69,6 +72,8 @@ def test_a_response_matches_its_schema(client):
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"input": []}, "input"),
+        # The length is checked before a schema is compiled.
+        ({"input": "x" * 200_000, "text": {"format": BAD_FORMAT}}, "input"),
         ({"max_output_tokens": 1000}, "max_tokens"),
     ],
 )

@@ -138,7 +138,7 @@ def constrain(chat_model):
 
     def constrain(schema):
         source = GrammarSource("json_schema", json.dumps(schema))
-        return GrammarConstraint(compiler.compile(source), [4095])
+        return GrammarConstraint(compiler.compile(source), [4095], "response_format")
 
     return constrain
 
@@ -184,7 +184,9 @@ def test_a_grammar_that_exceeds_a_limit_is_an_error_and_not_the_end(constrain, c
         json.loads(tokenizers.load(chat_model).decode(output)).keys() == SCHEMA["properties"].keys()
     )
     pattern = {"type": "string", "pattern": "^.*[aeiou].{500}b.{500}$"}
-    with pytest.raises(SamplingError, match="cannot be enforced: lexer error") as error_info:
+    with pytest.raises(
+        SamplingError, match=r"^response_format: the grammar cannot be enforced: lexer error"
+    ) as error_info:
         generate_arbitrary_tokens(constrain(pattern))
     assert len(str(error_info.value).splitlines()) == 1
 
@@ -259,4 +261,4 @@ def test_a_deeply_nested_schema_is_a_bad_request(client, depth):
             response_format=json_schema_format(schema),
             max_tokens=500,
         )
-    assert "\n" not in error_info.value.body["message"]
+    assert error_info.value.body["message"].endswith("it is nested too deeply")

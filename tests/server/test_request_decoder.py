@@ -1,0 +1,96 @@
+"""Tests of request decoding: which fields are accepted, and what the errors say."""
+
+import json
+
+import msgspec
+import pytest
+
+from labkit.server.api_error import ApiError
+from labkit.server.messages_types import MessagesRequest
+from labkit.server.openai_types import ChatRequest, CompletionRequest
+from labkit.server.request_decoder import allowed_values, decode
+from labkit.server.responses_types import ResponsesRequest
+
+USER = {"role": "user", "content": "hello"}
+REQUIRED = {
+    ChatRequest: {"messages": [USER]},
+    CompletionRequest: {"prompt": "hello"},
+    ResponsesRequest: {"input": "hello"},
+    MessagesRequest: {"messages": [USER], "max_tokens": 4},
+}
+
+
+def decode_fields(kind, fields):
+    body = json.dumps({"model": "tiny", **REQUIRED[kind], **fields})
+    return decode(msgspec.json.Decoder(kind), body.encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionRequest, {"response_format": {"type": "text"}, "chat_template_kwargs": {}}),
+        (CompletionRequest, {"skip_special_tokens": True, "length_penalty": 1.0, "stop": ""}),
+        (ChatRequest, {"reasoning_effort": "none", "bad_words": [], "length_penalty": 1}),
+        (ResponsesRequest, {"reasoning": {"effort": None, "summary": None}}),
+        (MessagesRequest, {"mcp_servers": [], "container": None}),
+    ],
+)
+def test_a_field_that_asks_for_nothing_is_accepted(kind, fields):
+    assert decode_fields(kind, fields).model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "message"),
+    [
+        (ChatRequest, {"service_tier": "flex"}, "service_tier",
+         "service_tier='flex': must be 'auto' or 'default'"),
+        (ChatRequest, {"messages": [{"role": "bishop"}]}, "messages[0].role",
+         "messages[0].role='bishop': must be 'assistant', 'developer', 'system', 'tool' or 'user'"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type", "messages[0].content[0].type='image_url': must be 'text'"),
+        (MessagesRequest, {"tool_choice": {"type": "must"}}, "tool_choice.type",
+         "tool_choice.type='must': must be 'auto', 'any', 'tool' or 'none'"),
+        (ResponsesRequest, {"input": [{"type": "reasoning"}]}, "input[0].type",
+         "input[0].type='reasoning': must be 'message', 'function_call' or 'function_call_output'"),
+        (ChatRequest, {"service_tier": "x" * 500}, "service_tier",
+         f"service_tier='{'x' * 99}...: must be 'auto' or 'default'"),
+        (ChatRequest, {"best_of": 2}, "best_of",
+         "best_of: this server supports only 1; leave it out"),
+        (ChatRequest, {"thinking": {"type": "enabled"}}, "thinking",
+         'thinking: this server supports only {"type": "disabled"}; leave it out'),
+        (ChatRequest, {"colour": "red"}, "colour",
+         "colour: this server has no such field; leave it out"),
+        (ChatRequest, {"messages": [{**USER, "mood": "good"}]}, "messages[0].mood",
+         "messages[0].mood: this server has no such field; leave it out"),
+        (ChatRequest, {"messages": [{"content": "hello"}]}, "messages[0].role",
+         "messages[0].role: required, but missing"),
+        (ChatRequest, {"n": "two"}, "n", "n: expected `int | null`, got `str`"),
+        (ChatRequest, {"stop": [""]}, "stop[0]", "stop[0]: expected `str` of length >= 1"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field_and_what_it_must_be(kind, fields, param, message):
+    with pytest.raises(ApiError) as error_info:
+        decode_fields(kind, fields)
+    detail = error_info.value.detail
+    assert (error_info.value.status, detail.param, detail.message) == (400, param, message)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[]", "the body: expected `object`, got `array`"),
+        (b'{"model": "tiny"}', "messages: required, but missing"),
+        (b"{", "the body is not valid JSON: Input data was truncated"),
+        (b"[" * 100_000, "the body is nested too deeply"),
+    ],
+)
+def test_an_error_of_the_whole_body_says_so(body, message):
+    with pytest.raises(ApiError) as error_info:
+        decode(msgspec.json.Decoder(ChatRequest), body)
+    assert error_info.value.detail.message == message
+
+
+def test_only_fields_with_fixed_values_have_allowed_values():
+    assert allowed_values(ChatRequest, "model") == []
+    assert allowed_values(ChatRequest, "tool_choice") == ["auto", "none", "required"]
+    assert allowed_values(ChatRequest, "no.such[0].field") == []
