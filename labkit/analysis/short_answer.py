@@ -304,9 +304,9 @@ def _best(cell: Json) -> list[str]:
     size = f"{magnitude_text(one['effect_pct'])} % {word}"
     than = setting_text(one["reference"])
     return [
-        f"{_capitalised(best)} is best: {label} {value}, {size} than {than}.",
-        f"{_capitalised(best)} is best: {label} {value}, {size}.",
-        f"{_capitalised(best)} is best of {count}.",
+        f"{best} is best: {label} {value}, {size} than {than}.",
+        f"{best} is best: {label} {value}, {size}.",
+        f"{best} is best of {count}.",
         f"One of {count} settings is best for {label}: {value}.",
     ]
 

@@ -52,5 +52,5 @@ def _rates(one: ServingCapacity) -> str:
     if low is None and high is None:
         return "is undecided at all these rates"
     if low is None:
-        return f"fails at {high:g} requests/s, the lowest refuted rate"
+        return f"does not sustain {high:g} requests/s"
     return f"sustains {low:g} requests/s" + (f", not {high:g}" if high is not None else "")
