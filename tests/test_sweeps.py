@@ -96,7 +96,7 @@ def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     assert best["effect_pct"] == pytest.approx(30.0, abs=1.0)
     report = (study.out / "report.md").read_text()
     answer = "On this machine threads=4 is the best of 3 settings in total_tok_s: "
-    assert f"**{answer}" in report
+    assert "**threads=4 is best: throughput " in report and f"\n{answer}" in report
     lines = [line for line in report.splitlines() if line.startswith(("| 1 |", "| 2 |", "| 4 |"))]
     assert len(lines) == 3 and lines[2].endswith("best |") and "best" not in lines[1]
     assert "total_tok_s-by-threads.png" in report
@@ -113,7 +113,8 @@ def test_settings_that_cannot_be_told_apart_are_named(run_study):
     (best,) = cell_of(study)["best"]
     assert sorted(best["possibly_best"]) == ["threads=2", "threads=4"]
     report = (study.out / "report.md").read_text()
-    assert "**Not decided: 2 of 3 settings may be the best in total_tok_s; the best meas" in report
+    assert "**Undecided: 2 of 3 settings may be best for throughput; measured best: " in report
+    assert "\nNot decided: 2 of 3 settings may be the best in total_tok_s; the best meas" in report
     assert report.count(" ~ |") == 1
 
 
@@ -143,7 +144,8 @@ def test_too_few_blocks_give_estimates_only(run_study):
     assert best["best"] in ("threads=2", "threads=4") and best["ci_low_pct"] is None
     assert "2 blocks of 1: a claim needs at least 6" in best["withheld"]
     report = (study.out / "report.md").read_text()
-    assert "**Not decided: which of 3 settings is best in total_tok_s; an estimate only" in report
+    assert "**Estimate only: threads=2 looks best of 3 for throughput (501 tok/s).**" in report
+    assert "\nNot decided: which of 3 settings is best in total_tok_s; an estimate only" in report
 
 
 def test_cells_are_in_numerical_order_and_named_by_what_varies(run_study):
@@ -171,7 +173,7 @@ def test_a_sweep_of_rates_reports_the_capacity(run_study):
     report = (study.out / "report.md").read_text()
     answer = "base keeps 95 % of requests within TTFT 1000 ms and TPOT 100 ms at 4 requests/s, "
     answer += "but not at 8 (95 % confidence); estimated capacity 4.29 requests/s."
-    assert f"**{answer}**" in report
+    assert "**base sustains 4 requests/s, not 8.**" in report and f"**{answer}**" in report
     assert "| base | 4 | 8 | 480 | 100.0 % | " in report
     assert answer in (study.out / "report.html").read_text()
 

@@ -1,9 +1,15 @@
-"""Caveats: what weakens a result, listed right under its table."""
+"""Caveats: what weakens a result, in two ranks.
+
+Some could change the answer, such as a failed gate, too few blocks or another load of the machine
+in one arm. The others are for the record: the statistics account for them (noise that all arms
+share widens the intervals), or they say how it was measured.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,27 +42,50 @@ MAX_PROBE_VARIATION = 0.10
 MAX_SHOWN_REASONS = 3  # per gate
 
 
+@dataclass(frozen=True)
+class RankedCaveats:
+    """The caveats on a cell's numbers, one line each, the gravest first in each rank."""
+
+    could_change: tuple[str, ...]
+    for_the_record: tuple[str, ...]
+
+
 def caveats(analysis: CellAnalysis) -> list[str]:
-    """Return the caveats on a cell's numbers, one line each, the gravest first."""
-    lines = [
+    """Return the caveats on a cell's numbers, those that could change the answer first."""
+    ranked = ranked_caveats(analysis)
+    return [*ranked.could_change, *ranked.for_the_record]
+
+
+def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
+    """Return the caveats on a cell's numbers in two ranks."""
+    could_change = [
         f"gate {name} failed: {reason}"
         for name, gate in analysis.gates.items()
         if gate.status == "fail"
         for reason in _shortened(gate.reasons)
     ]
-    lines += _design(analysis)
-    lines += _noise(analysis)
-    lines += _traffic(analysis)
-    lines += server_arm_caveats.caveats(analysis.data.records)
-    lines += _impossible_counts(analysis)
-    lines += _emulated(analysis)
+    could_change += _design(analysis)
+    could_change += _noise(analysis)
+    could_change += _unserved(analysis)
+    could_change += server_arm_caveats.caveats(analysis.data.records)
+    could_change += _impossible_counts(analysis)
+    could_change += _emulated(analysis)
+    could_change += _machines(analysis, machine_changes)
+    could_change += _modes(analysis, of_arms=True)
+    record = [*_isolation(analysis), *_waits(analysis), *_machines(analysis, machine_caveats)]
+    record += _modes(analysis, of_arms=False)
+    record += _skipped(analysis)
+    return RankedCaveats(tuple(could_change), tuple(record))
+
+
+def _machines(
+    analysis: CellAnalysis, find: Callable[[Iterable[Record]], Iterator[str]]
+) -> Iterator[str]:
+    """Yield the caveats on each host; several hosts are named."""
     hosts = group_by_host(analysis.data.records)
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
-        lines += [f"{where}{line}" for line in machine_caveats(records)]
-    lines += _modes(analysis)
-    lines += _skipped(analysis)
-    return lines
+        yield from (f"{where}{line}" for line in find(records))
 
 
 def _shortened(lines: Sequence[str]) -> list[str]:
@@ -82,19 +111,27 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts
+    if analysis.stalls is not None:
+        yield from analysis.stalls.caveats()
+    if analysis.data.control is None:
+        yield "no A/A control: the noise of this machine is unknown"
+
+
+def _isolation(analysis: CellAnalysis) -> Iterator[str]:
+    if analysis.all_computed:
+        return
     beside = analysis.companion()
     if beside is not None and not on_same_machine(analysis, beside):
         yield f"{beside.name} ran on another machine: the two are not compared"
-    elif data.design.get("isolation") == "in_process" and isolation_agreements(analysis) is None:
+    elif (
+        analysis.data.design.get("isolation") == "in_process"
+        and isolation_agreements(analysis) is None
+    ):
         yield (
             "all arms were interleaved in one process (design.isolation=in_process): an arm could "
             "disturb another, and differences between processes cancel; design=strict adds "
             "separate processes that must agree"
         )
-    if analysis.stalls is not None:
-        yield from analysis.stalls.caveats()
-    if data.control is None:
-        yield "no A/A control: the noise of this machine is unknown"
 
 
 def _noise(analysis: CellAnalysis) -> Iterator[str]:
@@ -133,14 +170,19 @@ def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
         yield from one.impossible_counts()
 
 
-def _traffic(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield a caveat on each arm whose requests were not all served, or waited at the client."""
+def _traffic(analysis: CellAnalysis) -> dict[str, list[dict[str, Any]]]:
+    """Return the notes on requests of all runs, by arm."""
     noted: dict[str, list[dict[str, Any]]] = {}
     for record in analysis.data.records:
         for case in record.cases:
             if "traffic" in case.notes:
                 noted.setdefault(record.arm, []).append(case.notes["traffic"])
-    for arm, notes in noted.items():
+    return noted
+
+
+def _unserved(analysis: CellAnalysis) -> Iterator[str]:
+    """Yield a caveat on each arm whose requests were not all served."""
+    for arm, notes in _traffic(analysis).items():
         unserved = [one for note in notes for one in note.get("unserved", ())]
         if unserved:
             refused, failed = (sum(n[key] for n in notes) for key in ("refused", "failed"))
@@ -149,6 +191,11 @@ def _traffic(analysis: CellAnalysis) -> Iterator[str]:
                 f"{arm}: {refused} of {total} requests were refused and {failed} failed (request "
                 f"{first['id']}: {first['error']}); its numbers describe the rest"
             )
+
+
+def _waits(analysis: CellAnalysis) -> Iterator[str]:
+    """Yield a caveat on each arm whose requests waited at the client."""
+    for arm, notes in _traffic(analysis).items():
         waits = [note["queue_ms"]["p50"] for note in notes if "queue_ms" in note]
         if waits and statistics.median(waits) > 0:
             yield (
@@ -176,6 +223,14 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
         yield f"{count_text(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
 
 
+def machine_changes(records: Iterable[Record]) -> Iterator[str]:
+    """Yield a caveat if settings of the machine changed between the successful runs."""
+    records = [r for r in records if r.ok]
+    changed = _changed_settings(records) if records else ""
+    if changed:
+        yield f"machine settings changed between runs: {changed}"
+
+
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
     """Yield a caveat on each way in which the machine disturbed the successful runs.
 
@@ -186,9 +241,6 @@ def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
     if not records:
         return
     yield from _busy(records)
-    changed = _changed_settings(records)
-    if changed:
-        yield f"machine settings changed between runs: {changed}"
     clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
     if clocks and max(clocks) / min(clocks) - 1 > MAX_CLOCK_VARIATION:
         yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
@@ -257,10 +309,15 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
                 yield row.case, modes
 
 
-def _modes(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield one caveat on all rows with two modes, with details of the widest gap."""
-    bimodal = list(primary_modes(analysis))
-    if not bimodal:
+def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
+    """Yield one caveat on all rows with two modes, with details of the widest gap.
+
+    ``of_arms``: only if an arm has significantly more runs in one of the modes than the baseline;
+    False: only if none has.
+    """
+    bimodal, alpha = list(primary_modes(analysis)), analysis.data.criteria.alpha
+    significant = any(p <= alpha for _, modes in bimodal for p in modes.fisher_p.values())
+    if not bimodal or significant is not of_arms:
         return
     case, modes = max(bimodal, key=lambda item: item[1].gap_pct)
     counts = ", ".join(f"{a} {modes.above_gap[a]} of {modes.total[a]}" for a in modes.above_gap)

@@ -115,6 +115,28 @@ def judge(
     return Verdict("inconclusive", _power_reason(comparison, criteria))
 
 
+def target_effect_pct(effect_pct: float) -> float:
+    """Return the effect that a new study should detect: the estimated one, but at least 1 %."""
+    return max(1.0, abs(round(effect_pct, 1)))
+
+
+def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> int | None:
+    """Return the blocks of a new study that would detect the estimated effect, or 1 % if less.
+
+    None if more than 1,000 would be needed, or if the noise is not known.
+    """
+    if comparison.sd is None or comparison.effect_pct is None or comparison.alpha_row is None:
+        return None
+    return blocks_needed(
+        comparison.sd,
+        criteria.runs,
+        criteria.alpha,
+        target_effect_pct(comparison.effect_pct),
+        alpha_share(comparison.alpha_row, comparison.blocks, criteria.runs, criteria.alpha),
+        degrees_of_freedom(comparison.blocks, criteria.runs),
+    )
+
+
 def _bound_reason(comparison: ArmComparison) -> str | None:
     bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
     return None if bound is None else f"any difference is within ±{bound:.2g} %"
@@ -138,15 +160,8 @@ def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
         and comparison.alpha_row is not None
     ):
         text = f"smallest detectable effect: {magnitude_text(comparison.mde_pct)} %"
-        target = max(1.0, abs(round(comparison.effect_pct, 1)))
-        need = blocks_needed(
-            comparison.sd,
-            criteria.runs,
-            criteria.alpha,
-            target,
-            alpha_share(comparison.alpha_row, comparison.blocks, criteria.runs, criteria.alpha),
-            degrees_of_freedom(comparison.blocks, criteria.runs),
-        )
+        target = target_effect_pct(comparison.effect_pct)
+        need = blocks_to_decide(comparison, criteria)
         if need is None:
             text += f"; detecting {target:g} % would need more than 1,000 blocks"
         elif need > comparison.blocks:

@@ -35,6 +35,8 @@ class MetricDefinition:
     computed
         Whether the value is computed from sizes and counts. If all runs of an arm then have the
         same value, it has no noise and is shown without a test.
+    abbreviation
+        The metric's usual short name, such as ``E2E p50``.
     """
 
     name: str
@@ -46,15 +48,21 @@ class MetricDefinition:
     is_speed: bool = False
     is_mass_noun: bool = False
     computed: bool = False
+    abbreviation: str = ""
+
+    @property
+    def short_label(self) -> str:
+        """The metric's name where space is short: ``E2E p50``; its label if it has no other."""
+        return self.abbreviation or self.label
 
 
 def _latencies() -> Iterator[MetricDefinition]:
     """Yield the percentiles of the requests' latencies."""
-    for name, label, meaning in (
-        ("ttft", "time to first token", "from submission to the first token"),
-        ("tpot_excl_first", "time per output token", "per token after the first"),
-        ("itl_chunk", "gap between tokens", "between two chunks of a request's output"),
-        ("e2e", "end-to-end latency", "from submission to the last token"),
+    for name, short, label, meaning in (
+        ("ttft", "TTFT", "time to first token", "from submission to the first token"),
+        ("tpot_excl_first", "TPOT", "time per output token", "per token after the first"),
+        ("itl_chunk", "ITL", "gap between tokens", "between two chunks of a request's output"),
+        ("e2e", "E2E", "end-to-end latency", "from submission to the last token"),
     ):
         for percentile, word in ((50, "median"), (99, "p99")):
             yield MetricDefinition(
@@ -62,6 +70,7 @@ def _latencies() -> Iterator[MetricDefinition]:
                 f"Time {meaning}, {word} over requests."
                 if name != "itl_chunk"
                 else f"Time {meaning}, {word} over all gaps.",
+                abbreviation=f"{short} p{percentile}",
             )  # fmt: skip
 
 
@@ -100,7 +109,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     *_latencies(),
     MetricDefinition(
         "tpot_excl_first_mean_ms", "ms", "lower", REQUESTS, "time per output token (mean)",
-        "Time per token after the first, mean over requests.",
+        "Time per token after the first, mean over requests.", abbreviation="TPOT mean",
     ),
     MetricDefinition(
         "tpot_incl_first_mean_ms", "ms", "lower", REQUESTS,

@@ -168,7 +168,7 @@ def test_the_report_of_a_video_study_has_clips_and_published_tables(make_cell, t
         "--picks.png",
     ):
         assert expected in text, expected
-    assert page.count("frames picked of one") == 1 and "frame 50" in page
+    assert page.count('aria-label="frames picked of one"') == 1 and "frame 50" in page
     pictures = sorted(p.name for p in (path.parent / "plots").glob("*picks*"))
     assert [p.rpartition(".")[2] for p in pictures] == ["png", "svg"]
     assert len(load(path.parent))

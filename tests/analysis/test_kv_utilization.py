@@ -4,6 +4,7 @@ import pytest
 
 from labkit.analysis.rendering import kv_utilization
 from labkit.analysis.rendering.arm_styles import figure_style, save_figure
+from labkit.analysis.rendering.svg_elements import chart_svg
 
 MIB = 2**20
 
@@ -37,7 +38,7 @@ def test_arms_that_do_not_differ_have_no_bars():
 
 def test_bars_are_as_long_as_their_bytes(tmp_path):
     utilizations = kv_utilization.kv_utilizations(cell(padded=(80, 20), paged=(20, 20)))
-    svg = kv_utilization.kv_utilization_chart(utilizations)
+    svg = chart_svg(kv_utilization.kv_utilization_chart(utilizations))
     assert svg.count('class="bar reserved"') == svg.count('class="bar used"') == 2
     assert "75.0 % wasted" in svg
     with figure_style():

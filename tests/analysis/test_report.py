@@ -24,6 +24,7 @@ from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.memory_timeline_chart import run_timelines
 from labkit.analysis.rendering.report_files import FORMATS
+from labkit.analysis.short_answer import short_answer
 from labkit.records import Metric
 from labkit.report import main
 
@@ -131,12 +132,14 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
     assert answer.startswith("Estimate only (2 blocks of 2")
     text = printed(capsysbinary, study, "md")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert lines[0] == f"**{answer}**" and lines[1].startswith("| batch |")
+    assert lines[0] == f"**{short_answer(analyse(study / 'cell'))}**"
+    assert lines[1] == answer and lines[2].startswith("| batch |")
     assert_in_order(
         text, "| batch |", f"- {weak}", "### How it was measured", "### Verdicts by row"
     )
     page = printed(capsysbinary, study, "html")
-    assert_in_order(page, f'<p class="answer">{answer}</p>', "<table", weak, "alpha 0.05")
+    short = short_answer(analyse(study / "cell"))
+    assert_in_order(page, f'<p class="answer">{short}</p>', answer, weak, "<table", "alpha 0.05")
     out = io.StringIO()
     print_cell(study / "cell", Console(width=200, file=out))
     assert_in_order(" ".join(out.getvalue().split()), answer, "verdict", f"! {weak}", "report: ")
@@ -145,15 +148,17 @@ def test_the_answer_comes_first_then_the_table_then_the_caveats(make_cell, capsy
 def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
     answers = [headline(analyse(study / name)) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
-    assert text.splitlines()[2] == "| cell | answer | gates |"
+    assert text.splitlines()[2:5] == [
+        "**2 cells: 1 slower and 1 faster.**", "", "| cell | answer | gates |"
+    ]  # fmt: skip
     assert all(f"| {answer} |" in text for answer in answers)
     page = printed(capsysbinary, study, "html")
-    assert_in_order(page, f"<td>{answers[0]}</td>", f"<td>{answers[1]}</td>", "<section")
+    assert_in_order(page, f"<td>{answers[0]}<td>", f"<td>{answers[1]}<td>", "<section")
 
 
 def test_the_long_sentences_are_in_the_details_of_their_row(study, capsysbinary):
     page = printed(capsysbinary, study, "html")
-    details = re.findall(r"<details id=.*?</details>", page, re.S)
+    details = re.findall(r'<details class="row">.*?</details>', page, re.S)
     sentence = "seq_map is 4.8 % faster (adjusted 95 % CI"
     assert page.count(sentence) == sum(one.count(sentence) for one in details) > 0
     assert all("<li>control" in one for one in details)
@@ -334,7 +339,8 @@ def test_memory_over_time_is_shown_under_the_phases(study, capsysbinary):
         assert label in page
     assert "MLX cache" not in page  # it stayed 0
     for phase in ("waiting", "prefill", "decode"):
-        assert page.count(f'<rect class="bar {phase}" x=') == 2 * 8  # 8 requests, 2 arms
+        bars = page.count(f'<rect class="bar {phase}" x=') - 2  # without those of the legends
+        assert bars == 2 * 8  # 8 requests, 2 arms
 
 
 def test_an_engine_that_does_not_report_admissions_has_two_phases(make_cell):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.caveats import _traffic
+from labkit.analysis.caveats import _unserved, _waits
 from labkit.analysis.latency_throughput import METRICS, load_curves
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.request_outcome_tables import (
@@ -13,6 +13,7 @@ from labkit.analysis.rendering.request_outcome_tables import (
     latency_throughput_table,
     request_outcomes_table,
 )
+from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.records import Arm, CaseRecord, Record
 
 
@@ -52,7 +53,8 @@ def test_open_loop_arrivals_have_rates_and_waits():
 def test_unserved_requests_and_waits_at_the_client_are_caveats():
     queued = {"queue_ms": {"p50": 1500.0, "p99": 2.0, "max": 2.0}}
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
-    lines = list(_traffic(SimpleNamespace(data=SimpleNamespace(records=records))))
+    analysis = SimpleNamespace(data=SimpleNamespace(records=records))
+    lines = [*_unserved(analysis), *_waits(analysis)]
     assert lines == [
         "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers "
         "describe the rest",
@@ -86,8 +88,8 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
     table = latency_throughput_table([curve])
     lines = markdown_table(table).split("\n")[2:]
     assert ["knee" in line for line in lines] == [False, True, False]
-    chart = latency_throughput_chart([curve])
-    assert chart.count("<circle") == 3 and "base: knee" in chart
+    svg = chart_svg(latency_throughput_chart([curve]))
+    assert svg.count("<circle") == 3 and "base: knee" in svg
     (axes,) = latency_throughput_figure([curve]).axes
     (line,) = axes.lines
     assert list(zip(*line.get_data(), strict=True)) == [(1.0, 500.0), (3.8, 700.0), (4.2, 2000.0)]
@@ -99,7 +101,7 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
 
 def test_no_knee_is_marked_where_power_still_grows():
     (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
-    assert curve.knee is None and "knee" not in latency_throughput_chart([curve])
+    assert curve.knee is None and "knee" not in chart_svg(latency_throughput_chart([curve]))
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():

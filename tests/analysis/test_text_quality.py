@@ -18,6 +18,7 @@ from labkit.analysis.rendering.speed_quality_chart import (
     speed_quality_chart,
     speed_quality_points,
 )
+from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.rendering.text_quality_tables import (
     quality_table,
     quoted,
@@ -175,7 +176,7 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     base, lossy = speed_quality_points({**CELL, "rows": rows}, qualities)
     assert (base.speed, base.kl) == (Interval(0, 0, 0), Interval(0, 0, 0))
     assert (lossy.speed, lossy.kl) == (Interval(12.5, 10, 15), qualities[1].kl_mean)
-    svg = speed_quality_chart({**CELL, "rows": rows}, qualities)
+    svg = chart_svg(speed_quality_chart({**CELL, "rows": rows}, qualities))
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4
     effect["effect_pct"] = None

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from labkit.analysis.caveats import caveats
+from labkit.analysis.caveats import RankedCaveats, ranked_caveats
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import RULES, disturbed_blocks
 from labkit.analysis.headline import headline
 from labkit.analysis.isolation_agreement import isolation_sentence
+from labkit.analysis.next_command import NextCommand, next_command
 from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering import svg_elements, video_tables
 from labkit.analysis.rendering.arm_styles import arm_classes
-from labkit.analysis.rendering.report_parts import ArmLegend
+from labkit.analysis.rendering.interval_bars import CardBars, card_bars
 from labkit.analysis.rendering.results_table import ResultLine, results_table
 from labkit.analysis.rendering.study_overview import gates_text
 from labkit.analysis.rendering.sweep_tables import Values, settings_tables
@@ -27,6 +28,8 @@ from labkit.analysis.sensitivity_analysis import (
     probe_correlations,
     sensitivity_results,
 )
+from labkit.analysis.short_answer import short_answer
+from labkit.analysis.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.verdict_sentences import control_sentence, title
 from labkit.records import Arm, Record
 
@@ -74,7 +77,7 @@ class CellReport:
 
     @cached_property
     def answer(self) -> str:
-        """The answer to the question, in one sentence."""
+        """The whole answer to the question, in one sentence."""
         return headline(self.analysis)
 
     @cached_property
@@ -104,9 +107,29 @@ class CellReport:
         return [*self.results.notes, *filter(None, sentences)]
 
     @cached_property
-    def caveats(self) -> list[str]:
-        """Everything that weakens the result, the gravest first."""
-        return caveats(self.analysis)
+    def caveats(self) -> RankedCaveats:
+        """Everything that weakens the result: what could change the answer, and the rest."""
+        return ranked_caveats(self.analysis)
+
+    @cached_property
+    def short_answer(self) -> str:
+        """The answer to the question in at most 20 words."""
+        return short_answer(self.analysis)
+
+    @cached_property
+    def verdict(self) -> SummaryVerdict:
+        """The verdict on the whole cell."""
+        return summary_verdict(self.analysis)
+
+    @cached_property
+    def bars(self) -> CardBars | None:
+        """The effects of the card; None if none is known."""
+        return card_bars(self.analysis)
+
+    @cached_property
+    def next_command(self) -> NextCommand | None:
+        """The command that would answer what is open; None if nothing is."""
+        return next_command(self.analysis)
 
     @property
     def gates(self) -> str:
@@ -123,12 +146,10 @@ class CellReport:
         ]
 
     @cached_property
-    def legend(self) -> ArmLegend:
-        """The legend of the HTML page: every arm's mark."""
+    def legend(self) -> list[tuple[str, str]]:
+        """The legend of the HTML page: every arm's name and mark (an ``<svg>`` element)."""
         styles = arm_classes(self.cell).items()
-        return ArmLegend(
-            tuple((arm, svg_elements.mark_svg(mark, style)) for arm, (style, mark) in styles)
-        )
+        return [(arm, svg_elements.mark_svg(mark, style)) for arm, (style, mark) in styles]
 
     @cached_property
     def sensitivity(self) -> list[SensitivityResult]:

@@ -274,4 +274,4 @@ def roofline_section(report: CellReport) -> Parts:
         return []
     chart = ChartPart(roofline_chart(cell, points), cases_line(points))
     table = TablePart(roofline_table(points))
-    return [report.legend, chart, table, PictureFile(roofline_stem(cell), "Roofline")]
+    return [chart, table, PictureFile(roofline_stem(cell), "Roofline")]

@@ -13,10 +13,11 @@ from urllib.parse import quote
 from labkit.analysis.effect_wording import effect_text
 from labkit.analysis.metric_history import HistoryPoint, Series, SeriesChange, metric_history
 from labkit.analysis.number_format import count_text, p_text, percent_text, unit_name, value_text
+from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.html_report import TEMPLATES
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.report_files import report_dir, write_text
-from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
+from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.statistics.change_points import MIN_VALUES
 
@@ -139,14 +140,13 @@ def _chart(series: Series) -> str:
     first = min(times)
     days = [time - first for time in times]
     limits = [limit for point in series.points for limit in (point.low, point.high)]
-    chart = SvgChart(
+    chart = Chart(
         series.name,
         padded_range(days),
         padded_range(limits),
         f"days since {series.points[0].started[:10]}",
         unit_name(series.unit),
     )
-    chart.axes()
     bounds = [0, *(change.index for change in series.changes), len(days)]
     for begin, end in pairwise(bounds):
         values = sorted(point.value for point in series.points[begin:end])
@@ -158,7 +158,7 @@ def _chart(series: Series) -> str:
         chart.line([(day, point.low), (day, point.high)], "range")
         tip = f"{_place(point)}: {value_text(point.value, series.unit)} {unit_name(series.unit)}"
         chart.dot(day, point.value, "dot", tip=tip)
-    return chart.svg()
+    return chart_svg(chart)
 
 
 def _days(started: str) -> float:

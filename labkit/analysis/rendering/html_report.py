@@ -1,39 +1,143 @@
-"""``report.html``: the whole study as one self-contained page that loads no other files."""
+"""``report.html``: the whole study as one self-contained page that loads no other files.
+
+The page is complete without JavaScript. Its script (``templates/charts.js`` and
+``templates/report.js``) reads the charts from one JSON element and draws them at the width of the
+screen, with tooltips and a zoom, switches arms, sorts tables and keeps the view in the link.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering.cell_report_content import CellReport
-from labkit.analysis.rendering.report_sections import HTML_SECTIONS
+from labkit.analysis.rendering.chart import Chart, changes
+from labkit.analysis.rendering.report_parts import Part
+from labkit.analysis.rendering.report_sections import HTML_CHAPTERS
 from labkit.analysis.rendering.study_overview import machine_overviews
+from labkit.analysis.rendering.svg_elements import chart_svg
+from labkit.analysis.study_answer import study_answer, study_question
 from labkit.records import ArchivePath, StudyPath
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATES = Path(__file__).parent / "templates"
+MAX_PICTURES = 6  # of the charts of rows that readers without JavaScript see
+SCRIPTS = ("charts.js", "report.js")  # in this order
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A section with its parts, folded under its title or not."""
+
+    title: str
+    parts: Sequence[Part]
+    is_folded: bool
+
+
+@dataclass(frozen=True)
+class PageChapter:
+    """A chapter that has something to show."""
+
+    name: str
+    sections: Sequence[PageSection]
+    is_open: bool
+
+    @property
+    def anchor(self) -> str:
+        """The end of its anchor."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """A cell on the page: its report, its label among the study's cells, and its chapters."""
+
+    report: CellReport
+    label: str
+    chapters: Sequence[PageChapter]
+
+
+@dataclass
+class PageCharts:
+    """The charts of a page, numbered as they are shown, for its script."""
+
+    content: list[Any] = field(default_factory=list)
+
+    def add(self, chart: Chart) -> int:
+        """Register a chart and return its number."""
+        self.content.append(chart.to_json())
+        return len(self.content) - 1
+
+    def add_rows(self, rows: Sequence[tuple[int, str]], parts: Sequence[Any]) -> int:
+        """Register the charts of rows, of which one is shown at a time, and return the number.
+
+        All but the first are written as what differs from the first.
+        """
+        first, *others = (part.chart.to_json() for part in parts)
+        self.content.append(
+            {
+                "chart": first,
+                "changes": [{}, *(changes(first, other) for other in others)],
+                "rows": [list(row) for row in rows],
+                "captions": [part.text for part in parts],
+            }
+        )
+        return len(self.content) - 1
+
+    def json(self) -> str:
+        """Return all charts as JSON that may stand in a ``<script>`` element."""
+        text = json.dumps(self.content, ensure_ascii=False, separators=(",", ":"))
+        return text.replace("<", "\\u003c")
 
 
 def study_html(
     study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: StudyPath
 ) -> str:
     """Return the HTML report of a study. Links to records are relative to ``study_dir``."""
-    return _template().render(
+    template, labels = _template(), cell_labels(analyses)
+    return template.render(
         study=study,
+        question=study_question(analyses),
+        answer=study_answer(analyses),
         count=count_text,
         overviews=machine_overviews(study, analyses),
-        sections=HTML_SECTIONS,
-        reports=[
-            CellReport(analysis, _record_folder(analysis, study_dir), f"cell{index}")
-            for index, analysis in enumerate(analyses)
+        cells=[
+            _page_cell(CellReport(a, _record_folder(a, study_dir), f"cell{index}"), labels[index])
+            for index, a in enumerate(analyses)
         ],
+        charts=PageCharts(),
+        max_pictures=MAX_PICTURES,
+        svg=chart_svg,
+        style=(TEMPLATES / "report.css").read_text("utf-8"),
+        scripts=[(TEMPLATES / name).read_text("utf-8") for name in SCRIPTS],
     )
+
+
+def _page_cell(report: CellReport, label: str) -> PageCell:
+    chapters = []
+    for chapter in HTML_CHAPTERS:
+        sections = [
+            PageSection(section.title, parts, section in chapter.folded_sections)
+            for section in (*chapter.sections, *chapter.folded_sections)
+            if (parts := _shown(section.parts(report)))
+        ]
+        if sections:
+            chapters.append(PageChapter(chapter.name, sections, chapter.is_open))
+    return PageCell(report, label, chapters)
+
+
+def _shown(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts that the page can show."""
+    return [part for part in parts if hasattr(_macros(), part.kind)]
 
 
 def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
@@ -43,15 +147,27 @@ def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
 
 
 @cache
-def _template() -> Template:
-    """Return the compiled template. It is cached, because compiling takes as long as rendering."""
+def _environment() -> Any:
     import jinja2
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
+        lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template("report.html.j2")
+
+
+@cache
+def _macros() -> Any:
+    """Return the macros that show parts, as attributes."""
+    return _environment().get_template("report_parts.html.j2").module
+
+
+@cache
+def _template() -> Template:
+    """Return the compiled template. It is cached, because compiling takes as long as rendering."""
+    template: Template = _environment().get_template("report.html.j2")
+    return template

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug, value_text
 from labkit.analysis.rendering.arm_styles import COLOURS
+from labkit.analysis.rendering.chart import Chart
 from labkit.analysis.rendering.report_parts import ChartPart, Parts, PictureFile, section
-from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.verdict_sentences import real_arms
 
 if TYPE_CHECKING:
@@ -56,22 +56,19 @@ def kv_utilizations(cell: Json) -> list[KVUtilization]:
     return utilizations if len(distinct) > 1 else []
 
 
-def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> str:
-    """Return an ``<svg>`` with one bar per arm, for the HTML report."""
+def kv_utilization_chart(utilizations: Sequence[KVUtilization]) -> Chart:
+    """Return a chart with one bar per arm, for the HTML report."""
     largest, count = max(each.reserved_mib for each in utilizations), len(utilizations)
-    chart = SvgChart(
-        "KV memory reserved and used", (0.0, 1.5 * largest), (0.0, float(count)), X_LABEL,
-        height=62 + 26 * count, left=150,
+    chart = Chart(
+        "KV memory reserved and used", (0.0, 1.9 * largest), (0.0, float(count)), X_LABEL,
+        rows=tuple(each.arm for each in utilizations), row_height=26,
     )  # fmt: skip
-    chart.axes(y_ticks=False)
     for index, each in enumerate(utilizations):
         extent = (count - index - 0.85, count - index - 0.15)
-        chart.bar((0.0, each.reserved_mib), extent, "reserved", each.label)
-        chart.bar((0.0, each.used_mib), extent, "used", each.label)
-        middle = chart.py(count - index - 0.5)
-        chart.text(chart.left - 8, middle, each.arm)
-        chart.text(chart.px(each.reserved_mib) + 8, middle, each.label, "start")
-    return chart.svg()
+        chart.bar((0.0, each.reserved_mib), extent, "reserved", each.label, each.arm)
+        chart.bar((0.0, each.used_mib), extent, "used", each.label, each.arm)
+        chart.text(each.reserved_mib, count - index - 0.5, each.label, dx=8)
+    return chart
 
 
 def kv_utilization_figure(utilizations: Sequence[KVUtilization]) -> Figure:

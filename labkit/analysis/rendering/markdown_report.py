@@ -18,6 +18,7 @@ from labkit.analysis.rendering.report_parts import (
 from labkit.analysis.rendering.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.rendering.study_overview import MachineOverview, machine_overviews
 from labkit.analysis.rendering.table_model import Table
+from labkit.analysis.study_answer import study_answer, study_question
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -34,11 +35,14 @@ def _escaped(text: str) -> str:
 
 def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> str:
     """Return the Markdown report of a study. Links to pictures are relative to its folder."""
-    lines = [f"# {study['study']}", ""]
+    lines = [f"# {study_question(analyses)}", "", f"**{study_answer(analyses)}**", ""]
     for overview in machine_overviews(study, analyses):
         lines += _overview_lines(overview)
     for analysis in analyses:
-        lines += _cell_lines(CellReport(analysis))
+        report = CellReport(analysis)
+        if len(analyses) > 1:
+            lines += [f"## {report.title}", "", f"**{report.short_answer}**", ""]
+        lines += _cell_lines(report)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -63,14 +67,19 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
 
 
 def _cell_lines(report: CellReport) -> Iterator[str]:
-    yield from (f"## {report.title}", "", f"**{report.answer}**", "")
+    if report.answer != report.short_answer:
+        yield from (report.answer, "")
     for settings in report.settings:
         yield from _part_lines(TablePart(settings))
     yield from (markdown_table(report.results), "")
     for note in report.notes:
         yield from (note, "")
-    if report.caveats:
-        yield from ("Caveats:", "", *(f"- {x}" for x in report.caveats), "")
+    for heading, lines in (
+        ("What could change the answer:", report.caveats.could_change),
+        ("For the record:", report.caveats.for_the_record),
+    ):
+        if lines:
+            yield from (heading, "", *(f"- {line}" for line in lines), "")
     for section in MARKDOWN_SECTIONS:
         parts = section.parts(report)
         yield from (f"### {section.title}", "") if parts else ()

@@ -1,13 +1,20 @@
-"""Matplotlib figures as PNG and SVG files: runs in order, the roofline, memory over time."""
+"""Matplotlib figures as PNG and SVG files: effects, runs in order, the roofline, memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import scaled, slug, unit_name
-from labkit.analysis.rendering.arm_styles import arm_styles, figure_style, save_figure
+from labkit.analysis.rendering.arm_styles import (
+    COLOURS,
+    arm_styles,
+    figure_style,
+    save_figure,
+)
+from labkit.analysis.rendering.chart import Band, Chart, Dots, Line
+from labkit.analysis.rendering.effects_chart import effects_chart, effects_stem
 from labkit.analysis.rendering.kv_utilization import (
     kv_utilization_figure,
     kv_utilization_stem,
@@ -18,6 +25,7 @@ from labkit.analysis.rendering.memory_timeline_chart import (
     timeline_figure,
     timeline_stem,
 )
+from labkit.analysis.rendering.published_chart import PUBLISHED, published_chart, published_stem
 from labkit.analysis.rendering.roofline import roofline_figure, roofline_points, roofline_stem
 from labkit.analysis.rendering.sweep_tables import curve_pictures
 from labkit.analysis.rendering.video_tables import (
@@ -36,13 +44,16 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 
 
+LINE_COLOURS = {"zero": "black", "link": "#777777"}
+
+
 def case_names(cell: Json) -> list[str]:
     """Return the names of the measured cases, in order."""
     return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Write a picture of each case, curves of a sweep, the roofline, memory and picked frames.
+    """Write pictures of effects, cases, curves of a sweep, the roofline, memory, picked frames.
 
     A picture is left out if the records lack its data.
     """
@@ -52,6 +63,8 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             rows = [row for row in cell["rows"] if row["case"] == case]
             figure = case_figure(cell, rows, positions)
             save_figure(figure, folder / case_stem(cell, case))
+        for stem, chart in row_pictures(cell):
+            save_figure(row_chart_figure(cell, chart), folder / stem)
         for stem, picture in curve_pictures(cell):
             save_figure(picture, folder / stem)
         if points:
@@ -63,6 +76,50 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             save_figure(picks_figure(cell, clips), folder / picks_stem(cell))
         for timeline in run_timelines(records, real_arms(cell)):
             save_figure(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
+
+
+def row_pictures(cell: Json) -> Iterator[tuple[str, Chart]]:
+    """Yield the stem and chart of the effects and of the published differences beside ours."""
+    for stem, chart in (
+        (effects_stem(cell), effects_chart(cell)),
+        (published_stem(cell), published_chart(cell)),
+    ):
+        if chart is not None:
+            yield stem, chart
+
+
+def row_chart_figure(cell: Json, chart: Chart) -> Figure:
+    """Return a matplotlib figure of a chart whose rows hold intervals and dots."""
+    from matplotlib.figure import Figure
+
+    height = 0.9 + len(chart.rows) * chart.row_height / 72
+    figure = Figure(figsize=(7.2, min(height, 40.0)), layout="constrained")
+    axes = figure.subplots()
+    styles, labelled = arm_styles(cell), set[str]()
+    for mark in chart.marks:
+        if isinstance(mark, Band):
+            axes.axvspan(mark.low, mark.high, color=COLOURS[4], alpha=0.2, linewidth=0)
+        elif isinstance(mark, Line):
+            colour = LINE_COLOURS.get(mark.style) or styles[mark.arm][0]
+            axes.plot(*zip(*mark.points, strict=True), color=colour, linewidth=1.2)
+        elif isinstance(mark, Dots):
+            is_ours = mark.style != PUBLISHED
+            colour, shape = styles[mark.arm] if is_ours else ("black", "D")
+            name = mark.arm if is_ours else PUBLISHED
+            axes.plot(
+                *zip(*mark.points, strict=True), shape, color=colour, markersize=5,
+                markerfacecolor=colour if is_ours else "white",
+                label="_" if name in labelled else name,
+            )  # fmt: skip
+            labelled.add(name)
+    count = len(chart.rows)
+    axes.set_yticks([count - i - 0.5 for i in range(count)], list(chart.rows))
+    axes.set_ylim(*chart.y)
+    axes.set_xlim(*chart.x)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(chart.x_label)
+    figure.legend(loc="outside lower center", ncols=min(4, len(labelled)))
+    return figure
 
 
 def case_stem(cell: Json, case: str) -> str:

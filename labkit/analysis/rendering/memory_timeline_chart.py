@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import COLOURS
+from labkit.analysis.rendering.chart import Chart
 from labkit.analysis.rendering.report_parts import (
+    ChartPart,
     Part,
     PictureCaption,
     PictureFile,
-    TimelinePart,
     section,
 )
-from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
@@ -51,7 +51,7 @@ SERIES_STYLES = {
     "mlx_peak_bytes": (3, True),
 }
 PHASE_COLOURS = {"waiting": "#c9ced4", "prefill": COLOURS[5], "decode": COLOURS[4]}
-MAX_SHOWN_REQUESTS = 200  # in the order of submission
+MAX_SHOWN_REQUESTS = 400  # evenly chosen from all, in the order of submission
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,17 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class RunTimeline:
-    """A run's memory at times ``t_s`` (MiB, by series) and its requests."""
+    """A run's memory at times ``t_s`` (MiB, by series) and its requests.
+
+    ``num_requests`` is the number of all requests, of which ``requests`` may be a part.
+    """
 
     arm: str
     run: str
     t_s: tuple[float, ...]
     memory_mib: Mapping[str, tuple[float, ...]]
     requests: tuple[RequestTimes, ...]
+    num_requests: int
 
     @property
     def waiting_known(self) -> bool:
@@ -101,13 +105,17 @@ class RunTimeline:
         """The phases that the record distinguishes."""
         return PHASES if self.waiting_known else PHASES[1:]
 
-    def caption(self) -> str:
+    def caption(self, what: str = "memory, and below it each request's phases") -> str:
         """Return a caption with the arm, the run and notes on missing phases or requests."""
-        text = f"{self.arm}, run {self.run}: memory, and below it each request's phases"
+        return f"{self.arm}, run {self.run}: {what}{self.missing()}"
+
+    def missing(self) -> str:
+        """Return the notes on missing phases or requests, or an empty string."""
+        text = ""
         if not self.waiting_known:
             text += " (prefill includes waiting: this engine does not report admissions)"
-        if len(self.requests) == MAX_SHOWN_REQUESTS:
-            text += f"; the first {MAX_SHOWN_REQUESTS} requests"
+        if len(self.requests) < self.num_requests:
+            text += f"; {len(self.requests)} of {self.num_requests:,} requests, evenly chosen"
         return text
 
 
@@ -132,8 +140,15 @@ def _run_timeline(record: Record) -> RunTimeline | None:
         for name in SERIES_LABELS
         if any(series.get(name) or ())
     }
-    times = tuple(map(_request_times, requests[:MAX_SHOWN_REQUESTS]))
-    return RunTimeline(record.arm, record.run, tuple(map(float, series["t_s"])), memory, times)
+    times = tuple(map(_request_times, evenly_chosen(requests, MAX_SHOWN_REQUESTS)))
+    t_s = tuple(map(float, series["t_s"]))
+    return RunTimeline(record.arm, record.run, t_s, memory, times, len(requests))
+
+
+def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
+    """Return at most ``count`` of the items, at equal distances, the first among them."""
+    step = max(1.0, len(items) / count)
+    return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
 def _request_times(request: Mapping[str, Any]) -> RequestTimes:
@@ -150,32 +165,40 @@ def _request_times(request: Mapping[str, Any]) -> RequestTimes:
 def series_class(name: str) -> str:
     """Return the style class of a series on the HTML page."""
     colour, dashed = SERIES_STYLES[name]
-    return f"line arm{colour}{' dashed' if dashed else ''}"
+    return f"line series{colour}{' dashed' if dashed else ''}"
 
 
-def timeline_charts(timeline: RunTimeline) -> tuple[str, str]:
-    """Return two ``<svg>`` charts with the same time axis: memory, and the phases of requests."""
-    x = (0.0, timeline.end_s)
+def memory_chart(timeline: RunTimeline) -> Chart:
+    """Return a chart of memory over time, with a line per series."""
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
-    memory = SvgChart("memory over time", x, (0.0, 1.05 * top), "", "memory (MiB)", height=230)
-    memory.axes()
-    for name, values in timeline.memory_mib.items():
-        memory.line(list(zip(timeline.t_s, values, strict=True)), series_class(name))
-    count = len(timeline.requests)
-    phases = SvgChart(
-        "phases of the requests", x, (0.0, float(count)), X_LABEL, "request",
-        height=70 + min(240, 9 * count),
+    chart = Chart(
+        "memory over time", (0.0, timeline.end_s), (0.0, 1.05 * top), X_LABEL, "memory (MiB)",
+        height=250, unit="bytes", link="time",
     )  # fmt: skip
-    phases.axes(y_ticks=False)
-    for index, request in enumerate(timeline.requests):
-        extent = (count - index - 0.9, count - index - 0.1)
-        for phase, start, end in request.phases():
-            phases.bar((start, end), extent, phase, request.request)
-    return memory.svg(), phases.svg()
+    for name, values in timeline.memory_mib.items():
+        points = list(zip(timeline.t_s, values, strict=True))
+        chart.line(points, series_class(name), SERIES_LABELS[name])
+    return chart
+
+
+def requests_chart(timeline: RunTimeline) -> Chart:
+    """Return a chart of the phases of requests, one below the other, whose time axis zooms."""
+    count = len(timeline.requests)
+    chart = Chart(
+        "phases of the requests", (0.0, timeline.end_s), (0.0, float(count)), X_LABEL, "request",
+        height=70 + min(320, max(60, 9 * count)), y_ticks=False, link="time", zooms=True,
+    )  # fmt: skip
+    for phase in timeline.phases:
+        for index, request in enumerate(timeline.requests):
+            extent = (count - index - 0.9, count - index - 0.1)
+            for name, start, end in request.phases():
+                if name == phase:
+                    chart.bar((start, end), extent, phase, request.request)
+    return chart
 
 
 def timeline_figure(timeline: RunTimeline) -> Figure:
-    """Return a matplotlib figure of the charts of :func:`timeline_charts`."""
+    """Return a matplotlib figure with the lines and bars of both charts."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -215,10 +238,19 @@ def timeline_stem(cell: Mapping[str, Any], arm: str) -> str:
 
 @section("Memory over time")
 def memory_timeline_section(report: CellReport) -> Iterator[Part]:
-    """Show one run's memory and request phases for each arm."""
+    """Show one run's memory for each arm; Markdown shows the phases of its requests below it."""
     for timeline in run_timelines(report.records, real_arms(report.cell)):
-        caption = timeline.caption()
-        lines = [(SERIES_LABELS[name], series_class(name)) for name in timeline.memory_mib]
-        yield TimelinePart(timeline_charts(timeline), lines, timeline.phases, caption)
-        yield PictureFile(timeline_stem(report.cell, timeline.arm), caption)
-        yield PictureCaption([f"{caption}."])
+        keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
+        caption = f"{timeline.arm}, run {timeline.run}"
+        yield ChartPart(memory_chart(timeline), caption, keys, timeline.arm)
+        yield PictureFile(timeline_stem(report.cell, timeline.arm), timeline.caption())
+        yield PictureCaption([f"{timeline.caption()}."])
+
+
+@section("Requests over time")
+def request_timeline_section(report: CellReport) -> Iterator[Part]:
+    """Show when each request of one run waited, was prefilled and decoded, for each arm."""
+    for timeline in run_timelines(report.records, real_arms(report.cell)):
+        keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
+        caption = timeline.caption("each request's phases, in the order of submission")
+        yield ChartPart(requests_chart(timeline), caption, keys, timeline.arm)

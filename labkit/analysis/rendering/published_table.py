@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.output_identity import OutputAgreement
 from labkit.analysis.rendering.map_build_times_table import host_times
-from labkit.analysis.rendering.report_parts import Part, Prose, TablePart, section, table_parts
+from labkit.analysis.rendering.published_chart import (
+    CAPTION,
+    published_chart,
+    published_stem,
+)
+from labkit.analysis.rendering.report_parts import (
+    ChartPart,
+    Part,
+    PictureFile,
+    Prose,
+    TablePart,
+    section,
+    table_parts,
+)
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
@@ -176,6 +189,10 @@ def published_section(report: CellReport) -> Iterator[Part]:
     """Show published numbers beside ours."""
     agreement = agreement_rows(report.analysis.identity.agreement)
     extra_rows = [*agreement, *host_time_rows(report.records)]
+    chart = published_chart(report.cell)
+    if chart is not None:
+        yield ChartPart(chart, CAPTION)
+        yield PictureFile(published_stem(report.cell), CAPTION)
     yield from table_parts(published_table(report.cell, extra_rows))
     for title, table in published_tables(report.cell):
         yield Prose([f"{title}:"])

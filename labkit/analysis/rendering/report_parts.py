@@ -9,14 +9,18 @@ Declare a section beside the table or chart that it shows::
     @section("Failed runs")
     def failures_section(report: CellReport) -> Parts:
         return table_parts(failures_table(report.cell, report.record_folder))
+
+and name it in :mod:`labkit.analysis.rendering.report_sections`: in a chapter of the HTML page, in
+the list of the Markdown report, or in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from labkit.analysis.rendering.chart import Chart
 from labkit.analysis.rendering.table_model import Table
 
 if TYPE_CHECKING:
@@ -39,6 +43,14 @@ class BulletList:
 
     lines: Sequence[str]
     kind: ClassVar[str] = "bullets"
+
+
+@dataclass(frozen=True)
+class PageList:
+    """A list of sentences; HTML only."""
+
+    lines: Sequence[str]
+    kind: ClassVar[str] = "page_list"
 
 
 @dataclass(frozen=True)
@@ -67,56 +79,56 @@ class PictureCaption:
 
 
 @dataclass(frozen=True)
-class ArmLegend:
-    """Every arm's name and its mark (an ``<svg>`` element); HTML only."""
-
-    marks: tuple[tuple[str, str], ...]
-    kind: ClassVar[str] = "legend"
-
-
-@dataclass(frozen=True)
 class ChartPart:
-    """A chart (an ``<svg>`` element); HTML only."""
+    """A chart; HTML only.
 
-    svg: str
-    caption: str = ""
-    kind: ClassVar[str] = "chart"
-
-
-@dataclass(frozen=True)
-class TimelinePart:
-    """Charts of memory and of request phases on one time axis; HTML only.
-
-    ``lines`` holds every memory series' name and style class, ``phases`` the names of the phases.
+    Parameters
+    ----------
+    chart, caption
+        The chart and the text below it.
+    keys
+        Name, style class and shape (``line`` or ``bar``) of what the chart draws besides arms.
+    arm
+        The arm that the whole chart is about, or empty.
     """
 
-    charts: Sequence[str]
-    lines: Sequence[tuple[str, str]]
-    phases: Sequence[str]
-    caption: str
-    kind: ClassVar[str] = "timeline"
+    chart: Chart
+    caption: str = ""
+    keys: tuple[tuple[str, str, str], ...] = ()
+    arm: str = ""
+    kind: ClassVar[str] = "chart"
+
+    @property
+    def text(self) -> str:
+        """The caption, and what the chart leaves out."""
+        return "; ".join(filter(None, [self.caption, *self.chart.thinned]))
 
 
 @dataclass(frozen=True)
-class RunList:
-    """The verdicts of every row of a cell as sentences, with links to its runs; HTML only."""
+class RowCharts:
+    """One chart for each row of the cell; HTML only.
 
-    rows: Sequence[Json]
-    sentences: Sequence[Sequence[str]]
-    kind: ClassVar[str] = "runs"
+    The page shows the first few. With its script it shows one at a time, of a row that the reader
+    chooses.
+
+    ``rows`` holds the index in the cell and the name of each chart's row.
+    """
+
+    rows: Sequence[tuple[int, str]]
+    parts: Sequence[ChartPart]
+    kind: ClassVar[str] = "row_charts"
 
 
-Part = (
-    Prose
-    | BulletList
-    | TablePart
-    | PictureFile
-    | PictureCaption
-    | ArmLegend
-    | ChartPart
-    | TimelinePart
-    | RunList
-)
+class Part(Protocol):
+    """What a section consists of.
+
+    The HTML page shows a part by the macro of its ``kind`` in ``report_parts.html.j2``, and leaves
+    out parts without a macro; the Markdown report shows those that it knows.
+    """
+
+    kind: ClassVar[str]
+
+
 Parts = Sequence[Part]
 
 
@@ -129,6 +141,28 @@ class Section:
 
     title: str
     parts: Callable[[CellReport], Parts]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of a cell's HTML report, which the contents list.
+
+    Parameters
+    ----------
+    name
+        Its name in the contents.
+    sections
+        Its sections; without parts of any, the chapter is left out.
+    folded_sections
+        Further sections, whose content is folded under their titles.
+    is_open
+        Whether the chapter itself is unfolded.
+    """
+
+    name: str
+    sections: tuple[Section, ...]
+    folded_sections: tuple[Section, ...] = ()
+    is_open: bool = False
 
 
 def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Section]:

@@ -1,4 +1,4 @@
-"""The sections of a cell's report, in the order of the Markdown and of the HTML report.
+"""The sections of a cell's report: the list of Markdown's, and the chapters of the HTML page.
 
 Most sections are declared in the module of the table or chart that they show. The sections that
 combine several tables or charts, or show no table or chart, are declared here.
@@ -6,9 +6,12 @@ combine several tables or charts, or show no table or chart, are declared here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from labkit.analysis.number_format import count_text
+from labkit.analysis.observations import MetricRow
+from labkit.analysis.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.quality_answer import quality_phrases
 from labkit.analysis.rendering import html_charts
 from labkit.analysis.rendering.cell_report_content import CellReport
@@ -18,27 +21,41 @@ from labkit.analysis.rendering.counter_tables import (
     launch_queue_section,
     roofline_section,
 )
+from labkit.analysis.rendering.effects_chart import effects_section
+from labkit.analysis.rendering.frontier_chart import frontier_section
+from labkit.analysis.rendering.gates_table import gates_section
 from labkit.analysis.rendering.hit_and_acceptance_table import hit_and_acceptance_section
 from labkit.analysis.rendering.http_stream_tables import http_section
 from labkit.analysis.rendering.kv_utilization import kv_utilization_section
 from labkit.analysis.rendering.map_build_times_table import host_times_section
-from labkit.analysis.rendering.matplotlib_figures import case_names, case_stem, run_positions
+from labkit.analysis.rendering.matplotlib_figures import (
+    case_names,
+    case_stem,
+    run_positions,
+)
 from labkit.analysis.rendering.medians_table import medians_section
-from labkit.analysis.rendering.memory_timeline_chart import memory_timeline_section
+from labkit.analysis.rendering.memory_timeline_chart import (
+    memory_timeline_section,
+    request_timeline_section,
+)
+from labkit.analysis.rendering.metric_matrix import matrix_section
 from labkit.analysis.rendering.output_agreement_table import outputs_section
 from labkit.analysis.rendering.published_table import published_section
 from labkit.analysis.rendering.report_parts import (
     BulletList,
+    Chapter,
     ChartPart,
+    PageList,
     Part,
     Parts,
     PictureFile,
     Prose,
-    RunList,
+    RowCharts,
     section,
     table_parts,
 )
 from labkit.analysis.rendering.request_outcome_tables import request_outcomes_section
+from labkit.analysis.rendering.run_list import runs_section
 from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables import (
     failures_section,
     sensitivity_table,
@@ -51,7 +68,14 @@ from labkit.analysis.rendering.video_tables import (
     picked_frames_section,
     visible_events_section,
 )
-from labkit.analysis.verdict_sentences import row_name, verdict_sentence, verdict_sentences
+from labkit.analysis.verdict_sentences import (
+    control_name,
+    real_arms,
+    row_name,
+    verdict_sentences,
+)
+
+Json = Mapping[str, Any]
 
 NOISE_TITLE = "Machine noise"
 SENSITIVITY_TITLE = "Sensitivity to machine noise"
@@ -59,14 +83,22 @@ SENSITIVITY_TITLE = "Sensitivity to machine noise"
 
 @section("How it was measured")
 def _design(report: CellReport) -> Parts:
-    design = report.cell["design"]
-    line = (
-        f"Cell `{report.name}`: {count_text(design['blocks'], 'block')} of "
-        f"{count_text(design['runs_per_block'], 'run')} "
-        f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
-        f"alpha {design['alpha']:g}. Gates: {report.gates}."
-    )
+    line = f"Cell `{report.name}`: {_design_line(report)} Gates: {report.gates}."
     return [Prose([line]), Prose(report.machine)]
+
+
+@section("How it was measured")
+def _measured(report: CellReport) -> Parts:
+    return [Prose([f"Cell {report.name}: {_design_line(report)}", *report.machine])]
+
+
+def _design_line(report: CellReport) -> str:
+    design = report.cell["design"]
+    return (
+        f"{count_text(design['blocks'], 'block')} of {count_text(design['runs_per_block'], 'run')} "
+        f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
+        f"alpha {design['alpha']:g}."
+    )
 
 
 @section("Verdicts by row")
@@ -76,49 +108,72 @@ def _row_by_row(report: CellReport) -> Parts:
     return [BulletList(sentences)] if sentences else []
 
 
-@section("Effects")
-def _effects(report: CellReport) -> Parts:
-    svg = html_charts.effects_chart(report.cell)
-    return [report.legend, ChartPart(svg)] if svg is not None else []
-
-
 @section("Other metrics")
 def _other_metrics(report: CellReport) -> Parts:
     return table_parts(report.secondary_results)
 
 
+@section("Tests by row")
+def _tests(report: CellReport) -> Parts:
+    return [*table_parts(report.results, report.secondary_results), Prose(report.notes)]
+
+
 @section("Latencies")
-def _latencies(report: CellReport) -> Parts:
-    extent = "all requests of all runs; the slowest 0.5 % beyond the right edge"
-    charts = [
-        ChartPart(svg, f"{name}, {extent}")
-        for name, svg in html_charts.latency_charts(report.analysis)
-    ]
-    return [report.legend, *charts] if charts else []
+def _latencies(report: CellReport) -> Iterator[Part]:
+    for caption, chart in html_charts.latency_charts(report.analysis):
+        yield ChartPart(chart, caption)
+
+
+@section("Differences by block")
+def _pairs(report: CellReport) -> Parts:
+    """Show the differences between each arm and the baseline block by block."""
+    cell, data = report.cell, report.analysis.data
+    shown, parts = [], []
+    for index, row in enumerate(cell["rows"]):
+        if row["primary"] and row["skipped"] is None:
+            metric_row = report.analysis.rows[index]
+            chart = html_charts.pairs_chart(cell, row, metric_row)
+            if chart is not None:
+                shown.append((index, row_name(row)))
+                parts.append(ChartPart(chart, _pairs_caption(cell, metric_row, data.criteria.runs)))
+    return [RowCharts(shown, parts)] if parts else []
+
+
+def _pairs_caption(cell: Json, row: MetricRow, runs: int) -> str:
+    baseline = cell["arms"][0]["name"]
+    arms = [*real_arms(cell)[1:], *filter(None, [control_name(cell)])]
+    pairs = (paired_differences(row, arm, baseline, runs) for arm in arms)
+    sentences = (variation_sentence(row, baseline, each) for each in pairs if each is not None)
+    name = row.metric if row.case == "all" else row.case
+    return f"{name}: {next(filter(None, sentences), 'differences within blocks')}"
 
 
 @section("Runs in order")
 def _runs_in_order(report: CellReport) -> Iterator[Part]:
     cell, order = report.cell, run_positions(report.cell)
-    yield report.legend
-    for row in cell["rows"]:
+    shown, parts = [], []
+    for index, row in enumerate(cell["rows"]):
         if row["primary"]:
-            svg = html_charts.runs_chart(cell, row, order, report.record_folder)
-            if svg is not None:
+            chart = html_charts.runs_chart(cell, row, order, report.record_folder)
+            if chart is not None:
+                shown.append((index, row_name(row)))
                 caption = f"{row_name(row)}; lines are medians, dots link to records"
-                yield ChartPart(svg, caption)
+                parts.append(ChartPart(chart, caption))
+    if parts:
+        yield RowCharts(shown, parts)
     for case in case_names(cell):
         yield PictureFile(case_stem(cell, case), case)
 
 
 @section("Drift and probe")
 def _drift(report: CellReport) -> Parts:
-    svg = html_charts.drift_chart(report.analysis)
+    chart = html_charts.drift_chart(report.analysis)
     caption = (
-        "Deviations of runs from their arm's median (solid, mean of the primary rows) and the "
-        "arm-blind probe of the machine (dashed)"
+        "Deviations of runs from their arm's median (mean of the primary rows) and the "
+        "arm-blind probe of the machine"
     )
-    return [ChartPart(svg, caption)] if svg is not None else []
+    keys = (("runs", "line series0", "line"), ("probe", "line dashed series1", "line"))
+    return [ChartPart(chart, caption, keys)] if chart is not None else []
 
 
 @section(NOISE_TITLE)
@@ -144,14 +199,10 @@ def _noise_and_sensitivity(report: CellReport) -> Parts:
     return [*_noise.parts(report), *_sensitivity.parts(report)]
 
 
-@section("Runs behind each number")
-def _runs(report: CellReport) -> Parts:
-    cell, claim = report.cell, report.analysis.data.arms[0].identity
-    sentences = [
-        [verdict_sentence(cell, row, comparison, claim) for comparison in row["comparisons"]]
-        for row in cell["rows"]
-    ]
-    return [RunList(cell["rows"], sentences)]
+@section("For the record")
+def _for_the_record(report: CellReport) -> Parts:
+    lines = report.caveats.for_the_record
+    return [PageList(lines)] if lines else []
 
 
 WORK_SECTIONS = (
@@ -173,6 +224,7 @@ WORK_SECTIONS = (
 )
 MARKDOWN_SECTIONS = (
     curves_section,
+    effects_section,
     _design,
     _row_by_row,
     _other_metrics,
@@ -185,19 +237,48 @@ MARKDOWN_SECTIONS = (
     memory_timeline_section,
     failures_section,
 )
-HTML_SECTIONS = (
-    curves_section,
-    _effects,
-    _other_metrics,
-    *WORK_SECTIONS,
-    _latencies,
-    memory_timeline_section,
-    _runs_in_order,
-    _drift,
-    _noise,
-    _sensitivity,
-    outputs_section,
-    failures_section,
-    medians_section,
-    _runs,
+HTML_CHAPTERS = (
+    Chapter(
+        "Metrics",
+        (
+            curves_section,
+            effects_section,
+            matrix_section,
+            frontier_section,
+            published_section,
+            quality_section,
+        ),
+        (
+            dispatch_section,
+            engine_counters_section,
+            hit_and_acceptance_section,
+            decode_times_section,
+            clip_work_section,
+            picked_frames_section,
+            visible_events_section,
+            launch_queue_section,
+            host_times_section,
+            roofline_section,
+        ),
+        is_open=True,
+    ),
+    Chapter(
+        "Latency",
+        (_latencies, request_timeline_section, request_outcomes_section, http_section),
+    ),
+    Chapter("Memory", (kv_utilization_section, memory_timeline_section)),
+    Chapter("Runs", (_pairs, _runs_in_order, _drift), (medians_section, runs_section)),
+    Chapter(
+        "Trust",
+        (
+            gates_section,
+            _for_the_record,
+            _measured,
+            _noise,
+            _sensitivity,
+            outputs_section,
+            failures_section,
+            _tests,
+        ),
+    ),
 )

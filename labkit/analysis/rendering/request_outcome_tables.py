@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
+from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.report_parts import Parts, section, table_parts
-from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -175,10 +175,10 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
     return figure
 
 
-def latency_throughput_chart(curves: Sequence[LoadCurve]) -> str:
-    """Return an ``<svg>`` of latency over throughput: a line per arm, with the knees marked."""
+def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
+    """Return a chart of latency over throughput: a line per arm, with the knees marked."""
     points = [point for curve in curves for point in _points(curve)]
-    chart = SvgChart(
+    chart = Chart(
         title="throughput against latency",
         x=padded_range([0.0, *(x for x, _ in points)]),
         y=padded_range([0.0, *(y for _, y in points)]),
@@ -186,17 +186,17 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> str:
         y_label=Y_LABEL,
         height=300,
     )
-    chart.axes()
     for index, curve in enumerate(curves):
         style = f"arm{index % 6}"
-        chart.line(_points(curve), f"line {style}")
+        chart.line(_points(curve), f"line {style}", curve.arm)
         for load, (x, y) in zip(curve.loads, _points(curve), strict=True):
             knee = ", knee" if load is curve.knee else ""
-            chart.dot(x, y, style, "circle", f"{curve.arm}, {load.size:g} {curve.by}{knee}")
+            tip = f"{curve.arm}, {load.size:g} {curve.by}{knee}: {x:,.4g} requests/s, {y:,.4g} ms"
+            chart.dot(x, y, style, "circle", tip, arm=curve.arm)
         if curve.knee is not None:
             x, y = _point(curve.knee)
-            chart.text(chart.px(x), chart.py(y) - 10, f"{curve.arm}: knee", "middle")
-    return chart.svg()
+            chart.text(x, y, f"{curve.arm}: knee", "middle", dy=-10)
+    return chart
 
 
 def _points(curve: LoadCurve) -> list[tuple[float, float]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
-from labkit.analysis.rendering.svg_elements import SvgChart
+from labkit.analysis.rendering.chart import Chart
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
@@ -235,11 +235,10 @@ def _is_free(label: CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
     )
 
 
-def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> str:
-    """Return the roofline chart as an ``<svg>``. ``points`` must not be empty."""
+def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> Chart:
+    """Return the roofline chart. ``points`` must not be empty."""
     x, y = _axis_ranges(points)
-    chart = SvgChart("roofline", x, y, X_LABEL, Y_LABEL, height=340, log_scale=True)
-    chart.axes()
+    chart = Chart("roofline", x, y, X_LABEL, Y_LABEL, height=340, log_scale=True)
     styles = arm_classes(cell)
     roof = [(log10(a), log10(b)) for a, b in _roof(points, x)]
     if roof:
@@ -248,12 +247,12 @@ def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> str:
         style, mark = styles[p.arm]
         share = "" if p.share is None else f", {p.share:.0%} of the limit"
         tip = f"{p.case}, {p.arm}: {p.gflop_s:,.1f} GFLOP/s, {p.gb_s:,.1f} GB/s{share}"
-        chart.dot(*position, style, mark, tip)
+        chart.dot(*position, style, mark, tip, arm=p.arm)
     for label in case_labels(points, x, y):
         at = x[0] + label.x * (x[1] - x[0]), y[0] + label.y * (y[1] - y[0])
         anchor = "start" if label.right else "end"
-        chart.text(chart.px(at[0]), chart.py(at[1]), label.text, anchor)
-    return chart.svg()
+        chart.text(*at, label.text, anchor)
+    return chart
 
 
 def roofline_figure(cell: Json, points: Sequence[RooflinePoint]) -> Figure:

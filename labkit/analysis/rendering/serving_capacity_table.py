@@ -1,9 +1,11 @@
-"""The table of a capacity: the share of requests within the limits at every rate."""
+"""The table and chart of a capacity: the share of requests within the limits at every rate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labkit.analysis.rendering.chart import Chart
+from labkit.analysis.rendering.report_parts import ChartPart
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.serving_capacity import ServingCapacity
 from labkit.analysis.statistics.load_capacity import LoadCounts
@@ -39,3 +41,34 @@ def _note(capacities: Sequence[ServingCapacity]) -> str:
         "on this machine, if the share does not rise with the rate. The run is the unit: requests "
         "of one run wait for each other."
     )
+
+
+def capacity_chart(one: ServingCapacity) -> ChartPart:
+    """Return the goodput of an arm over the rate: the share of requests within the limits.
+
+    The shaded rates are those between which the capacity lies.
+    """
+    loads = one.loads
+    place = {load.rate: float(index) for index, load in enumerate(loads)}
+    chart = Chart(
+        title=f"goodput of {one.arm}",
+        x=(-0.3, len(loads) - 0.7),
+        y=(-4.0, 104.0),
+        x_label="requests/s (evenly spaced)",
+        y_label="requests within the limits (%)",
+        x_ticks=tuple((place[load.rate], f"{load.rate:g}") for load in loads),
+    )
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is not None or high is not None:
+        ends = (place.get(low or -1.0, -0.3), place.get(high or -1.0, len(loads) - 0.7))
+        chart.band(*ends, "margin")
+    target = 100 * one.target
+    chart.line([(-0.3, target), (len(loads) - 0.7, target)], "limit")
+    chart.text(-0.3, target, f"target {target:g} %", dx=6, dy=-9)
+    chart.line([(place[load.rate], 100 * load.share) for load in loads], "line arm0")
+    for load in loads:
+        ends = load.share_interval(one.alpha)
+        chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
+        tip = f"{one.arm}, {load.rate:g} requests/s: {100 * load.share:.1f} % within the limits"
+        chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
+    return ChartPart(chart, f"{one.sentence} Shaded: the rates between which the capacity lies.")

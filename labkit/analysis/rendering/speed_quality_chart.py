@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.analysis.quality_answer import interval_text
 from labkit.analysis.rendering.arm_styles import arm_classes
-from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
+from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.analysis.text_quality import TextQuality
 
@@ -61,12 +61,12 @@ def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
     return best
 
 
-def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> str | None:
-    """Return the ``<svg>`` of the points, or None unless an arm's speed and quality are known."""
+def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart | None:
+    """Return the chart of the points, or None unless an arm's speed and quality are known."""
     points = speed_quality_points(cell, qualities)
     if len(points) < 2:
         return None
-    chart = SvgChart(
+    chart = Chart(
         title="speed against quality",
         x=padded_range([end for point in points for end in _known(point.speed)]),
         y=padded_range([end for point in points for end in _known(point.kl)]),
@@ -74,21 +74,20 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> str | N
         y_label="KL divergence, mean (nats)",
         height=300,
     )
-    chart.axes()
     best, styles = frontier(points), arm_classes(cell)
     chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
     for point in points:
         style, mark = styles[point.arm]
         x, y = point.speed.estimate, point.kl.estimate
-        chart.line([(end, y) for end in _known(point.speed)], f"line {style}")
-        chart.line([(x, end) for end in _known(point.kl)], f"line {style}")
+        chart.line([(end, y) for end in _known(point.speed)], f"line {style}", point.arm)
+        chart.line([(x, end) for end in _known(point.kl)], f"line {style}", point.arm)
         where = ", on the frontier" if point in best else ""
         tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
-        chart.dot(x, y, style, mark, tip)
-        is_left = chart.px(x) < chart.width / 2
+        chart.dot(x, y, style, mark, tip, arm=point.arm)
+        is_left = x < sum(chart.x) / 2
         offset, anchor = (8, "start") if is_left else (-8, "end")
-        chart.text(chart.px(x) + offset, chart.py(y) - 10, point.arm, anchor)
-    return chart.svg()
+        chart.text(x, y, point.arm, anchor, dx=offset, dy=-10)
+    return chart
 
 
 def _known(interval: Interval) -> list[float]:

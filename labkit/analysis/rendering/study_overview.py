@@ -11,12 +11,14 @@ from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.host_groups import host_groups
 from labkit.analysis.latency_throughput import LoadCurve, load_curves
 from labkit.analysis.number_format import unit_name, value_text
+from labkit.analysis.rendering.report_parts import ChartPart
 from labkit.analysis.rendering.request_outcome_tables import (
+    KNEE_NOTE,
     LATENCY_THROUGHPUT_STEM,
     latency_throughput_chart,
     latency_throughput_table,
 )
-from labkit.analysis.rendering.serving_capacity_table import capacity_table
+from labkit.analysis.rendering.serving_capacity_table import capacity_chart, capacity_table
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
 
@@ -58,6 +60,20 @@ class MachineOverview:
         return [capacity.sentence for capacity in self.capacities]
 
     @property
+    def charts(self) -> list[ChartPart]:
+        """The load curves and the capacities as charts."""
+        curves = (
+            [ChartPart(latency_throughput_chart(self.curves), KNEE_NOTE)] if self.curves else []
+        )
+        return [*curves, *map(capacity_chart, self.capacities)]
+
+    @property
+    def tables(self) -> list[tuple[str, Table[Any]]]:
+        """The tables of the charts, with their titles."""
+        tables = (("Capacity", self.capacity), ("Throughput against latency", self.loads))
+        return [(title, table) for title, table in tables if table is not None]
+
+    @property
     def capacity(self) -> Table[Any] | None:
         """The share of requests within the limits at each rate; None if the workload names none."""
         return capacity_table(self.capacities)
@@ -66,11 +82,6 @@ class MachineOverview:
     def loads(self) -> Table[Any] | None:
         """The load curves as a table, or None if there are no curves."""
         return latency_throughput_table(self.curves)
-
-    @property
-    def chart(self) -> str:
-        """The load curves as an ``<svg>``, or an empty string if there are no curves."""
-        return latency_throughput_chart(self.curves) if self.curves else ""
 
 
 def machine_overviews(

@@ -1,4 +1,4 @@
-"""SVG charts written as text: axes, dots, lines and bars, coloured by the page's style sheet.
+"""Charts drawn as SVG text, coloured by the page's style sheet.
 
 A report with such charts is one small file and follows the reader's light or dark mode.
 """
@@ -6,9 +6,17 @@ A report with such charts is one small file and follows the reader's light or da
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
+
+from labkit.analysis.rendering.chart import Band, Bars, Chart, Dots, Limit, Line, Mark, Text
+
+WIDTH = 760  # of the picture, in its own units; the page scales it
+TOP, RIGHT, BOTTOM, LEFT = 12, 14, 44, 70  # space around the panel
+MAX_NAME_WIDTH = 400
+CHARACTER = 7.1  # average width of a character of a row's name
+MAX_RECTANGLES = 60  # of one style
+MARKS = ("circle", "square", "triangle", "diamond")
 
 
 def linear_ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
@@ -49,133 +57,139 @@ def tick_text(value: float) -> str:
     return text.replace("-", "−")
 
 
-@dataclass
-class SvgChart:
-    """A chart of fixed size in view-box units; the page scales it to its width.
+def chart_svg(chart: Chart) -> str:
+    """Return a chart as an ``<svg>`` element."""
+    panel = _Panel.of(chart)
+    parts = [*panel.axes(), *(text for mark in chart.marks for text in panel.mark(mark))]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {panel.height}" role="img" '
+        f'aria-label="{escape(chart.title)}">' + "".join(parts) + "</svg>"
+    )
 
-    Parameters
-    ----------
-    title
-        Name for screen readers.
-    x, y
-        Range of each axis: (low, high) in data units.
-    x_label, y_label
-        Labels of the axes.
-    width, height
-        Size in view-box units.
-    left, bottom
-        Space for the labels of the y and x axes.
-    log_scale
-        Whether data units are exponents of ten. The axes then show the powers of ten.
-    x_ticks
-        The x axis' ticks, (position in data units, label) each; None: round numbers.
-    """
 
-    title: str
-    x: tuple[float, float]
-    y: tuple[float, float]
-    x_label: str
-    y_label: str = ""
-    width: int = 760
-    height: int = 280
-    left: int = 70
-    bottom: int = 44
-    log_scale: bool = False
-    x_ticks: tuple[tuple[float, str], ...] | None = None
-    parts: list[str] = field(default_factory=list)
+@dataclass(frozen=True)
+class _Panel:
+    """A chart with the place of its panel in the picture."""
+
+    chart: Chart
+    height: int
+    left: int
+
+    @classmethod
+    def of(cls, chart: Chart) -> _Panel:
+        if not chart.rows:
+            return cls(chart, chart.height, LEFT)
+        widest = round(CHARACTER * max(map(len, chart.rows)))
+        height = chart.row_height * len(chart.rows) + TOP + BOTTOM
+        return cls(chart, height, min(MAX_NAME_WIDTH, 16 + widest))
 
     def px(self, x: float) -> float:
-        """Return the horizontal position of ``x`` in view-box units."""
-        low, high = self.x
-        return self.left + (x - low) / ((high - low) or 1.0) * (self.width - self.left - 14)
+        """Return the horizontal position of ``x`` in units of the picture."""
+        low, high = self.chart.x
+        return self.left + (x - low) / ((high - low) or 1.0) * (WIDTH - self.left - RIGHT)
 
     def py(self, y: float) -> float:
-        """Return the vertical position of ``y`` in view-box units."""
-        low, high = self.y
-        return (
-            self.height
-            - self.bottom
-            - (y - low) / ((high - low) or 1.0) * (self.height - self.bottom - 12)
-        )
+        """Return the vertical position of ``y`` in units of the picture."""
+        low, high = self.chart.y
+        floor = self.height - BOTTOM
+        return floor - (y - low) / ((high - low) or 1.0) * (floor - TOP)
 
-    def axes(self, y_ticks: bool = True) -> None:
-        """Draw grid, ticks and labels."""
-        top, floor = 12, self.height - self.bottom
-        ticks = power_of_ten_ticks if self.log_scale else linear_ticks
-        label = power_of_ten_text if self.log_scale else tick_text
-        x_ticks = self.x_ticks or tuple((value, label(value)) for value in ticks(*self.x))
-        for value, text in x_ticks:
+    def axes(self) -> list[str]:
+        """Return grid, ticks and labels."""
+        chart, floor = self.chart, self.height - BOTTOM
+        ticks = power_of_ten_ticks if chart.log_scale else linear_ticks
+        label = power_of_ten_text if chart.log_scale else tick_text
+        parts = []
+        for value, text in chart.x_ticks or tuple((v, label(v)) for v in ticks(*chart.x)):
             at = f"{self.px(value):.1f}"
-            anchor = "end" if self.px(value) > self.width - 24 else "middle"
-            self.parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{top}" y2="{floor}"/>')
-            self.parts.append(
-                f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{text}</text>'
-            )
-        for value in ticks(*self.y) if y_ticks else ():
+            anchor = "end" if self.px(value) > WIDTH - 24 else "middle"
+            parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{TOP}" y2="{floor}"/>')
+            parts.append(f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{text}</text>')
+        for value in ticks(*chart.y) if chart.y_ticks and not chart.rows else ():
             at = f"{self.py(value):.1f}"
-            self.parts.append(
-                f'<line class="grid" x1="{self.left}" x2="{self.width - 14}" y1="{at}" y2="{at}"/>'
+            parts.append(
+                f'<line class="grid" x1="{self.left}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>'
             )
-            self.text(self.left - 6, self.py(value), label(value))
-        middle = (self.left + self.width - 14) / 2
-        self.parts.append(
+            parts.append(_text(self.left - 6, self.py(value), label(value), "end"))
+        for index, name in enumerate(chart.rows):
+            middle = self.py(chart.y[0] + len(chart.rows) - index - 0.5)
+            parts.append(_text(self.left - 8, middle, name, "end"))
+        middle = (self.left + WIDTH - RIGHT) / 2
+        parts.append(
             f'<text x="{middle:.0f}" y="{self.height - 6}" text-anchor="middle">'
-            f"{escape(self.x_label)}</text>"
+            f"{escape(chart.x_label)}</text>"
         )
-        if self.y_label:
-            center = (top + floor) / 2
-            self.parts.append(
-                f'<text transform="translate(14 {center:.0f}) rotate(-90)" text-anchor="middle">'
-                f"{escape(self.y_label)}</text>"
+        if chart.y_label:
+            parts.append(
+                f'<text transform="translate(14 {(TOP + floor) / 2:.0f}) rotate(-90)" '
+                f'text-anchor="middle">{escape(chart.y_label)}</text>'
             )
+        return parts
 
-    def band(self, x0: float, x1: float, style: str) -> None:
-        """Shade the full height from ``x0`` to ``x1``."""
-        left, right = sorted((self.px(x0), self.px(x1)))
-        self.parts.append(
-            f'<rect class="{style}" x="{left:.1f}" y="12" width="{right - left:.1f}" '
-            f'height="{self.height - self.bottom - 12}"/>'
+    def mark(self, mark: Mark) -> list[str]:
+        """Return the elements of a mark."""
+        match mark:
+            case Line():
+                path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in mark.points)
+                return [f'<polyline class="{mark.style}" points="{path}"/>']
+            case Dots():
+                return [self._dot(mark, index) for index in range(len(mark.points))]
+            case Bars():
+                return self._bars(mark)
+            case Band():
+                x, y = (mark.low, mark.high), self.chart.y
+                return [self._rect(mark.style, *((self.chart.x, x) if mark.across else (x, y)))]
+            case Text():
+                at = self.px(mark.x) + mark.dx, self.py(mark.y) + mark.dy
+                return [_text(*at, mark.text, mark.anchor)]
+            case Limit():
+                return self._limit(mark)
+
+    def _dot(self, dots: Dots, index: int) -> str:
+        x, y = dots.points[index]
+        tip, link = self.chart.tip(dots, index), self.chart.href(dots, index)
+        svg = _mark(dots.mark, self.px(x), self.py(y), dots.style, escape(tip))
+        return f'<a href="{escape(link)}">{svg}</a>' if link else svg
+
+    def _bars(self, bars: Bars) -> list[str]:
+        """Return a rectangle for each bar, or one path of very many, without their tips."""
+        if len(bars.boxes) <= MAX_RECTANGLES:
+            return [
+                self._rect(
+                    f"bar {bars.style}", box[:2], box[2:],
+                    f"<title>{escape(tip)}</title>" if tip else "",
+                )
+                for box, tip in zip(bars.boxes, bars.tips, strict=True)
+            ]  # fmt: skip
+        path = "".join(
+            f"M{self.px(left):.1f} {self.py(top):.1f}H{self.px(right):.1f}V{self.py(bottom):.1f}"
+            f"H{self.px(left):.1f}z"
+            for left, right, bottom, top in bars.boxes
         )
+        return [f'<path class="bar {bars.style}" d="{path}"/>']
 
-    def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
-        """Draw a line through points."""
-        path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
-        self.parts.append(f'<polyline class="{style}" points="{path}"/>')
-
-    def bar(
-        self, x: tuple[float, float], y: tuple[float, float], style: str, tip: str = ""
-    ) -> None:
-        """Draw a filled rectangle that spans ``x`` and ``y``, with an optional tooltip."""
+    def _rect(
+        self, style: str, x: tuple[float, float], y: tuple[float, float], inside: str = ""
+    ) -> str:
         left, right = sorted(map(self.px, x))
         top, floor = sorted(map(self.py, y))
-        title = f"<title>{escape(tip)}</title>" if tip else ""
-        self.parts.append(
-            f'<rect class="bar {style}" x="{left:.1f}" y="{top:.1f}" '
-            f'width="{right - left:.1f}" height="{floor - top:.1f}">{title}</rect>'
-        )
-
-    def dot(
-        self, x: float, y: float, style: str, mark: str = "circle", tip: str = "", link: str = ""
-    ) -> None:
-        """Draw a mark, with an optional tooltip and link; ``mark`` is one of MARKS or ``cross``."""
-        svg = _mark(mark, self.px(x), self.py(y), style, escape(tip))
-        self.parts.append(f'<a href="{escape(link)}">{svg}</a>' if link else svg)
-
-    def text(self, x: float, y: float, text: str, anchor: str = "end") -> None:
-        """Draw text at a position in view-box units."""
-        self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" dy="4" text-anchor="{anchor}">{escape(text)}</text>'
-        )
-
-    def svg(self) -> str:
-        """Return the chart as an ``<svg>`` element."""
         return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" '
-            f'aria-label="{escape(self.title)}">' + "".join(self.parts) + "</svg>"
+            f'<rect class="{style}" x="{left:.1f}" y="{top:.1f}" '
+            f'width="{right - left:.1f}" height="{floor - top:.1f}">{inside}</rect>'
         )
 
+    def _limit(self, limit: Limit) -> list[str]:
+        at = self.px(limit.x)
+        anchor, dx = ("end", -5) if at > WIDTH * 0.7 else ("start", 5)
+        floor = self.height - BOTTOM
+        return [
+            f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{floor}"/>',
+            _text(at + dx, TOP + 8, limit.name, anchor),
+        ]
 
-MARKS = ("circle", "square", "triangle", "diamond")
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" dy="4" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _mark(mark: str, x: float, y: float, style: str, tip: str) -> str:
@@ -196,10 +210,3 @@ def _mark(mark: str, x: float, y: float, style: str, tip: str) -> str:
 def mark_svg(mark: str, style: str) -> str:
     """Return a mark centred in a 14 by 14 view box, for a legend."""
     return _mark(mark, 7.0, 7.0, style, "")
-
-
-def padded_range(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
-    """Return the range of the values, widened on both sides by ``share`` of the range."""
-    low, high = min(values), max(values)
-    padding = (high - low) * share or abs(high) * share or 1.0
-    return low - padding, high + padding

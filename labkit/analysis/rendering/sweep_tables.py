@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import UNKNOWN, count_text, scaled, slug, unit_name, value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
+from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
     Part,
     PictureFile,
     section,
 )
-from labkit.analysis.rendering.svg_elements import SvgChart, padded_range
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import row_name
 from labkit.config.option import override_text
@@ -93,7 +93,7 @@ def settings_table(cell: Json, best: Json) -> Table[Values]:
     for value in across.values if across else [None]:
         rest = (value,) if across else ()
         heading = f"{across.name}={override_text(value)}" if across else unit
-        columns.append(Column(heading, _value(best, arms, rest)))
+        columns.append(Column(heading, _value(best, arms, rest), shade=_shade(best, arms, rest)))
     lines = list(dict.fromkeys(values[: len(down)] for values in _sorted(arms, down)))
     return Table(tuple(columns), tuple(lines), tuple(_notes(best, unit if across else None)))
 
@@ -127,6 +127,24 @@ def _value(best: Json, arms: Mapping[Values, str], rest: Values) -> Callable[[Va
         return f"{shown} {POSSIBLY_BEST}" if arm in best["possibly_best"] else shown
 
     return text
+
+
+def _shade(
+    best: Json, arms: Mapping[Values, str], rest: Values
+) -> Callable[[Values], float | None]:
+    """Return a function from a line to its value's place between the worst (0) and the best (1)."""
+    known = list(best["values"].values())
+    worst, top = (min(known), max(known)) if known else (0.0, 0.0)
+    if best["better"] == "lower":
+        worst, top = top, worst
+
+    def shade(line: Values) -> float | None:
+        arm = arms.get((*line, *rest))
+        if arm not in best["values"] or top == worst:
+            return None
+        return round(float(best["values"][arm] - worst) / (top - worst), 2)
+
+    return shade
 
 
 def _notes(best: Json, unit: str | None) -> Iterator[str]:
@@ -189,10 +207,10 @@ def _curves_over(
             yield SettingCurve(name, tuple(points))
 
 
-def curves_svg(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> str:
-    """Return curves as an ``<svg>``. The option's values are evenly spaced."""
+def curves_chart(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> Chart:
+    """Return curves as a chart. The option's values are evenly spaced."""
     place = {float(value): float(i) for i, value in enumerate(option.values)}
-    chart = SvgChart(
+    chart = Chart(
         title=f"{best['metric']} by {option.name}",
         x=(-0.3, len(place) - 0.7),
         y=padded_range([y for curve in curves for _, y in curve.points]),
@@ -200,7 +218,6 @@ def curves_svg(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) 
         y_label=f"{best['metric']} ({unit_name(best['unit'])})",
         x_ticks=tuple((i, f"{value:g}") for value, i in place.items()),
     )
-    chart.axes()
     for index, curve in enumerate(curves):
         points = [(place[x], y) for x, y in curve.points]
         chart.line(points, f"line arm{index}")
@@ -208,12 +225,12 @@ def curves_svg(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) 
             where = f"{curve.name}, " if curve.name else ""
             chart.dot(at, y, f"arm{index}", "circle", f"{where}{option.name}={x:g}: {y:,.4g}")
         if len(curves) > 1:
-            chart.text(chart.px(points[-1][0]), chart.py(points[-1][1]) - 10, curve.name)
-    return chart.svg()
+            chart.text(*points[-1], curve.name, "end", dy=-10)
+    return chart
 
 
 def curves_figure(best: Json, option: SweptOption, curves: Sequence[SettingCurve]) -> Figure:
-    """Return a matplotlib figure of the curves of :func:`curves_svg`."""
+    """Return a matplotlib figure of the curves of :func:`curves_chart`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
@@ -250,5 +267,5 @@ def curves_section(report: CellReport) -> Iterator[Part]:
     for best in cell.get("best", ()):
         for option, curves in setting_curves(cell, best):
             title = f"{row_name(best)} by {option.name}"
-            yield ChartPart(curves_svg(best, option, curves), f"{title}, evenly spaced")
+            yield ChartPart(curves_chart(best, option, curves), f"{title}, evenly spaced")
             yield PictureFile(curves_stem(cell, best, option), title)

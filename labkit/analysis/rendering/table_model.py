@@ -45,6 +45,9 @@ class Column(Generic[T]):
         Whether values are verdicts, which terminals show in colour and without their reasons.
     link
         A function from a line to the target of the cell's link on the HTML page.
+    shade
+        A function from a line to the strength of the cell's background on the HTML page, 0 to 1;
+        None for a cell without background.
     """
 
     heading: str
@@ -56,6 +59,7 @@ class Column(Generic[T]):
     once_per_row: bool = False
     is_verdict: bool = False
     link: Callable[[T], str] | None = None
+    shade: Callable[[T], float | None] | None = None
 
     def text(self, line: T) -> str:
         """Return the text of a line's cell."""

@@ -68,7 +68,9 @@ def print_cell(
         out.width = PIPED_WIDTH
     out.print()
     out.print(Text(report.title))
-    out.print(Text(report.answer, style="bold"))
+    out.print(Text(report.short_answer, style="bold"))
+    if report.answer != report.short_answer:
+        out.print(Text(report.answer))
     for settings in report.settings:
         out.print(_rich_settings(settings))
         for note in settings.notes:
@@ -82,8 +84,10 @@ def print_cell(
         if note in hidden:
             continue
         out.print(Text(note, style="dim"))
-    for line in report.caveats:
+    for line in report.caveats.could_change:
         out.print(Text(f"! {line}", style="yellow"))
+    for line in report.caveats.for_the_record:
+        out.print(Text(f"- {line}", style="dim"))
     out.print(Text(_design_line(report), style="dim"))
     path = report.analysis.data.dir.parent / "report.md"
     out.print(Text(f"report: {path}", style="dim"), soft_wrap=True)  # one line, to be copied

@@ -113,9 +113,9 @@ def quoted(text: str) -> str:
 def quality_section(report: CellReport) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst places."""
     cell, records = report.cell, report.records
-    svg = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
+    chart = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
     return [
-        *([ChartPart(svg, CAPTION)] if svg is not None else []),
+        *([ChartPart(chart, CAPTION)] if chart is not None else []),
         *table_parts(quality_table(cell, records)),
         *table_parts(worst_places_table(cell, records)),
     ]

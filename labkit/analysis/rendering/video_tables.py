@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug, value_text
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
+from labkit.analysis.rendering.chart import Chart
 from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
@@ -17,7 +18,6 @@ from labkit.analysis.rendering.report_parts import (
     section,
     table_parts,
 )
-from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -260,23 +260,20 @@ def keyframe_indices(facts: Json) -> Iterator[int]:
         yield from (first + step * i for i in range(count))
 
 
-def picks_charts(cell: Json, clips: ClipRecords | None) -> Iterator[tuple[str, str]]:
-    """Yield each clip's name and ``<svg>`` of its keyframes and every arm's picked frames."""
+def picks_charts(cell: Json, clips: ClipRecords | None) -> Iterator[tuple[str, Chart]]:
+    """Yield each clip's name and a chart of its keyframes and every arm's picked frames."""
     for clip in drawn_clips(clips):
         assert clips is not None, "there is a clip"
         facts, arms = clips.facts(clip), clips.clips[clip]
         rows = [arm for arm in real_arms(cell) if arm in arms]
         end = float(facts["seconds"]) or 1.0
-        chart = SvgChart(
+        chart = Chart(
             title=f"frames picked of {clip}",
             x=(-0.01 * end, 1.01 * end),
             y=(-1.0, float(len(rows))),
             x_label="seconds from the first frame",
-            height=24 * (len(rows) + 1) + 62,
-            left=150,
+            rows=(*rows, "the clip's keyframes"),
         )
-        chart.axes(y_ticks=False)
-        chart.text(chart.left - 8, chart.py(-0.5), "the clip's keyframes")
         for frame in keyframe_indices(facts):
             at = _frame_time_s(facts, frame)
             chart.line([(at, -0.85), (at, -0.15)], "line control")
@@ -284,14 +281,13 @@ def picks_charts(cell: Json, clips: ClipRecords | None) -> Iterator[tuple[str, s
         for index, arm in enumerate(rows):
             y = len(rows) - index - 0.5
             style, mark = styles[arm]
-            chart.text(chart.left - 8, chart.py(y), arm)
             for frame, copies in sorted(Counter(arms[arm].picks).items()):
                 at = _frame_time_s(facts, frame)
                 times = f", {copies} times" if copies > 1 else ""
-                chart.dot(at, y, style, mark, f"frame {frame}{times}")
+                chart.dot(at, y, style, mark, f"{arm}: frame {frame}{times}", arm=arm)
                 if copies > 1:
-                    chart.text(chart.px(at) + 7, chart.py(y) - 5, f"×{copies}", "start")
-        yield clip, chart.svg()
+                    chart.text(at, y, f"×{copies}", dx=7, dy=-5)
+        yield clip, chart
 
 
 def picks_figure(cell: Json, clips: ClipRecords) -> Figure:
@@ -350,13 +346,13 @@ def clip_work_section(report: CellReport) -> Parts:
 def picked_frames_section(report: CellReport) -> Parts:
     """Show which frames every arm picks."""
     charts = [
-        ChartPart(svg, f"{clip}; the number of copies of frames that are picked more than once")
-        for clip, svg in picks_charts(report.cell, report.clips)
+        ChartPart(chart, f"{clip}; the number of copies of frames that are picked more than once")
+        for clip, chart in picks_charts(report.cell, report.clips)
     ]
     if not charts:
         return []
     picture = PictureFile(picks_stem(report.cell), "Picked frames")
-    return [report.legend, *charts, picture]
+    return [*charts, picture]
 
 
 @section("Visible events")

@@ -1,0 +1,94 @@
+"""The command that would answer what a cell leaves open."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.number_format import count_text
+from labkit.analysis.statistics.power import min_blocks_to_claim
+from labkit.analysis.verdict import blocks_to_decide
+
+SIMPLE_OVERRIDE = r"[a-z_.]+=(?!.*__)[A-Za-z0-9_.+-]+"  # without characters that names replace
+MAX_BLOCKS = 200  # of a command that is proposed; more would take days
+DECLARED_RUNS = 2  # of design.runs_per_block, unless a command sets it
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """A command, and what it is for (a clause)."""
+
+    command: str
+    purpose: str
+
+
+def next_command(analysis: CellAnalysis) -> NextCommand | None:
+    """Return the command for a cell that is unfinished, failed, an estimate or undecided.
+
+    None if its question is answered, if no affordable number of blocks would answer it, or if its
+    overrides are not recorded.
+    """
+    overrides = _overrides(analysis)
+    if not overrides or analysis.all_computed:
+        return None
+    if not analysis.data.complete:
+        return _command([*overrides, "out=THIS_FOLDER"], "run the blocks that are missing")
+    if any(not record.ok for record in analysis.data.records):
+        return _command(
+            [*overrides, "out=THIS_FOLDER", "redo=failed"], "run failed blocks again, once repaired"
+        )
+    if not analysis.data.treatment_arms:
+        return None
+    if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
+        kept = [o for o in overrides if not o.lstrip("+~").startswith("design")]
+        return _command([*kept, "design=standard"], "run enough blocks for a verdict")
+    return _more_blocks(analysis, overrides)
+
+
+def _overrides(analysis: CellAnalysis) -> Sequence[str]:
+    """Return a cell's overrides; older manifests have them in the cell's name only."""
+    recorded: Sequence[str] | None = analysis.data.manifest.get("overrides")
+    if recorded is not None:
+        return recorded
+    parts = analysis.name.split(",")
+    return parts if all(re.fullmatch(SIMPLE_OVERRIDE, part) for part in parts) else ()
+
+
+def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
+    """Return the command of a new study that would decide the undecided primary rows."""
+    data = analysis.data
+    undecided = [
+        one
+        for one in analysis.judged
+        if one.row.primary
+        and one.comparison.arm in data.treatment_arms
+        and one.verdict.word == "inconclusive"
+    ]
+    needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
+    known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
+    if not known or max(known) <= len(data.blocks_done):
+        return None
+    kept = [o for o in overrides if not o.startswith(("design.blocks=", "design.looks="))]
+    blocks = -(-max(known) // _runs_per_declared_block(analysis, overrides))
+    rows = count_text(len(known), "undecided row")
+    more = "" if len(known) == len(needs) else f"; {len(needs) - len(known)} would need far more"
+    return _command(
+        [*kept, f"design.blocks={blocks}", "design.looks=[]"], f"decide {rows} in a new study{more}"
+    )
+
+
+def _runs_per_declared_block(analysis: CellAnalysis, overrides: Sequence[str]) -> int:
+    """Return the number of blocks that one block of ``design.blocks`` became.
+
+    Arms that take turns run once per block, so that a block of 2 runs becomes two.
+    """
+    if int(analysis.data.design["runs_per_block"]) > 1:
+        return 1
+    return 1 if "design.runs_per_block=1" in overrides else DECLARED_RUNS
+
+
+def _command(overrides: Sequence[str], purpose: str) -> NextCommand:
+    return NextCommand(f"python -m labkit {shlex.join(overrides)} -m", purpose)

@@ -1,0 +1,59 @@
+"""The differences between an arm and the baseline within each block, and how far runs vary.
+
+A verdict rests on these differences. What the machine does in a block happens to all its arms, so
+the differences vary much less than the runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.analysis.number_format import magnitude_text
+from labkit.analysis.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.statistics.effect_size import to_percent
+
+
+@dataclass(frozen=True)
+class PairedDifferences:
+    """An arm's differences from the baseline in one row.
+
+    ``by_block`` holds the difference (percent) of each complete block: the mean log value of the
+    arm's runs minus that of the baseline's; where arms took turns, the median over rounds.
+    """
+
+    arm: str
+    by_block: dict[int, float]
+
+
+def paired_differences(
+    row: MetricRow, arm: str, baseline: str, runs: int
+) -> PairedDifferences | None:
+    """Return an arm's differences by block, or None if no block has comparable values.
+
+    ``runs``: the number of runs of each arm in a complete block.
+    """
+    if row.metric is None or row.skipped is not None or row.is_computed or not row.positive:
+        return None
+    blocks = complete_blocks(row, (baseline, arm), runs)
+    if not blocks:
+        return None
+    base, other = (log_values(row, name, blocks).mean(axis=1) for name in (baseline, arm))
+    differences = map(to_percent, map(float, other - base))
+    return PairedDifferences(arm, dict(zip(blocks, differences, strict=True)))
+
+
+def variation_sentence(row: MetricRow, baseline: str, pairs: PairedDifferences) -> str | None:
+    """Return a sentence that compares the range of the baseline's runs with that of differences.
+
+    None if there are fewer than two blocks.
+    """
+    values = [run.value for run in row.arms.get(baseline, ())]
+    differences = pairs.by_block.values()
+    if len(values) < 2 or len(differences) < 2:
+        return None
+    runs_pct = 100.0 * (max(values) / min(values) - 1.0)
+    points = max(differences) - min(differences)
+    return (
+        f"runs of {baseline} lie up to {magnitude_text(runs_pct)} % apart, the differences of "
+        f"{pairs.arm} within blocks {magnitude_text(points)} points"
+    )

@@ -1,0 +1,144 @@
+"""Small bars of effects with their intervals, drawn by the page's style sheet.
+
+A bar is a ``<i class="ci">`` element; its lengths are custom properties in percent of its width. A
+thousand of them cost a browser less than a thousand pictures, and they need no script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.number_format import interval_text, percent_text
+from labkit.analysis.rendering.arm_styles import arm_classes
+
+Json = Mapping[str, Any]
+MAX_ARMS = 6  # on a card
+MAX_ROWS = 60  # of an arm on a card
+
+
+@dataclass(frozen=True)
+class IntervalScale:
+    """The axis of bars, in percent of difference, with the margin."""
+
+    low: float
+    high: float
+    margin: float
+
+    @classmethod
+    def of(cls, comparisons: Iterable[Json], margin: float) -> IntervalScale:
+        """Return the scale that holds effects, intervals and the margin."""
+        keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
+        known = [float(c[key]) for c in comparisons for key in keys if c[key] is not None]
+        low, high = min([*known, -margin, 0.0]), max([*known, margin, 0.0])
+        padding = 0.04 * (high - low)
+        return cls(low - padding, high + padding, margin)
+
+    def place(self, percent: float) -> float:
+        """Return the place of a difference, in percent of the width."""
+        return 100.0 * (percent - self.low) / (self.high - self.low)
+
+    @property
+    def style(self) -> str:
+        """The properties of the axis: zero and the margin's ends."""
+        ends = self.place(-self.margin), self.place(self.margin)
+        return f"--z:{self.place(0.0):.3g};--m:{ends[0]:.3g};--n:{ends[1]:.3g}"
+
+    def bar_style(self, comparison: Json) -> str:
+        """Return the properties of a bar: its interval's ends and its effect; empty if unknown."""
+        if comparison["effect_pct"] is None:
+            return ""
+        dot = f"--e:{self.place(comparison['effect_pct']):.3g}"
+        if comparison["ci_low_pct"] is None:
+            return dot
+        low, high = (self.place(comparison[f"ci_{end}_pct"]) for end in ("low", "high"))
+        return f"--l:{low:.3g};--w:{high - low:.3g};{dot}"
+
+    @property
+    def text(self) -> str:
+        """The ends of the axis and the margin in words."""
+        ends = interval_text(self.low, self.high)
+        return f"{ends} %, margin ±{self.margin:g} % shaded"
+
+
+@dataclass(frozen=True)
+class ArmBars:
+    """The effects of one arm on a card: its style class, a bar for each row, and their range."""
+
+    arm: str
+    style: str
+    bars: Sequence[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class CardBars:
+    """The bars of a card: one line for each arm, on one scale."""
+
+    scale: IntervalScale
+    arms: Sequence[ArmBars]
+    several_rows: bool
+    left_out: int
+
+    @property
+    def caption(self) -> str:
+        """What the bars show."""
+        what = "each dot is a row" if self.several_rows else "the effect with its interval"
+        more = f"; {self.left_out} more arms in the table" if self.left_out else ""
+        return f"{what}; axis {self.scale.text}{more}"
+
+
+def card_bars(analysis: CellAnalysis) -> CardBars | None:
+    """Return the bars of the arms in the rows of the most important metric, the best arm first.
+
+    A sweep has the bar of its best setting. None if no effect is known.
+    """
+    cell, arms = analysis.json, analysis.data.treatment_arms
+    margin = float(cell["design"]["margin_pct"])
+    if analysis.data.sweep:
+        found = {f"{b['best']} against {b['reference']}": [b] for b in cell["best"][:1]}
+        found = {name: own for name, own in found.items() if own[0]["effect_pct"] is not None}
+    else:
+        found = _effects(cell, arms)
+    if not found:
+        return None
+    styles = arm_classes(cell)
+    shown = dict(list(found.items())[:MAX_ARMS])
+    scale = IntervalScale.of([c for own in shown.values() for c in own], margin)
+    lines = [
+        ArmBars(
+            arm,
+            styles.get(arm, ("", ""))[0],
+            [scale.bar_style(c) for c in own[:MAX_ROWS]],
+            _range_text(own),
+        )
+        for arm, own in shown.items()
+    ]
+    several_rows = any(len(own) > 1 for own in shown.values())
+    return CardBars(scale, lines, several_rows, len(found) - len(shown))
+
+
+def _effects(cell: Json, arms: Sequence[str]) -> dict[str, list[Json]]:
+    """Return the known comparisons by arm in the rows of the first primary metric."""
+    rows = [row for row in cell["rows"] if row["primary"] and row["metric"] is not None]
+    rows = [row for row in rows if row["metric"] == rows[0]["metric"]]
+    found: dict[str, list[Json]] = {}
+    for row in rows:
+        for c in row["comparisons"]:
+            if c["arm"] in arms and c["effect_pct"] is not None:
+                found.setdefault(c["arm"], []).append(c)
+    sign = -1.0 if rows and rows[0]["better"] == "higher" else 1.0
+
+    def gain(arm: str) -> float:
+        effects = sorted(sign * float(c["effect_pct"]) for c in found[arm])
+        return effects[len(effects) // 2]
+
+    return {arm: found[arm] for arm in sorted(found, key=gain)}
+
+
+def _range_text(comparisons: Sequence[Json]) -> str:
+    effects = sorted(float(c["effect_pct"]) for c in comparisons)
+    low, high = percent_text(effects[0]), percent_text(effects[-1])
+    return low if low == high else f"{low.rstrip('%')} to {high}"

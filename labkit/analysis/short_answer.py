@@ -1,0 +1,379 @@
+"""The answer to a question in at most 20 words, for a card or the first line of a report.
+
+:mod:`labkit.analysis.headline` has the whole answer. This one leaves out what does not fit: the
+names of rows, further metrics, reasons. It names metrics and arms as people do (``E2E p50``), and
+its effects come from the same verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.best_setting import setting_text
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.effect_wording import change_word
+from labkit.analysis.number_format import (
+    join_names,
+    magnitude_text,
+    scaled,
+    unit_name,
+)
+from labkit.analysis.outputs_answer import outputs_answer
+from labkit.analysis.verdict_sentences import row_name
+from labkit.records.metric_registry import OUTPUTS, define_metric
+
+Json = Mapping[str, Any]
+MAX_WORDS = 20
+MAX_NAMED_ARMS = 3
+PROPER_NAMES = ("mlx_lm",)  # which keep their underscore
+DOUBLED, HALVED = (95.0, 105.0), (-52.0, -48.0)  # percent
+DECIDED = ("faster", "slower")
+SAME = ("equivalent", "trivial")
+UNDECIDED = ("inconclusive", "estimate_only")
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """The comparison of one arm in one row, from ``cell.json``."""
+
+    row: Json
+    comparison: Json
+
+    @property
+    def arm(self) -> str:
+        return str(self.comparison["arm"])
+
+    @property
+    def percent(self) -> float:
+        return float(self.comparison["effect_pct"] or 0.0)
+
+    @property
+    def verdict(self) -> str:
+        return str(self.comparison["verdict"])
+
+    @property
+    def gain(self) -> float:
+        """The effect in percent, above 0 if the arm is better."""
+        return self.percent if self.row["better"] == "higher" else -self.percent
+
+    @property
+    def word(self) -> str:
+        """The word for the direction: ``faster``, ``lower``, ``more``."""
+        row = self.row
+        return change_word(row["metric"], row["unit"], row["better"], self.percent > 0)
+
+    @property
+    def size(self) -> str:
+        return f"{magnitude_text(self.percent)} % {self.word}"
+
+    @property
+    def label(self) -> str:
+        return define_metric(self.row["metric"], self.row["unit"]).short_label
+
+    @property
+    def values(self) -> str:
+        """Both medians, ``215 to 468 ms``; empty if they contradict the effect within blocks."""
+        base, value = (
+            self.row["arms"][name]["median"] for name in (self.comparison["baseline"], self.arm)
+        )
+        low, high = self.comparison["ci_low_pct"], self.comparison["ci_high_pct"]
+        if not base or value is None or low is None:
+            return ""
+        quotient = 100.0 * (value / base - 1.0)
+        if not min(low, self.percent / 2) <= quotient <= max(high, self.percent / 2):
+            return ""
+        unit = self.row["unit"]
+        return f"{rounded_text(base, unit)} to {rounded_text(value, unit)} {unit_name(unit)}"
+
+
+def short_answer(analysis: CellAnalysis) -> str:
+    """Return the answer to a cell's question in at most 20 words."""
+    data = analysis.data
+    if data.sweep:
+        return shortest(_best(analysis.json))
+    if OUTPUTS in data.metrics:
+        full = outputs_answer(analysis)
+        return shortest([full, f"{full.partition(' (')[0].partition(':')[0].rstrip('.')}."])
+    if not data.treatment_arms:
+        return shortest(_alone(analysis))
+    effects = _effects(analysis)
+    failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
+    if not effects or all(e.verdict == "invalid" for e in effects):
+        gate = f": the gate {join_names(failed)} failed" if failed else ": nothing was measured"
+        return f"No answer{gate}."
+    return shortest(_candidates(analysis, [e for e in effects if e.verdict != "invalid"]))
+
+
+def _effects(analysis: CellAnalysis) -> list[_Effect]:
+    """Return the effects in the rows of the most important metric that was measured."""
+    cell, arms = analysis.json, analysis.data.treatment_arms
+    effects = [
+        _Effect(row, comparison)
+        for row in cell["rows"]
+        if row["primary"] and row["metric"] is not None
+        for comparison in row["comparisons"]
+        if comparison["arm"] in arms
+    ]
+    first = next((e.row["metric"] for e in effects if e.verdict != "invalid"), None)
+    return [e for e in effects if first is None or e.row["metric"] == first]
+
+
+def _candidates(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
+    """Return answers, the most detailed first."""
+    by_arm: dict[str, list[_Effect]] = {}
+    for effect in effects:
+        by_arm.setdefault(effect.arm, []).append(effect)
+    baseline = arm_text(analysis.data.baseline)
+    if {e.verdict for e in effects} == {"estimate_only"}:
+        return [f"Estimate only: {text}" for text in _several(by_arm, baseline, "looks")]
+    if len(by_arm) == 1:
+        ((arm, own),) = by_arm.items()
+        return _one_row(own[0], baseline) if len(own) == 1 else _rows(arm, own, baseline)
+    return _several(by_arm, baseline, "is")
+
+
+def _one_row(effect: _Effect, baseline: str) -> list[str]:
+    """Return answers for one arm in one row."""
+    arm, margin = _capitalised(arm_text(effect.arm)), effect.comparison
+    if effect.verdict in DECIDED:
+        values = f": {effect.label} {effect.values}" if effect.values else ""
+        verb = _verb(effect)
+        return [
+            f"{arm} {verb} than {baseline}{values}." if verb.startswith("is") else
+            f"{arm} {verb} {effect.label} of {baseline}{values.replace(f': {effect.label}', ':')}.",
+            f"{arm} {verb}{values}.",
+            f"{arm} is {effect.size}.",
+        ]  # fmt: skip
+    if effect.verdict == "computed":
+        values = f": {effect.values}" if effect.values else ""
+        return [f"{arm}: {effect.label} {effect.size} than {baseline}{values}."]
+    if effect.verdict in SAME:
+        ends = (margin["ci_low_pct"], margin["ci_high_pct"])
+        bound = max(abs(end) for end in ends if end is not None)
+        return [
+            f"{arm} makes no difference to {effect.label} beyond {magnitude_text(bound)} %.",
+            f"No difference beyond {magnitude_text(bound)} %.",
+        ]
+    return [f"{text}" for text in _undecided([effect])]
+
+
+def _verb(effect: _Effect) -> str:
+    """Return ``doubles``, ``halves``, or the size of the effect."""
+    if DOUBLED[0] <= effect.percent <= DOUBLED[1]:
+        return "doubles"
+    return "halves" if HALVED[0] <= effect.percent <= HALVED[1] else f"is {effect.size}"
+
+
+def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
+    """Return answers for one arm in several rows."""
+    name, total = _capitalised(arm_text(arm)), len(effects)
+    changed = [e for e in effects if e.verdict in (*DECIDED, "computed")]
+    same = [e for e in effects if e.verdict in SAME]
+    undecided = [e for e in effects if e.verdict in UNDECIDED]
+    rest = f"; {len(undecided)} undecided" if undecided else ""
+    if same and len(same) >= len(changed):
+        limits = [abs(e.comparison[k]) for e in same for k in ("ci_low_pct", "ci_high_pct")]
+        differs = f", {len(changed)} differ" if changed else ""
+        where = _of(len(same), total)
+        return [
+            f"{name} makes no difference beyond {magnitude_text(max(limits))} % in "
+            f"{where}{differs}{rest}."
+        ]
+    words = {e.word for e in changed}
+    if len(words) == 1:
+        size = _range(changed)
+        where = _of(len(changed), total)
+        return [
+            f"{name} is {words.pop()} than {baseline} in {where}, by {size} %{rest}.",
+            f"{name}: {size} % {changed[0].word} in {where}{rest}.",
+        ]
+    if changed:
+        best, worst = (pick(changed, key=lambda e: e.gain) for pick in (max, min))
+        return [
+            f"{name} is {best.size} ({row_name(best.row)}) to {worst.size} "
+            f"({row_name(worst.row)}){rest}.",
+            f"It depends: {name} is {best.size} to {worst.size}{rest}.",
+        ]
+    return _undecided(undecided)
+
+
+def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) -> list[str]:
+    """Return answers for several arms, the best first; or estimates, with the verb ``looks``."""
+    decided = {
+        arm: own
+        for arm, effects in by_arm.items()
+        if (own := [e for e in effects if verb == "looks" or e.verdict in (*DECIDED, "computed")])
+    }
+    undecided = sum(
+        all(e.verdict in UNDECIDED for e in effects) for arm, effects in by_arm.items()
+    ) * (verb == "is")
+    rest = f"; {undecided} undecided" if undecided else ""
+    if not decided:
+        return _no_change(by_arm, baseline, rest)
+    order = sorted(decided, key=lambda arm: -_middle(decided[arm]))
+    parts = [f"{arm_text(arm)} {_sizes(decided[arm])}" for arm in order]
+    first = f"{_capitalised(arm_text(order[0]))} {verb} {_sizes(decided[order[0]])}"
+    shown = [f"{first} than {baseline}{rest}.", f"{first} than {baseline}.", f"{first}."]
+    if verb == "is" and len(by_arm) > MAX_NAMED_ARMS:
+        return [*_most(by_arm, order[0], baseline), *shown]
+    named = ", ".join(parts[1:])
+    return [f"{first} than {baseline}, {named}{rest}.", *shown] if named else shown
+
+
+def _most(by_arm: Mapping[str, Sequence[_Effect]], best: str, baseline: str) -> list[str]:
+    """Return answers that count the arms that differ like the best in every row."""
+    word, rows = by_arm[best][0].word, len(by_arm[best])
+    alike = [
+        arm
+        for arm, effects in by_arm.items()
+        if all(e.verdict in (*DECIDED, "computed") and e.word == word for e in effects)
+    ]
+    if best not in alike or len(alike) < 2:
+        return []
+    count = f"All {len(by_arm)}" if len(alike) == len(by_arm) else f"{len(alike)} of {len(by_arm)}"
+    where = f" in {_of(rows, rows)}" if rows > 1 else ""
+    lead = f"{arm_text(best)} most: {_range(by_arm[best])} %"
+    return [f"{count} arms are {word} than {baseline}{where}, {lead}."]
+
+
+def _no_change(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, rest: str) -> list[str]:
+    effects = [effect for own in by_arm.values() for effect in own]
+    same = [e for e in effects if e.verdict in SAME]
+    if not same:
+        return _undecided(effects)
+    limits = [abs(e.comparison[k]) for e in same for k in ("ci_low_pct", "ci_high_pct")]
+    arms = join_names([arm_text(arm) for arm in dict.fromkeys(e.arm for e in same)])
+    bound = magnitude_text(max(limits))
+    return [
+        f"{_capitalised(arms)}: no difference from {baseline} beyond {bound} %{rest}.",
+        f"No arm differs from {baseline} by more than {bound} %{rest}.",
+    ]
+
+
+def _undecided(effects: Sequence[_Effect]) -> list[str]:
+    """Return answers for rows without a verdict: the interval of one, else what could be seen."""
+    first, c = effects[0], effects[0].comparison
+    arms = join_names([arm_text(arm) for arm in dict.fromkeys(e.arm for e in effects)], "or")
+    if len(effects) == 1 and c["ci_low_pct"] is not None:
+        row = first.row
+        ends = [
+            f"{magnitude_text(end)} % "
+            f"{change_word(row['metric'], row['unit'], row['better'], end > 0)}"
+            for end in (c["ci_low_pct"], c["ci_high_pct"])
+        ]
+        return [
+            f"Undecided: {arms} is {ends[0]} to {ends[1]}.",
+            f"Undecided whether {arms} differs.",
+        ]
+    detectable = [e.comparison["mde_pct"] for e in effects if e.comparison["mde_pct"] is not None]
+    baseline = arm_text(str(c["baseline"]))
+    below = (
+        f"; effects below {magnitude_text(max(detectable))} % cannot be seen" if detectable else ""
+    )
+    verb = "differs" if len({e.arm for e in effects}) == 1 else "differ"
+    return [
+        f"Undecided whether {arms} {verb} from {baseline}{below}.",
+        f"Undecided{below}.",
+    ]
+
+
+def _best(cell: Json) -> list[str]:
+    """Return answers to a sweep."""
+    if not cell["best"] or cell["best"][0]["best"] is None:
+        return ["No answer: no setting has a valid result.", "No answer."]
+    one, count = cell["best"][0], sum(arm["role"] != "control" for arm in cell["arms"])
+    label = define_metric(one["metric"], one["unit"]).short_label
+    best, unit = setting_text(one["best"]), unit_name(one["unit"])
+    value = f"{rounded_text(one['values'][one['best']], one['unit'])} {unit}"
+    if one["withheld"] is not None:
+        return [
+            f"Estimate only: {best} looks best of {count} for {label} ({value}).",
+            f"Estimate only: {best} looks best of {count}.",
+            f"Estimate only: one of {count} settings looks best for {label} ({value}).",
+        ]
+    rivals = len(one["possibly_best"])
+    if rivals > 1:
+        return [
+            f"Undecided: {rivals} of {count} settings may be best for {label}; "
+            f"measured best: {best}.",
+            f"Undecided: {rivals} of {count} settings may be best for {label}.",
+        ]
+    word = change_word(one["metric"], one["unit"], one["better"], one["effect_pct"] > 0)
+    size = f"{magnitude_text(one['effect_pct'])} % {word}"
+    than = setting_text(one["reference"])
+    return [
+        f"{best} is best: {label} {value}, {size} than {than}.",
+        f"{best} is best: {label} {value}, {size}.",
+        f"{best} is best of {count}.",
+        f"One of {count} settings is best for {label}: {value}.",
+    ]
+
+
+def _alone(analysis: CellAnalysis) -> list[str]:
+    """Return answers for a cell without an arm to compare."""
+    row = next((r for r in analysis.json["rows"] if r["primary"] and r["metric"]), None)
+    baseline = analysis.data.baseline
+    median = row["arms"][baseline]["median"] if row is not None else None
+    if row is None or median is None:
+        return [f"Nothing was measured for {arm_text(baseline)}.", "Nothing was measured."]
+    label = define_metric(row["metric"], row["unit"]).short_label
+    where = "" if row["case"] == "all" else f" in {row['case']}"
+    value = f"{rounded_text(median, row['unit'])} {unit_name(row['unit'])}"
+    return [
+        f"Nothing to compare: {arm_text(baseline)} has {label} {value}{where}.",
+        f"Nothing to compare: {label} {value}.",
+    ]
+
+
+def _sizes(effects: Sequence[_Effect]) -> str:
+    """Return the size of an arm's effects: ``55 % faster``, ``75.4 to 95.4 % faster``."""
+    words = dict.fromkeys(e.word for e in effects)
+    if len(words) > 1:
+        best, worst = (pick(effects, key=lambda e: e.gain) for pick in (max, min))
+        return f"{best.size} to {worst.size}"
+    return f"{_range(effects)} % {effects[0].word}"
+
+
+def _range(effects: Sequence[_Effect]) -> str:
+    sizes = sorted(abs(e.percent) for e in effects)
+    low, high = magnitude_text(sizes[0]), magnitude_text(sizes[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+def _middle(effects: Sequence[_Effect]) -> float:
+    gains = sorted(e.gain for e in effects)
+    return gains[len(gains) // 2]
+
+
+def _of(part: int, total: int) -> str:
+    if part < total:
+        return f"{part} of {total} rows"
+    return "both rows" if total == 2 else f"all {total} rows"
+
+
+def shortest(candidates: Sequence[str]) -> str:
+    """Return the first candidate of at most 20 words; if all are longer, the last, cut."""
+    for text in candidates:
+        if len(text.split()) <= MAX_WORDS:
+            return text
+    return " ".join(candidates[-1].split()[:MAX_WORDS]).rstrip(".,;:") + " …"
+
+
+def arm_text(arm: str) -> str:
+    """Return an arm's name as words: ``seq map`` for ``seq_map``."""
+    for name in PROPER_NAMES:
+        arm = arm.replace(name, name.replace("_", "\0"))
+    return arm.replace("_", " ").replace("\0", "_")
+
+
+def rounded_text(value: float, unit: str | None) -> str:
+    """Write a value with three significant digits: ``2,660``, ``35.8``, ``0.518``."""
+    printed = scaled(value, unit)
+    digits = 0 if abs(printed) >= 100 or printed == 0 else 1 if abs(printed) >= 10 else 2
+    return f"{printed:,.{digits}f}" if abs(printed) >= 1 or printed == 0 else f"{printed:.3g}"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]

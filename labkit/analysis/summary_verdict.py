@@ -1,0 +1,75 @@
+"""The verdict on a whole cell in a word or two: ``faster``, ``no difference``, ``mixed``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.effect_wording import verdict_word
+from labkit.records.metric_registry import OUTPUTS
+
+SAME = ("equivalent", "trivial")
+
+
+@dataclass(frozen=True)
+class SummaryVerdict:
+    """A verdict's ``kind``, one of the verdicts' words or ``mixed`` or ``none``, and its text."""
+
+    kind: str
+    text: str
+
+
+def summary_verdict(analysis: CellAnalysis) -> SummaryVerdict:
+    """Return the verdict on all arms in all primary rows of a cell.
+
+    A direction is given only if every decided row has it.
+    """
+    data = analysis.data
+    if data.sweep:
+        return _of_sweep(analysis)
+    if OUTPUTS in data.metrics:
+        return _of_outputs(analysis)
+    judged = [
+        one
+        for one in analysis.judged
+        if one.row.primary and one.comparison.arm in data.treatment_arms
+    ]
+    if not data.treatment_arms:
+        return SummaryVerdict("none", "nothing to compare")
+    words = [one.verdict.word for one in judged]
+    if not words or set(words) == {"invalid"}:
+        return SummaryVerdict("invalid", "no answer")
+    for word, text in (("estimate_only", "estimate only"), ("computed", "computed")):
+        if set(words) <= {word, "invalid"}:
+            return SummaryVerdict(word, text)
+    decided = {word for word in words if word in ("faster", "slower", *SAME)}
+    if not decided:
+        return SummaryVerdict("inconclusive", "undecided")
+    if decided <= set(SAME):
+        return SummaryVerdict("equivalent", "no difference")
+    if {"faster", "slower"} <= decided:
+        return SummaryVerdict("mixed", "mixed")
+    kind = "faster" if "faster" in decided else "slower"
+    row = next(one.row for one in judged if one.verdict.word == kind)
+    text = verdict_word(kind, row.metric, row.unit, row.better)
+    if words.count(kind) < len(words):
+        text += f" in {words.count(kind)} of {len(words)}"
+    return SummaryVerdict(kind, text)
+
+
+def _of_sweep(analysis: CellAnalysis) -> SummaryVerdict:
+    best = analysis.best
+    if not best or all(one.best is None for one in best):
+        return SummaryVerdict("invalid", "no answer")
+    if any(one.withheld is not None for one in best):
+        return SummaryVerdict("estimate_only", "estimate only")
+    if all(len(one.possibly_best) == 1 for one in best):
+        return SummaryVerdict("faster", "best setting known")
+    return SummaryVerdict("inconclusive", "undecided")
+
+
+def _of_outputs(analysis: CellAnalysis) -> SummaryVerdict:
+    status = analysis.gates["identical"].status
+    if status == "pass":
+        return SummaryVerdict("equivalent", "as claimed")
+    return SummaryVerdict("invalid", "not as claimed" if status == "fail" else "no answer")
