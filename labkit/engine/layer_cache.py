@@ -9,13 +9,13 @@ position per token. A layer calls ``update_and_fetch`` with its new keys and val
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine.compute_dtype import dtype_name
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
@@ -134,27 +134,38 @@ class KVHandle:
         return out[:, :, None]
 
 
-class ShapeRecorder:
-    """A cache of one token that records the shape and dtype of a layer's keys and values."""
+class ModelCaches:
+    """The caches of all layers of a model, as ``model(ids, cache=caches.layers)`` takes them.
 
-    offset = 0
+    Parameters
+    ----------
+    specs
+        What each layer caches.
+    first_layer
+        The index in the KV memory of the model's first layer with keys and values.
+    """
 
-    def __init__(self) -> None:
-        self.shape: KVShape | None = None
-        self.dtype = ""
-        self._cached: tuple[Any, Any] = (None, None)
+    def __init__(self, specs: Sequence[CacheSpec], first_layer: int = 0) -> None:
+        self.leaves: list[LayerCache] = []
+        self._next_layer = first_layer
+        self.layers = [self._create(spec) for spec in specs]
 
-    def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return None, because one token needs no mask."""
-        return None
+    def _create(self, spec: CacheSpec) -> Any:
+        if isinstance(spec, tuple):
+            return tuple(self._create(part) for part in spec)
+        assert isinstance(spec, AttentionSpec)
+        cache = LayerCache(self._next_layer, spec.window)
+        self._next_layer += 1
+        self.leaves.append(cache)
+        return cache
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Record the shapes and the dtype, and return the arrays unchanged."""
-        self.shape = KVShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
-        self.dtype = dtype_name(keys.dtype)
-        self._cached = keys, values
-        return self._cached
-
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the last arrays, for a layer that shares them."""
-        return self._cached
+    @contextmanager
+    def use(self, context: ForwardContext) -> Iterator[None]:
+        """Give all caches the context of a forward while it runs."""
+        for cache in self.leaves:
+            cache.context = context
+        try:
+            yield
+        finally:
+            for cache in self.leaves:
+                cache.context = None
