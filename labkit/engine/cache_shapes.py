@@ -84,6 +84,17 @@ class ShapeRecorder:
         self._cached = keys, values
         return self._cached
 
+    def record_attention(self, keys: Any, values: Any) -> None:
+        """Record a call of ``scaled_dot_product_attention`` with this cache.
+
+        A layer that passes the same array as keys and values attends to latents. It has cached
+        the latents as keys, and the rotary part of the keys as values.
+        """
+        if self.shape is not None and keys is values:
+            latents, rotary = self._cached
+            key_dim = int(latents.shape[3] + rotary.shape[3])
+            self.shape = KVShape(self.shape.num_kv_heads, key_dim, int(latents.shape[3]), True)
+
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return the last arrays, for a layer that shares them."""
         return self._cached

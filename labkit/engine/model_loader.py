@@ -92,7 +92,9 @@ def _modules() -> ModuleLoader:
         sinks: Any = None,
     ) -> Any:
         if isinstance(keys, KVHandle):
-            return keys.attend(queries, scale, mask, sinks)
+            return keys.attend(queries, values, scale, mask, sinks)
+        if record := getattr(cache, "record_attention", None):
+            record(keys, values)
         return original(queries, keys, values, cache, scale, mask, sinks=sinks)
 
     return ModuleLoader({}, {f"{PACKAGE}.base": {"scaled_dot_product_attention": attend}})
