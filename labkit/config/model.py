@@ -20,6 +20,13 @@ class ModelShape(Group, place="model.shape"):
     intermediate_size: int = option(768, "Hidden size of the feed-forward block.", ge=1)
     # 256 bytes, the special tokens and some merges.
     vocab_size: int = option(4096, "Vocabulary size.", ge=512, unit="tokens")
+    kv_lora_rank: int | None = option(
+        None,
+        "Width of the latent that all heads share as key and value (multi-head latent attention, "
+        "mlx_lm's deepseek_v3). The rotary part of a key is half as wide as a head.",
+        ge=1,
+        null_means="heads with keys and values of their own",
+    )
 
     def __post_init__(self) -> None:
         """Check the rules between options."""
@@ -28,6 +35,11 @@ class ModelShape(Group, place="model.shape"):
             self.num_heads % self.num_kv_heads == 0,
             f"model.shape.num_heads={self.num_heads} is not a multiple of "
             f"model.shape.num_kv_heads={self.num_kv_heads}",
+        )
+        require(
+            self.kv_lora_rank is None or self.num_kv_heads == 1,
+            f"model.shape.num_kv_heads={self.num_kv_heads}: latent attention "
+            f"(model.shape.kv_lora_rank={self.kv_lora_rank}) has 1",
         )
 
 

@@ -67,6 +67,7 @@ class CapturedAttention:
     scale: float
     heads: int
     window: int | None
+    softcap: float | None
     sinks: Any
     shapes: tuple[tuple[int, ...], ...]
 

@@ -2,20 +2,23 @@
 
 The model is fed ids of shape [T, 1]: every token is a batch entry of its own, so RoPE takes a
 position per token. A layer calls ``update_and_fetch`` with its new keys and values, gets a
-``KVHandle``, and passes it to ``scaled_dot_product_attention`` as keys and values.
-``model_loader`` has replaced that function by a function that calls ``KVHandle.attend``.
+``KVHandle`` and its ``ValueHandle``, and passes them to ``scaled_dot_product_attention`` as keys
+and values. ``model_loader`` has replaced that function by a function that calls
+``KVHandle.attend``.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine.compute_dtype import dtype_name
+import numpy as np
+
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
@@ -45,6 +48,8 @@ class ForwardContext:
 
 class LayerCache:
     """The cache of one layer as the model sees it. ``context`` is set during each forward only."""
+
+    packed = True  # every token is a batch entry of its own
 
     def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
@@ -76,85 +81,175 @@ class LayerCache:
             )
         return None
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[KVHandle, KVHandle]:
-        """Return a handle of new keys and values [T, kv_heads, 1, head_dim].
-
-        The handle is returned twice, because the model expects a pair of keys and values.
-        """
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[KVHandle, ValueHandle]:
+        """Return the handles of new keys and values, each [T, kv_heads, 1, head_dim]."""
         self._handle = KVHandle(self, keys, values)
-        return self._handle, self._handle
+        return self._handle, self._handle.value_handle
 
-    def keys_and_values(self) -> tuple[KVHandle, KVHandle]:
-        """Return the last handle twice, for a layer that shares this layer's keys and values."""
+    def keys_and_values(self) -> tuple[KVHandle, ValueHandle]:
+        """Return the last handles, for a layer that shares this layer's keys and values."""
         if self._handle is None:
             raise EngineError("a layer shares the keys of another layer that has none yet")
-        return self._handle, self._handle
+        return self._handle, self._handle.value_handle
 
-    def bind(self, scale: float, heads: int, sinks: Any) -> None:
+    def bind(self, scale: float, heads: int, softcap: float | None, sinks: Any) -> None:
         """Bind this layer to the step's attention, unless it is bound already."""
         context, bound = self.current_context(), self._bound
         if (
             self._owner() is not context.owner
-            or bound[:2] != (scale, heads)
-            or bound[2] is not sinks
+            or bound[:3] != (scale, heads, softcap)
+            or bound[3] is not sinks
         ):
             context.attention.bind(
-                self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
+                self.layer,
+                scale=float(scale),
+                heads=heads,
+                window=self.window,
+                softcap=softcap,
+                sinks=sinks,
             )
             # A weak reference, because a shared model outlives the KV memory of an engine.
-            self._owner, self._bound = weakref.ref(context.owner), (scale, heads, sinks)
+            self._owner, self._bound = weakref.ref(context.owner), (scale, heads, softcap, sinks)
 
 
 class KVHandle:
-    """New keys and values of one layer. The first ``attend`` writes them to the KV memory."""
+    """New keys and values of one layer. The first ``attend`` writes them to the KV memory.
 
-    __slots__ = ("cache", "dtype", "keys", "values")
+    Latent attention caches, per token, a latent as the key, and the rotary part of the keys, shared
+    by all heads, as the value. mlx_lm's code for one token computes the scores of the rotary parts,
+    then calls ``scaled_dot_product_attention`` with the latents as keys *and* values, and those
+    scores as the mask. Here the rotary parts are a ``ValueHandle``, whose scores are the rotary
+    queries themselves. ``attend`` appends them to the queries and the rotary part to the latent, so
+    that the KV memory holds one key per token, whose first part is the value.
+    """
+
+    __slots__ = ("_dims", "cache", "keys", "value_handle", "values")
 
     def __init__(self, cache: LayerCache, keys: Any, values: Any) -> None:
         self.cache = cache
         self.keys = keys
         self.values = values
-        self.dtype = values.dtype  # some models cast the attention's output to it
+        self.value_handle = ValueHandle(values)
+        self._dims = keys.shape[0], keys.shape[1], keys.shape[3]
 
-    def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the keys and values."""
+        return self.value_handle.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Tokens, KV heads, the number of keys that each token sees (an array [T]), and dimension.
+
+        A layer that shares the keys of another computes its offset from the number of keys.
+        """
+        num_tokens, num_kv_heads, head_dim = self._dims
+        return num_tokens, num_kv_heads, self.cache.offset + 1, head_dim
+
+    def astype(self, _dtype: Any) -> KVHandle:
+        """Return the handle, because the attention computes in the dtype of the KV memory."""
+        return self
+
+    def attend(
+        self,
+        queries: Any,
+        values: Any,
+        scale: float,
+        mask: Any,
+        sinks: Any,
+        softcap: float | None = None,
+    ) -> Any:
         """Attend over each sequence's whole context.
 
+        ``values`` is the handle's ``value_handle`` or, in latent attention, the handle itself.
         ``queries`` and the result are [T, heads, 1, dim].
         """
-        if mask is not None:
+        if queries.dtype != self.dtype:
+            queries = queries.astype(self.dtype)
+        latent = values is self
+        if latent:
+            if mask is None:
+                raise EngineError("the model's values are its keys, but it has no rotary scores")
+            queries, scale = concatenate(queries * scale, mask), 1.0
+        elif mask is not None:
             raise EngineError("the model's attention builds a mask that labkit does not support")
         cache = self.cache
-        cache.bind(scale, queries.shape[1], sinks)
+        cache.bind(scale, queries.shape[1], softcap, sinks)
         context: Any = cache.context
         k = v = None
         if self.keys is not None:
-            k, v = self.keys.squeeze(2), self.values.squeeze(2)
+            if latent:
+                k = concatenate(self.keys, self.values).squeeze(2)
+            else:
+                k, v = self.keys.squeeze(2), self.values.squeeze(2)
             self.keys = self.values = None
         out = context.attention.forward(cache.layer, queries.squeeze(2), k, v, context.metadata)
         return out[:, :, None]
 
 
-class ShapeRecorder:
-    """A cache of one token that records the shape and dtype of a layer's keys and values."""
+class ValueHandle:
+    """The values of a ``KVHandle`` or, in latent attention, the rotary part of its keys."""
 
-    offset = 0
+    __array_ufunc__ = None  # NumPy leaves ``queries @ handle`` to the handle
+    __slots__ = ("_dim", "dtype")
 
-    def __init__(self) -> None:
-        self.shape: KVShape | None = None
-        self.dtype = ""
-        self._cached: tuple[Any, Any] = (None, None)
+    def __init__(self, values: Any) -> None:
+        self.dtype = values.dtype  # some models cast the attention's output to it
+        self._dim = values.shape[3]
 
-    def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return None, because one token needs no mask."""
-        return None
+    def swapaxes(self, _a: int, _b: int) -> Any:
+        """Return an identity matrix, so that the scores of the rotary parts are their queries."""
+        if isinstance(self.dtype, np.dtype):
+            return self
+        import mlx.core as mx
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Record the shapes and the dtype, and return the arrays unchanged."""
-        self.shape = KVShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
-        self.dtype = dtype_name(keys.dtype)
-        self._cached = keys, values
-        return self._cached
+        return mx.eye(self._dim, dtype=self.dtype)
 
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the last arrays, for a layer that shares them."""
-        return self._cached
+    def __rmatmul__(self, queries: Any) -> Any:
+        return queries
+
+
+def concatenate(first: Any, second: Any) -> Any:
+    """Return two arrays of one kind as one, along the last axis."""
+    if isinstance(first, np.ndarray):
+        return np.concatenate((first, second), axis=-1)
+    import mlx.core as mx
+
+    return mx.concatenate((first, second), axis=-1)
+
+
+class ModelCaches:
+    """The caches of all layers of a model, as ``model(ids, cache=caches.layers)`` takes them.
+
+    Parameters
+    ----------
+    specs
+        What each layer caches.
+    first_layer
+        The index in the KV memory of the model's first layer with keys and values.
+    """
+
+    def __init__(self, specs: Sequence[CacheSpec], first_layer: int = 0) -> None:
+        self.leaves: list[LayerCache] = []
+        self._next_layer = first_layer
+        self.layers = [self._create(spec) for spec in specs]
+
+    def _create(self, spec: CacheSpec) -> Any:
+        if isinstance(spec, tuple):
+            return tuple(self._create(part) for part in spec)
+        assert isinstance(spec, AttentionSpec)
+        cache = LayerCache(self._next_layer, spec.window)
+        self._next_layer += 1
+        self.leaves.append(cache)
+        return cache
+
+    @contextmanager
+    def use(self, context: ForwardContext) -> Iterator[None]:
+        """Give all caches the context of a forward while it runs."""
+        for cache in self.leaves:
+            cache.context = context
+        try:
+            yield
+        finally:
+            for cache in self.leaves:
+                cache.context = None

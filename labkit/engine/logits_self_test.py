@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from labkit import config
 from labkit.engine.batch import Batch
+from labkit.engine.cache_shapes import cache_shapes
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
 from labkit.engine.kv_layout.kv_shape import KVShape
-from labkit.engine.layer_cache import KVHandle, ShapeRecorder
+from labkit.engine.layer_cache import KVHandle
 from labkit.engine.model_loader import LoadedModel, make_prompt_cache
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
@@ -98,7 +99,7 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
 
     model, as_stored = loaded.model, loaded.matrix_storage is MatrixStorage.as_stored
     with dequantized_on_use(model) if as_stored else nullcontext():
-        shapes, dtype = kv_shapes(loaded)
+        shapes = cache_shapes(loaded)
         one = _lazy_logits(model, np.zeros((1, 1), np.int32), make_prompt_cache(model))
     rng, vocab = np.random.default_rng(0), one.shape[-1]
     steps = step_lengths(block_size)
@@ -108,7 +109,7 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
         logits = _all_logits(model, sequences)
     for array in (*sequences, *logits):
         array.flags.writeable = False  # engines share them (ExpectedLogitsCache)
-    return ExpectedLogits(shapes, dtype, sequences, logits, steps)
+    return ExpectedLogits(shapes.attention, shapes.dtype, sequences, logits, steps)
 
 
 class ExpectedLogitsCache:
@@ -159,22 +160,6 @@ def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
     are pure decodes, so that the last one can replay the graph that the one before it captured.
     """
     return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1), (1, 1))
-
-
-def kv_shapes(loaded: LoadedModel) -> tuple[tuple[KVShape, ...], str]:
-    """Run one token; return the KV shape of each layer, and the dtype of the keys.
-
-    Raises
-    ------
-    EngineError
-        A layer does not use its cache.
-    """
-    recorders = [ShapeRecorder() for _ in loaded.windows]
-    _lazy_logits(loaded.model, np.zeros((1, 1), np.int32), recorders)
-    shapes = tuple(recorder.shape for recorder in recorders if recorder.shape is not None)
-    if len(shapes) != len(recorders):
-        raise EngineError(f"model_type={loaded.model_type}: a layer does not use its cache")
-    return shapes, recorders[0].dtype
 
 
 def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:

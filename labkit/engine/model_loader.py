@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, leaves
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
@@ -46,8 +47,8 @@ class LoadedModel:
         mlx_lm's model.
     model_type
         ``model_type`` of config.json.
-    windows
-        The sliding window of each cached layer in tokens, or None.
+    caches
+        What each cached layer caches.
     eos_token_ids
         Token ids that end a request.
     matrix_storage
@@ -58,10 +59,16 @@ class LoadedModel:
 
     model: Any
     model_type: str
-    windows: tuple[int | None, ...]
+    caches: tuple[CacheSpec, ...]
     eos_token_ids: frozenset[int]
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
     num_all_reduces: int = 0
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer with keys and values in tokens, or None."""
+        specs = leaves(self.caches)
+        return tuple(spec.window for spec in specs if isinstance(spec, AttentionSpec))
 
 
 @functools.cache
@@ -85,7 +92,9 @@ def _modules() -> ModuleLoader:
         sinks: Any = None,
     ) -> Any:
         if isinstance(keys, KVHandle):
-            return keys.attend(queries, scale, mask, sinks)
+            return keys.attend(queries, values, scale, mask, sinks)
+        if record := getattr(cache, "record_attention", None):
+            record(keys, values)
         return original(queries, keys, values, cache, scale, mask, sinks=sinks)
 
     return ModuleLoader({}, {f"{PACKAGE}.base": {"scaled_dot_product_attention": attend}})
@@ -123,9 +132,9 @@ def load_model(
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
-    windows = _windows(model, model_type)
+    caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
     eos_token_ids = read_eos_token_ids(settings, model_dir)
-    return LoadedModel(model, model_type, windows, eos_token_ids, matrix_storage)
+    return LoadedModel(model, model_type, caches, eos_token_ids, matrix_storage)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
@@ -240,26 +249,26 @@ def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any])
     nn.quantize(model, quantization["group_size"], quantization["bits"], class_predicate=options)
 
 
-def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
-    """Return each cached layer's window, read from the cache that mlx_lm would use for it.
+def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
+    """Return what a layer caches, read from the cache that mlx_lm would use for it.
 
-    Raises ``EngineError`` if a cache is not one of ``PLAIN_CACHES``.
+    Raises
+    ------
+    EngineError
+        The cache is not one of ``PLAIN_CACHES``.
     """
-    windows: list[int | None] = []
-    for cache in make_prompt_cache(model):
-        class_name = type(cache).__name__
-        if class_name not in PLAIN_CACHES:
-            raise EngineError(
-                f"model_type={model_type}: its layers cache {class_name}, not one key and one "
-                "value per token; engine=paged cannot hold that"
-            )
-        if getattr(cache, "keep", 0):
-            raise EngineError(
-                f"model_type={model_type}: its sliding windows always keep the first {cache.keep} "
-                "tokens, which engine=paged cannot do"
-            )
-        windows.append(int(cache.max_size) if class_name == "RotatingKVCache" else None)
-    return tuple(windows)
+    class_name = type(cache).__name__
+    if class_name not in PLAIN_CACHES:
+        raise EngineError(
+            f"model_type={model_type}: its layers cache {class_name}, not one key and one "
+            "value per token; engine=paged cannot hold that"
+        )
+    if getattr(cache, "keep", 0):
+        raise EngineError(
+            f"model_type={model_type}: its sliding windows always keep the first {cache.keep} "
+            "tokens, which engine=paged cannot do"
+        )
+    return AttentionSpec(int(cache.max_size) if class_name == "RotatingKVCache" else None)
 
 
 def make_prompt_cache(model: Any) -> Sequence[Any]:

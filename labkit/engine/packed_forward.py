@@ -14,7 +14,7 @@ from labkit.engine import compute_dtype
 from labkit.engine.batch import Batch
 from labkit.engine.compiled_feed_forward import CompiledBlocks
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
-from labkit.engine.layer_cache import ForwardContext, LayerCache
+from labkit.engine.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.lazy_logits import DeviceLogits, Logits, WaitLogits
 from labkit.engine.model_loader import LoadedModel
 
@@ -82,9 +82,7 @@ class PackedForward:
         self.name: Arrays = arrays
         self.blocks = blocks
         self._model = loaded.model
-        self._caches = [
-            LayerCache(layer, window) for layer, window in enumerate(loaded.windows, first_layer)
-        ]
+        self._caches = ModelCaches(loaded.caches, first_layer)
         self._selector = select_rows(loaded.model)
         self._graph_runner: GraphRunner | None = None
         self._num_all_reduces = loaded.num_all_reduces
@@ -169,15 +167,12 @@ class PackedForward:
 
     def _run_model(self, batch: Batch, context: ForwardContext) -> Any:
         """Run the model and return the logits [rows, vocabulary]. MLX's logits are lazy."""
-        for cache in self._caches:
-            cache.context = context
         if self._selector is not None:
             self._selector.rows = self._array(batch.logit_rows)
         try:
-            hidden = self._model(self._array(batch.tokens[:, None]), cache=self._caches)
+            with self._caches.use(context):
+                hidden = self._model(self._array(batch.tokens[:, None]), cache=self._caches.layers)
         finally:
-            for cache in self._caches:
-                cache.context = None
             if self._selector is not None:
                 self._selector.rows = None
         logits = hidden[:, 0]

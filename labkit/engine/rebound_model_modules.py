@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from labkit.engine.model_overrides import OVERRIDES
+
 PACKAGE = "mlx_lm.models"
 # mlx_lm's cache classes compute no part of a forward, so all loaders share their module.
 SHARED_MODULES = (f"{PACKAGE}.cache",)
@@ -60,7 +62,7 @@ def import_plain(name: str) -> ModuleType:
 
 
 class ModuleLoader:
-    """Loads copies of model modules with rebound names.
+    """Loads copies of model modules with rebound names, and the overrides of ``model_overrides``.
 
     Modules loaded by the same loader import each other's copies, not the originals.
 
@@ -109,6 +111,10 @@ class ModuleLoader:
             del self._loaded[name]
             raise
         module.__dict__.update(self._members.get(name, {}))
+        for path, override in OVERRIDES.get(name.removeprefix(f"{PACKAGE}."), {}).items():
+            class_name, _, member = path.rpartition(".")
+            owner = getattr(module, class_name) if class_name else module
+            setattr(owner, member, override(getattr(owner, member)))
 
     def _import(
         self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device
 from labkit.engine import logits_self_test
+from labkit.engine.cache_shapes import cache_shapes
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.logits_self_test import ExpectedLogits
 from labkit.engine.model_loader import LoadedModel, load_model
@@ -91,7 +92,7 @@ class SharedModels:
             from labkit.engine.parallel.model_sharding import shard
 
             fresh = shard(fresh, self._ring)
-            expected = replace(expected, shapes=logits_self_test.kv_shapes(fresh)[0])
+            expected = replace(expected, shapes=cache_shapes(fresh).attention)
             self._expected[expected_key] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
         memory_capacity.trim_heap()  # frees dequantised weights, and MLX weights that were copied

@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
+from labkit.models import synthetic_latent
 from labkit.models.tokenizer_corpus import corpus_texts
 
 RECIPE_VERSION = 1  # part of the cache key: raise it when the files that are built change
@@ -45,7 +46,8 @@ class ModelRecipe:
         """The digest of all inputs and library versions (16 hex digits), for the cache."""
         inputs = {
             "recipe": RECIPE_VERSION,
-            "shape": to_plain(self.shape),
+            # An option that is null has no part in the recipe, so that new ones change no key.
+            "shape": {k: v for k, v in to_plain(self.shape).items() if v is not None},
             "seed": self.seed,
             "texts": self.texts,
             "libraries": {name: version(name) for name in LIBRARIES},
@@ -92,6 +94,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "torch_dtype": "float32",
         "bos_token_id": shape.vocab_size - 2,
         "eos_token_id": shape.vocab_size - 1,
+        **({} if shape.kv_lora_rank is None else synthetic_latent.config_entries(shape)),
     }
 
 

@@ -15,13 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.config import ModelShape
+from labkit.models import synthetic_latent
 
 QK_GAIN = 2.0  # weight of q_norm and k_norm: attention logits get a standard deviation of 4
 LOGIT_SCALE = 3.0  # standard deviation of the logits
 
 
 def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the weights of a qwen3 model by name, in float32. Matrices are ``[out, in]``."""
+    """Return the weights of a model by name, in float32. Matrices are ``[out, in]``.
+
+    The model is a qwen3 or, with ``shape.kv_lora_rank``, a deepseek_v3.
+    """
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     matrices = {"model.embed_tokens": (shape.vocab_size, hidden, 1.0)}
@@ -40,6 +44,15 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
             matrices[f"{layer}.{name}"] = (rows, columns, columns**-0.5)
         vectors[f"{layer}.input_layernorm"] = (hidden, 1.0)
         vectors[f"{layer}.post_attention_layernorm"] = (hidden, 1.0)
+        if shape.kv_lora_rank is not None:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                del matrices[f"{layer}.self_attn.{name}"]
+            for name, (rows, columns) in synthetic_latent.projections(shape).items():
+                # Latents have no norms of queries and keys, so the query matrix has their gains.
+                gain = QK_GAIN**2 if name == "q_proj" else 1.0
+                matrices[f"{layer}.self_attn.{name}"] = (rows, columns, gain * columns**-0.5)
+            vectors[f"{layer}.self_attn.kv_a_layernorm"] = (shape.kv_lora_rank, 1.0)
+            continue
         vectors[f"{layer}.self_attn.q_norm"] = (shape.head_dim, QK_GAIN)
         vectors[f"{layer}.self_attn.k_norm"] = (shape.head_dim, QK_GAIN)
     matrices["lm_head"] = (shape.vocab_size, hidden, LOGIT_SCALE * hidden**-0.5)

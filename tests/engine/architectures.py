@@ -77,8 +77,9 @@ MULTIPLIERS = {
 }
 GPT = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "n_inner": 96}
 COMMON = {**ATTENTION, **EXPERTS, **MULTIPLIERS, **GPT}
+# A latent key is 24 + 8 numbers wide, which the fused kernels take.
 LATENT = {
-    "kv_lora_rank": 16,
+    "kv_lora_rank": 24,
     "q_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
@@ -132,10 +133,14 @@ def text(kind, **own):
 
 @dataclass(frozen=True)
 class Served:
-    """What an architecture needs beside ``COMMON``; ``numpy``: the NumPy forward serves it."""
+    """What an architecture needs beside ``COMMON``; ``numpy``: the NumPy forward serves it.
+
+    ``fused``: keys and values have one width, as the fused kernels require.
+    """
 
     own: dict = field(default_factory=dict)
     numpy: bool = True
+    fused: bool = True
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ def on_numpy(**own):
 
 SERVED = {
     "Klear": on_mlx(),
+    "afm7": on_mlx(hidden_dim=64, num_layers=2, num_kv_reuse_layers=1, num_heads=4, num_kv_heads=2),
     "afmoe": on_mlx(num_dense_layers=1),
     "apertus": on_mlx(post_norm=False),
     "bailing_moe": on_mlx(),
@@ -169,6 +175,12 @@ SERVED = {
         attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0},
     ),
     "deepseek": on_mlx(),
+    "deepseek_v2": Served(
+        {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        numpy=False,
+        fused=False,
+    ),
+    "deepseek_v3": on_mlx(**LATENT),
     "dots1": on_mlx(),
     "ernie4_5": on_numpy(),
     "ernie4_5_moe": on_mlx(moe_num_shared_experts=1),
@@ -177,6 +189,7 @@ SERVED = {
     "exaone_moe": on_mlx(is_moe_layer=[False, True]),
     "gear": on_numpy(),
     "gemma": on_numpy(),
+    "gemma2": on_numpy(**GEMMA),
     "gemma3": on_numpy(**text("gemma3_text", **GEMMA, sliding_window_pattern=2)),
     "gemma3_text": on_numpy(**GEMMA, sliding_window_pattern=2),
     "gemma3n": on_mlx(
@@ -217,7 +230,9 @@ SERVED = {
     "glm": on_numpy(),
     "glm4": on_numpy(),
     "glm4_moe": on_mlx(),
+    "glm4_moe_lite": on_mlx(**LATENT),
     "gpt2": on_mlx(n_ctx=256),
+    "gpt_bigcode": on_numpy(),
     "gpt_neox": on_mlx(rotary_emb_base=10_000, rotary_pct=0.5),
     "gpt_oss": on_mlx(head_dim=64),
     "gptj": on_numpy(rotary_dim=8),
@@ -235,6 +250,8 @@ SERVED = {
     "internlm2": on_numpy(bias=False),
     "internlm3": on_numpy(),
     "iquestloopcoder": on_numpy(loop_window_size=8),
+    "kimi_k25": on_mlx(**text("deepseek_v3", **LATENT)),
+    "kimi_vl": on_mlx(**text("deepseek_v3", **LATENT)),
     "laguna": on_mlx(
         mlp_layer_types=["dense", "sparse"], rope_parameters=dict.fromkeys(KINDS, ROPE)
     ),
@@ -258,9 +275,20 @@ SERVED = {
         swa_v_head_dim=16,
     ),
     "minicpm": on_numpy(dim_model_base=32, scale_depth=1.4, scale_emb=2.0),
+    "minicpm3": Served(
+        {
+            **LATENT,
+            "dim_model_base": 32,
+            "scale_depth": 1.4,
+            "scale_emb": 2.0,
+            "rope_scaling": {**LONG, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4},
+        },
+        fused=False,
+    ),
     "minimax": on_mlx(rotary_dim=8),
     "ministral3": on_mlx(rope_parameters=SCALED),
     "mistral3": on_numpy(**text("llama", layer_types=None)),
+    "mistral4": on_mlx(**LATENT, rope_parameters=SCALED),
     "mixtral": on_mlx(),
     "muse_glimmer": on_numpy(),
     "nanbeige": on_numpy(),
@@ -283,6 +311,7 @@ SERVED = {
     "phimoe": on_mlx(rope_scaling=LONG),
     "phixtral": on_mlx(num_vocab=128, model_dim=64, num_heads=4, num_layers=2, rotary_dim=8),
     "pixtral": on_numpy(**text("llama", layer_types=None)),
+    "plamo": on_numpy(n_shared_head=2),
     "qwen": on_numpy(kv_channels=16, num_key_value_heads=4),
     "qwen2": on_numpy(),
     "qwen2_moe": on_mlx(),
@@ -295,51 +324,29 @@ SERVED = {
     "smollm3": on_numpy(layer_types=None, no_rope_layer_interval=2),
     "solar_open": on_mlx(),
     "spark2_5": on_numpy(rope_parameters=dict.fromkeys(KINDS, ROPE)),
+    "stablelm": on_numpy(use_qkv_bias=True),
     "starcoder2": on_numpy(),
     "step3p5": on_mlx(num_attention_groups=2, share_expert_dim=32, moe_layers_enum="1"),
     "talkie": on_mlx(),
     "telechat3": on_numpy(),
+    "youtu_llm": Served(LATENT, fused=False),
 }
 
 HOLDS = "not one key and one value per token"
-OWN_ATTENTION = (
-    r"mlx_lm's class computes attention itself, .* \({}\.py, line \d+: .*set engine=mlx_lm$"
-)
-ONE_POSITION = (
-    r"mlx_lm's class does not run over packed tokens \({}\.py, line \d+: .*engine=mlx_lm$"
-)
 OTHER_WINDOW = "refused by the self-test: the model masks a window of 9 keys, but its cache has"
-UNEQUAL = r"keys of \d+ and values of \d+ dimensions per head \(latent attention\) do not fit"
 REFUSED = {
-    "afm7": Refused(
-        {
-            "hidden_dim": 64,
-            "num_layers": 2,
-            "num_kv_reuse_layers": 1,
-            "num_heads": 4,
-            "num_kv_heads": 2,
-        },
-        OWN_ATTENTION,
-    ),
     "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, HOLDS),
     "bailing_hybrid": Refused({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, HOLDS),
     "bailing_moe_linear": Refused({"layer_group_size": 2, "group_norm_size": 2}, HOLDS),
     "bailing_moe_v3": Refused({**LATENT, "layer_group_size": 2}, HOLDS),
-    "deepseek_v2": Refused(
-        {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, UNEQUAL
-    ),
-    "deepseek_v3": Refused(LATENT, UNEQUAL),
     "deepseek_v32": Refused(SPARSE, HOLDS),
     "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
     "falcon_h1": Refused(
         {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}, HOLDS
     ),
-    "gemma2": Refused(GEMMA, OWN_ATTENTION),
-    "glm4_moe_lite": Refused(LATENT, UNEQUAL),
     "glm_moe_dsa": Refused(
         {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
     ),
-    "gpt_bigcode": Refused({}, ONE_POSITION),
     "granitemoehybrid": Refused(
         {
             "layer_types": ["mamba", "attention"],
@@ -365,10 +372,8 @@ REFUSED = {
         },
         HOLDS,
     ),
-    "kimi_k25": Refused(text("deepseek_v3", **LATENT), UNEQUAL),
     "kimi_k3": Refused(text("kimi_k3", **LATENT, **KIMI), HOLDS),
     "kimi_linear": Refused({**LATENT, **KIMI, "model_max_length": 256}, HOLDS),
-    "kimi_vl": Refused(text("deepseek_v3", **LATENT), UNEQUAL),
     "lfm2": Refused(CONVOLUTION, HOLDS),
     "lfm2-vl": Refused(text("lfm2", **CONVOLUTION), HOLDS),
     "lfm2_moe": Refused({**CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1}, HOLDS),
@@ -402,16 +407,6 @@ REFUSED = {
         },
         HOLDS,
     ),
-    "minicpm3": Refused(
-        {
-            **LATENT,
-            "dim_model_base": 32,
-            "scale_depth": 1.4,
-            "scale_emb": 2.0,
-            "rope_scaling": {**LONG, "short_factor": [1.0] * 4, "long_factor": [1.0] * 4},
-        },
-        UNEQUAL,
-    ),
     "minimax_m3_vl": Refused(
         text(
             "minimax_m3_vl_text",
@@ -426,7 +421,6 @@ REFUSED = {
         ),
         HOLDS,
     ),
-    "mistral4": Refused({**LATENT, "rope_parameters": SCALED}, UNEQUAL),
     "nemotron_h": Refused(
         {
             "hybrid_override_pattern": ["M", "*"],
@@ -452,7 +446,6 @@ REFUSED = {
         },
         HOLDS,
     ),
-    "plamo": Refused({"n_shared_head": 2}, OWN_ATTENTION),
     "plamo2": Refused(
         {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16}, HOLDS
     ),
@@ -476,8 +469,6 @@ REFUSED = {
         ),
         HOLDS,
     ),
-    "stablelm": Refused({"use_qkv_bias": True}, OWN_ATTENTION),
-    "youtu_llm": Refused(LATENT, UNEQUAL),
 }
 
 

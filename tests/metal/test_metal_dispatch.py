@@ -18,7 +18,8 @@ from labkit.metal.kernels import header, source
 
 
 def layer(heads=16, kv_heads=4, head_dim=128, dtype="float16"):
-    return AttentionLayer(0, 0, heads, kv_heads, head_dim, 16, dtype, dtype, 1.0, None, None, None)
+    options = 1.0, None, None, None
+    return AttentionLayer(0, 0, heads, kv_heads, head_dim, 16, dtype, dtype, *options, head_dim)
 
 
 def planned(query_lens, contexts, resolver="binary_search"):

@@ -35,7 +35,7 @@ class ArrayAdapter:
     def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
         """Convert the arrays, attend, and convert the result back; see ``Attention.forward``."""
         self.conversions += 1
-        arrays = [q] if k is None else [q, k, v]
+        arrays = [array for array in (q, k, v) if array is not None]
         if self.arrays == "mlx":
             dtype, arrays = q.dtype, [array.astype(mx.float32) for array in arrays]
             mx.eval(arrays)

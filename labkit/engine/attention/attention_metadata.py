@@ -23,7 +23,7 @@ class AttentionLayer:
     kind: int  # layers of the same kind share a kernel, its grid and its parameters
     num_q_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
     block_size: int
     dtype: str  # of the pools: float32, float16, bfloat16 (the reference: float64)
     query_dtype: str | None  # of queries, new keys and values; None: any dtype is converted
@@ -33,11 +33,19 @@ class AttentionLayer:
     # [num_q_heads], an unscaled logit per head that is added to the softmax denominator (an array
     # of the kind that the backend uses). None: off.
     sinks: Any
+    value_dim: int  # of values and outputs
+    latent: bool = False  # the first ``value_dim`` numbers of a key are the value
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's key (or value) of one head in the pools."""
+        """Bytes of one token's key of one head in the pools."""
         return self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's key and value of one head in the pools."""
+        stored = self.head_dim if self.latent else self.head_dim + self.value_dim
+        return stored * ITEM_BYTES[self.dtype]
 
     @property
     def query_bytes(self) -> int:
@@ -47,7 +55,7 @@ class AttentionLayer:
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV head's keys and values in a block."""
-        return 2 * self.block_size * self.row_bytes
+        return self.block_size * self.token_bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,17 +51,17 @@ class Attention(Protocol):
         q
             [total_q, num_q_heads, head_dim], the packed queries of the step.
         k, v
-            [total_q, num_kv_heads, head_dim], or None if the pools already have them.
+            [total_q, num_kv_heads, head_dim], or None if the pools already have them. ``v`` is None
+            if the layer's values are a part of its keys (``KVShape.latent``).
         metadata
             The step's ``AttentionMetadata`` or, for KV layouts without blocks, an ``SdpaStep``.
         out
-            NumPy only: the array to write the result to, with the shape and dtype of ``q`` (None: a
-            new array).
+            NumPy only: the array to write the result to (None: a new array).
 
         Returns
         -------
         array
-            The result, with the shape and dtype of ``q``.
+            The result, [total_q, num_q_heads, value_dim], with the dtype of ``q``.
 
         Raises
         ------

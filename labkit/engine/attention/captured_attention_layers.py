@@ -65,6 +65,7 @@ def _bind(backend: CpuBackend, attention: CapturedAttention) -> AttentionLayer:
         scale=attention.scale,
         heads=attention.heads,
         window=attention.window,
+        softcap=attention.softcap,
         sinks=attention.sinks,
     )
     layer = backend.bound_layer(attention.layer)

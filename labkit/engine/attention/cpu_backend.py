@@ -35,6 +35,9 @@ for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():
     resolver_variants.register(lookup_type, resolver)
 
 
+MAX_HEAD_DIM = 256
+
+
 class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on labkit's thread pool.
 
@@ -74,6 +77,7 @@ class CpuBackend(PagedBackend):
         return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
 
     def _check_supported(self, layer: AttentionLayer) -> None:
+        input_validation.check_fused_layer(layer, self.name, MAX_HEAD_DIM)
         if self._switches.split_kv != "off" and TILE_KEYS % layer.block_size:
             raise ValueError(
                 f"block size {layer.block_size}: must divide {TILE_KEYS}, because split_kv="
@@ -87,6 +91,8 @@ class CpuBackend(PagedBackend):
         bound = self._layers[layer] or self.bound_layer(layer)
         batch: CpuPrepared = metadata.prepared
         launch = batch.launches.get(bound.kind) or self.prepare(metadata, bound)
+        if bound.latent:  # one pool; its kernels return whole keys, of which the value is a part
+            v, result, out = k, out, None
         if out is None:
             out = np.empty(launch.q_shape, np.float32)
         fits = q.shape == launch.q_shape == out.shape and q.dtype == out.dtype == np.float32
@@ -122,7 +128,10 @@ class CpuBackend(PagedBackend):
         else:
             reduce_rows = _launch_split(launch, bound, metadata, arguments, q, out)
         metadata.launches.append(Launch(bound, dispatch, nonce, counters[:-1], reduce_rows))
-        return out
+        if not bound.latent:
+            return out
+        out = out[:, :, : bound.value_dim]
+        return out if result is None else copy_into(result, out)
 
     def new_prepared(self) -> CpuPrepared:
         """Return an empty ``CpuPrepared``."""
@@ -192,6 +201,14 @@ class CpuBackend(PagedBackend):
         if not metadata.launches:
             return ()
         return report_launches(metadata.drain_launches(), metadata, "cpu")
+
+
+def copy_into(target: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
+    """Copy ``array`` into ``target``, which must have the same shape, and return ``target``."""
+    if target.shape != array.shape:
+        raise ValueError(f"out must have shape {list(array.shape)}, not {list(target.shape)}")
+    np.copyto(target, array)
+    return target
 
 
 def _launch_split(

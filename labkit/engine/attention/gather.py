@@ -18,15 +18,12 @@ from labkit.engine.attention.mlx_backend_base import MlxBackend, MlxPrepared
 
 
 class GatherBackend(MlxBackend):
-    """Run MLX's attention on each request's gathered blocks. Softcap is not supported."""
+    """Run MLX's attention on each request's gathered blocks."""
 
     name = "gather"
 
     def _check_supported(self, layer: AttentionLayer) -> None:
-        if layer.softcap is not None:
-            raise ValueError(
-                f"softcap={layer.softcap}: MLX's attention has no softcap; use backend=fused"
-            )
+        sdpa.check_softcap(layer.softcap, layer.sinks)
 
     def new_prepared(self) -> _GatherPrepared:
         """Return an empty ``_GatherPrepared``."""
@@ -40,31 +37,31 @@ class GatherBackend(MlxBackend):
         if layer.kind not in prepared.requests:
             prepared.requests[layer.kind] = _requests(metadata, layer.window)
         requests = prepared.requests[layer.kind]
-        pools = self.keys[layer.index], self.values[layer.index]
+        pools = [self.keys[layer.index]]
+        if not layer.latent:
+            pools.append(self.values[layer.index])
         results = []
         for request in requests:
-            k, v = (
+            gathered = [
                 pool[request.blocks].reshape(1, -1, *pool.shape[2:])[:, request.keys]
                 for pool in pools
+            ]
+            k, v = gathered[0], gathered[-1][..., : layer.value_dim]
+            heads_first = (
+                array.transpose(0, 2, 1, 3) for array in (q[None, request.queries], k, v)
             )
-            result = mx.fast.scaled_dot_product_attention(
-                q[None, request.queries].transpose(0, 2, 1, 3),
-                k.transpose(0, 2, 1, 3),
-                v.transpose(0, 2, 1, 3),
-                scale=layer.scale,
-                mask=request.mask,
-                sinks=layer.sinks,
-            )
+            result = sdpa.attend(*heads_first, layer, request.mask)
             results.append(result[0].transpose(1, 0, 2).astype(q.dtype))
         keys = sum(request.keys.stop - request.keys.start for request in requests)
-        return mx.concatenate(results) if results else mx.zeros_like(q), LaunchReport(
+        empty = (0, layer.num_q_heads, layer.value_dim)
+        return mx.concatenate(results) if results else mx.zeros(empty, q.dtype), LaunchReport(
             kernel="gather",
             grid=(len(requests),),
             reason="blocks are gathered for MLX's attention",
             resolver="none",
             layer=layer.index,
             kv_blocks_visited=sum(len(request.blocks) for request in requests),
-            bytes=2 * keys * layer.num_kv_heads * layer.row_bytes + 2 * q.nbytes,
+            bytes=keys * layer.num_kv_heads * layer.token_bytes + 2 * q.nbytes,
             map_us=metadata.map_us,
         )
 

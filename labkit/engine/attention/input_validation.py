@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionLayer
-
-MAX_HEAD_DIM = 256
+    from labkit.engine.kv_layout.kv_shape import KVShape
 
 
 def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -19,10 +18,10 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
     first = tuple(keys[0].shape[:2])
     for k_pool, v_pool in zip(keys, values, strict=True):
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
-        if k_pool.ndim != 4 or k_shape != v_shape:
+        if k_pool.ndim != 4 or v_pool.ndim != 4 or k_shape[:3] != v_shape[:3]:
             raise ValueError(
                 "k_pool and v_pool must have the same shape [num_blocks, block_size, num_kv_heads, "
-                f"head_dim], not {k_shape} and {v_shape}"
+                f"head_dim], up to head_dim, not {k_shape} and {v_shape}"
             )
         if tuple(k_shape[:2]) != first:
             raise ValueError(
@@ -49,8 +48,23 @@ def dtype_name(array: Any) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
+def check_fused_layer(layer: AttentionLayer, device: str, max_head_dim: int) -> None:
+    """Raise ``ValueError`` if the widths of a layer do not suit the fused kernels of a device."""
+    gather = f"device {device}; set engine.attention.backend=gather"
+    if layer.value_dim != layer.head_dim and not layer.latent:
+        raise ValueError(
+            f"keys of {layer.head_dim} and values of {layer.value_dim} dimensions per head: they "
+            f"must have the same width for the fused kernels of {gather}"
+        )
+    if layer.head_dim % 16 or not 16 <= layer.head_dim <= max_head_dim:
+        raise ValueError(
+            f"head size {layer.head_dim}: must be a multiple of 16 from 16 to {max_head_dim} for "
+            f"the fused kernels of {gather}"
+        )
+
+
 def check_layer(
-    k_pool: Any,
+    shape: KVShape,
     num_q_heads: int,
     *,
     scale: float,
@@ -59,11 +73,7 @@ def check_layer(
     sinks: Any,
 ) -> None:
     """Raise ``ValueError`` if an argument of ``bind`` is out of range."""
-    num_kv_heads, head_dim = k_pool.shape[2:]
-    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(
-            f"head size {head_dim}: must be a multiple of 16 from 16 to {MAX_HEAD_DIM}"
-        )
+    num_kv_heads = shape.num_kv_heads
     if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"the number of query heads, {num_q_heads}, is not a multiple of the {num_kv_heads} KV "
@@ -100,19 +110,24 @@ def check_operands(
         raise ValueError(f"q has dtype {dtype_name(q)}, but the layer needs {layer.query_dtype}")
     if k is not None:
         _check_new_keys(layer, total_q, k, v)
-    if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
+    out_shape = (*q.shape[:2], layer.value_dim)
+    if out is not None and (out.shape != out_shape or out.dtype != q.dtype):
         raise ValueError(
-            f"out must be {q.dtype} {list(q.shape)}, not {out.dtype} {list(out.shape)}"
+            f"out must be {q.dtype} {list(out_shape)}, not {out.dtype} {list(out.shape)}"
         )
     if out is not None and not out.flags.c_contiguous:
         raise ValueError("out must be contiguous")
 
 
 def _check_new_keys(layer: AttentionLayer, total_q: int, k: Any, v: Any) -> None:
-    shape = [total_q, layer.num_kv_heads, layer.head_dim]
-    if list(k.shape) != shape or list(v.shape) != shape:
+    k_shape = [total_q, layer.num_kv_heads, layer.head_dim]
+    v_shape = [*k_shape[:2], layer.value_dim]
+    if v is None:
+        v, v_shape = k, k_shape
+    if list(k.shape) != k_shape or list(v.shape) != v_shape:
+        needed = f"{k_shape}" if v_shape == k_shape else f"{k_shape} and {v_shape}"
         raise ValueError(
-            f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
+            f"k and v must have shape {needed}, not {list(k.shape)} and {list(v.shape)}"
         )
     if not dtype_name(k) == dtype_name(v) == (layer.query_dtype or dtype_name(k)):
         needed = f"the layer needs {layer.query_dtype}" if layer.query_dtype else "they must agree"

@@ -25,6 +25,7 @@ from labkit.metal.kernel_call import Executor, KernelCall
 from labkit.metal.kernels import header, source
 
 BLOCK_SIZES = (8, 16, 32)
+MAX_HEAD_DIM = 256
 THREADS = {"decode": 256, "tiled": 128}
 _INPUTS = (
     *("q", "k_pool", "v_pool", "sinks", "nonce"),
@@ -53,6 +54,7 @@ class MetalBackend(MlxBackend):
         self._executor = executor or executor_for(name)
 
     def _check_supported(self, layer: AttentionLayer) -> None:
+        input_validation.check_fused_layer(layer, self.name, MAX_HEAD_DIM)
         if layer.block_size not in BLOCK_SIZES:
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise ValueError(
@@ -71,7 +73,9 @@ class MetalBackend(MlxBackend):
         prepared: _MetalPrepared = metadata.prepared
         params = prepared.params.get(bound.kind) or self.prepare(metadata, bound)
         fits = q.shape == params.q_shape
-        if k is not None:
+        if k is not None and v is None:
+            fits = fits and k.shape == params.k_shape
+        elif k is not None:
             fits = fits and k.shape == v.shape == params.k_shape and k.dtype == v.dtype
         if not fits:
             input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
@@ -100,6 +104,8 @@ class MetalBackend(MlxBackend):
             )
             result, reduce_rows = self._executor(params.reduce.with_inputs(partials))
         metadata.launches.append(Launch(bound, params.dispatch, nonce, rows, reduce_rows))
+        if bound.latent:
+            result = result[:, :, : bound.value_dim]
         return result.astype(q.dtype)
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:

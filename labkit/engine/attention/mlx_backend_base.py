@@ -42,7 +42,12 @@ class MlxBackend(PagedBackend):
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Use existing pools: MLX arrays themselves, and copies of NumPy arrays."""
-        super().adopt(*([to_mlx(pool) for pool in pools] for pools in (keys, values)))
+        k_pools = [to_mlx(pool) for pool in keys]
+        v_pools = [
+            k_pool if v_pool is pool else to_mlx(v_pool)
+            for pool, k_pool, v_pool in zip(keys, k_pools, values, strict=True)
+        ]
+        super().adopt(k_pools, v_pools)
 
     def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
         return input_validation.dtype_name(pool), None
@@ -61,7 +66,8 @@ class MlxBackend(PagedBackend):
             block, offset = np.divmod(metadata.slot_mapping, metadata.block_size)
             prepared.slots = mx.array(block.astype(np.int32)), mx.array(offset.astype(np.int32))
         self.keys[layer][prepared.slots] = k
-        self.values[layer][prepared.slots] = v
+        if v is not None:
+            self.values[layer][prepared.slots] = v
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
         """Return the pools, because their writes must be evaluated even if nothing reads them."""

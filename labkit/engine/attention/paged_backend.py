@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from labkit.engine.attention.attention_metadata import (
 )
 from labkit.engine.attention.attention_protocol import Arrays
 from labkit.engine.attention.launch_report import LaunchReport, Reports
-
-if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 
 
 class PagedBackend:
@@ -53,6 +51,7 @@ class PagedBackend:
         self._last: tuple[TablesKey, AttentionMetadata] | None = None
         self.keys: list[Any] = []
         self.values: list[Any] = []
+        self.shapes: tuple[KVShape, ...] = ()
 
     def allocate(
         self,
@@ -64,7 +63,7 @@ class PagedBackend:
         """Create a key pool and a value pool of zeros for each layer.
 
         They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
-        or ``bfloat16``.
+        or ``bfloat16``. The two pools of a latent layer are the same array.
 
         Raises
         ------
@@ -72,21 +71,15 @@ class PagedBackend:
             The backend does not support the dtype or the shapes.
         """
         input_validation.check_dtype(dtype, self.device, self.dtypes)
-        for shape in shapes:
-            if shape.key_dim != shape.value_dim:
-                raise ValueError(
-                    f"keys of {shape.key_dim} and values of {shape.value_dim} dimensions per head "
-                    "(latent attention) do not fit the paged pools, in which both have the same "
-                    "width; set engine=mlx_lm (engine=contiguous serves some of these models)"
-                )
         pools = [
             [
                 self._zeros((num_blocks, block_size, shape.num_kv_heads, size), dtype)
-                for size in (shape.key_dim, shape.value_dim)
+                for size in shape.stored_dims
             ]
             for shape in shapes
         ]
-        self.adopt([k_pool for k_pool, _ in pools], [v_pool for _, v_pool in pools])
+        self.adopt([arrays[0] for arrays in pools], [arrays[-1] for arrays in pools])
+        self.shapes = tuple(shapes)
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         # Only address space is reserved now. Memory is used when blocks are written.
@@ -98,6 +91,10 @@ class PagedBackend:
         for pool in keys:
             input_validation.check_dtype(self._pool_dtypes(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
+        self.shapes = tuple(
+            KVShape(*k_pool.shape[2:], v_pool.shape[3])
+            for k_pool, v_pool in zip(keys, values, strict=True)
+        )
         self._layers = [None] * len(self.keys)
         self._kinds = []
         self._last = None
@@ -113,25 +110,26 @@ class PagedBackend:
         sinks: Any = None,
     ) -> None:
         """Set the constants of a layer; see ``Attention.bind``."""
-        pool = self.keys[layer]
+        pool, shape = self.keys[layer], self.shapes[layer]
         input_validation.check_layer(
-            pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
+            shape, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
-        _, block_size, num_kv_heads, head_dim = pool.shape
         dtype, query_dtype = self._pool_dtypes(pool)
         bound = AttentionLayer(
             index=layer,
             kind=0,
             num_q_heads=heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            block_size=block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.key_dim,
+            block_size=pool.shape[1],
             dtype=dtype,
             query_dtype=query_dtype,
             scale=scale,
             window=window,
             softcap=softcap,
             sinks=self._convert_sinks(sinks),
+            value_dim=shape.value_dim,
+            latent=shape.latent,
         )
         self._check_supported(bound)
         kind = dataclasses.replace(bound, index=0, sinks=sinks is not None)
@@ -232,7 +230,8 @@ class PagedBackend:
         """Scatter new keys and values into a layer's pools."""
         block, offset = np.divmod(metadata.slot_mapping, metadata.block_size)
         self.keys[layer][block, offset] = k
-        self.values[layer][block, offset] = v
+        if v is not None:
+            self.values[layer][block, offset] = v
 
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any

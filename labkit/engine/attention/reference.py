@@ -28,7 +28,7 @@ class ReferenceBackend(PagedBackend):
     ) -> tuple[Any, LaunchReport]:
         """Attend in float64; see ``PagedBackend.attend``."""
         if out is None:
-            out = np.empty_like(q)
+            out = np.empty((*q.shape[:2], layer.value_dim), q.dtype)
         pools = self.keys[layer.index], self.values[layer.index]
         stamp = launch_stamp(secrets.randbits(32), "reference", metadata.resolver.variant)
         find, visited = metadata.resolver.find_token, 0
@@ -44,7 +44,7 @@ class ReferenceBackend(PagedBackend):
                 blocks = metadata.block_tables[sequence, keys // metadata.block_size]
                 offsets = keys % metadata.block_size
                 k, v = (pool[blocks, offsets].astype(np.float64) for pool in pools)
-                query = q[token].astype(np.float64)
+                query, v = q[token].astype(np.float64), v[..., : layer.value_dim]
                 out[token] = attend_token(query, k, v, layer.scale, layer.softcap, layer.sinks)
                 visited += len(np.unique(keys // metadata.block_size))
         return out, LaunchReport(
@@ -84,13 +84,13 @@ def attend_token(
     softcap: float | None,
     sinks: NDArray[Any] | None,
 ) -> NDArray[np.float64]:
-    """Attend from one token [num_q_heads, head_dim] to k, v [keys, num_kv_heads, head_dim].
+    """Attend from one token [num_q_heads, head_dim] to k, v [keys, num_kv_heads, their dim].
 
     The result is zeros if there is no key. That happens only if ``metadata.resolver`` assigns the
     token to the wrong sequence.
     """
     if not len(k):
-        return np.zeros_like(q)
+        return np.zeros((len(q), v.shape[2]))
     num_kv_heads = k.shape[1]
     grouped = q.reshape(num_kv_heads, -1, q.shape[1])
     logits = np.einsum("hgd,khd->hgk", grouped, k) * scale
@@ -105,4 +105,4 @@ def attend_token(
     if sinks is not None:
         total = total + np.exp(sink - largest)
     out: NDArray[np.float64] = np.einsum("hgk,khd->hgd", weights, v) / total
-    return out.reshape(q.shape)
+    return out.reshape(len(q), -1)

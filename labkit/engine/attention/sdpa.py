@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.engine.attention.launch_report import LaunchReport, Reports, merge_reports
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.attention_metadata import AttentionLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class SdpaLayer:
     index: int
     scale: float
     window: int | None
+    softcap: float | None
     sinks: mx.array | None
 
 
@@ -30,7 +34,7 @@ class SdpaStep(Protocol):
         """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Attend causally; return the output, with the shape of ``q``, and the report."""
+        """Attend causally; return the output, of the width of the values, and the report."""
 
     def pending(self) -> list[mx.array]:
         """Return the arrays that the step wrote."""
@@ -59,12 +63,9 @@ class SdpaAttention:
         sinks: Any = None,
     ) -> None:
         """Set the constants of a layer; see ``Attention.bind``."""
-        if softcap is not None:
-            raise ValueError(
-                f"softcap={softcap}: MLX's attention has no softcap; use backend=fused"
-            )
+        check_softcap(softcap, sinks)
         mlx_sinks = None if sinks is None else mx.array(sinks)
-        self._layers[layer] = SdpaLayer(layer, scale, window, mlx_sinks)
+        self._layers[layer] = SdpaLayer(layer, scale, window, softcap, mlx_sinks)
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, step: SdpaStep, out: Any = None) -> Any:
         """Write new keys and values, then attend; see ``Attention.forward``."""
@@ -86,6 +87,45 @@ class SdpaAttention:
     def pending(self, step: SdpaStep) -> list[Any]:
         """Return keys and values: their writes must be evaluated even if nothing reads them."""
         return step.pending()
+
+
+def check_softcap(softcap: float | None, sinks: Any) -> None:
+    """Raise ``ValueError`` if a layer has both a softcap and sinks, as no model of mlx_lm has."""
+    if softcap is not None and sinks is not None:
+        raise ValueError(
+            f"softcap={softcap} and sinks: MLX has no such attention; set "
+            "engine.attention.backend=fused"
+        )
+
+
+def attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    layer: SdpaLayer | AttentionLayer,
+    mask: mx.array | str | None,
+) -> mx.array:
+    """Attend by MLX's function or, with a softcap, which it lacks, by products and a softmax.
+
+    Arrays are [rows, heads, tokens, dim]. ``mask`` is as in MLX, an array of bool.
+    """
+    if layer.softcap is None:
+        return mx.fast.scaled_dot_product_attention(
+            q, k, v, scale=layer.scale, mask=mask, sinks=layer.sinks
+        )
+    rows, num_heads, q_len, _ = q.shape
+    grouped = q.reshape(rows, k.shape[1], -1, q_len, q.shape[3]) * layer.scale
+    scores = grouped @ k[:, :, None].swapaxes(-1, -2)
+    scores = mx.tanh(scores / layer.softcap) * layer.softcap
+    if isinstance(mask, str):
+        columns = mx.arange(k.shape[2])
+        mask = columns <= columns[-q_len:, None]
+    elif mask is not None and mask.ndim == 4:
+        mask = mask[:, :, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights @ v[:, :, None]).reshape(rows, num_heads, q_len, -1)
 
 
 def layer_report(

@@ -80,17 +80,26 @@ def from_model(
 def from_shape(
     shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
 ) -> ModelFootprint:
-    """Return the footprint of a model built from ``shape``: a float32 qwen3 with an untied head."""
+    """Return the footprint of a float32 model built from ``shape``, with an untied head."""
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
+    cached = 2 * keys
+    if shape.kv_lora_rank is not None:
+        from labkit.models import synthetic_latent
+
+        attention = shape.kv_lora_rank + sum(
+            rows * columns for rows, columns in synthetic_latent.projections(shape).values()
+        )
+        cached = keys = synthetic_latent.latent_dim(shape)
+        queries = shape.num_heads * cached
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
     vocabulary = shape.vocab_size * shape.hidden_size
     weights = 2 * vocabulary + shape.hidden_size + shape.num_layers * layer
     return ModelFootprint(
         name=name,
         weight_bytes=size * weights,
-        kv_bytes_per_token=FLOAT32_BYTES * shape.num_layers * 2 * keys,
+        kv_bytes_per_token=FLOAT32_BYTES * shape.num_layers * cached,
         peak_live_floats=_peak_live_floats(
             shape.hidden_size, queries, keys, shape.intermediate_size
         ),
@@ -122,12 +131,13 @@ def from_directory(
 def _from_config(
     settings: dict[str, Any], path: Path, loading: _WeightLoading
 ) -> ModelFootprint | None:
-    if "kv_lora_rank" in settings:  # MLA: caches latents instead of keys and values
-        return None
     hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
     keys = int(settings.get("num_key_value_heads") or heads)
     head_dim = int(settings.get("head_dim") or hidden // heads)
     inner = int(settings["intermediate_size"])
+    cached = _cached_numbers(settings, keys, head_dim)
+    if cached is None:
+        return None
     context = settings.get("max_position_embeddings")
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
@@ -135,7 +145,7 @@ def _from_config(
     return ModelFootprint(
         name=path.name,
         weight_bytes=loaded.bytes,
-        kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
+        kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=context if isinstance(context, int) else None,
@@ -143,6 +153,26 @@ def _from_config(
         weights=loaded.weights,
         lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
     )
+
+
+# mlx_lm's architectures with ``kv_lora_rank`` in every layer: those that cache the latent and the
+# rotary part of a key, and those that expand them to keys and values of all heads.
+LATENT_TYPES = ("deepseek_v3", "glm4_moe_lite", "joyai_llm_flash", "kimi_k2", "mistral4")
+EXPANDED_TYPES = ("deepseek_v2", "minicpm3", "youtu_llm")
+
+
+def _cached_numbers(settings: dict[str, Any], keys: int, head_dim: int) -> int | None:
+    """Return how many numbers a layer caches per token, or None if that is not known."""
+    if "kv_lora_rank" not in settings:
+        return 2 * keys * head_dim
+    rotary, kind = int(settings["qk_rope_head_dim"]), settings.get("model_type")
+    if kind in LATENT_TYPES:
+        return int(settings["kv_lora_rank"]) + rotary
+    if kind in EXPANDED_TYPES:
+        heads = int(settings["num_attention_heads"])
+        values = int(settings.get("v_head_dim") or int(settings["hidden_size"]) // heads)
+        return heads * (int(settings["qk_nope_head_dim"]) + rotary + values)
+    return None
 
 
 def from_weights(

@@ -142,7 +142,7 @@ class ContiguousStep:
         """Store each request's new keys and values after its cached tokens."""
         for row, start, stop, context in self._segments:
             where = (0, slice(None), slice(context - (stop - start), context))
-            for array, new in zip(row.layer(layer), (k, v), strict=True):
+            for array, new in zip(row.layer(layer), (k, v), strict=False):  # latent: no values
                 sdpa.store(array, where, new[start:stop].transpose(1, 0, 2))
 
     def pending(self) -> list[mx.array]:
@@ -154,17 +154,12 @@ class ContiguousStep:
         outputs, num_keys, nbytes, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._segments:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            k, v = (array[:, :, first:context] for array in row.layer(layer.index))
-            output = mx.fast.scaled_dot_product_attention(
-                sdpa.heads_first(q[None, start:stop]),
-                k,
-                v,
-                scale=layer.scale,
-                mask=sdpa.causal_mask(stop - start, context - first, window),
-                sinks=layer.sinks,
-            )
+            visible = slice(first, context)
+            k, v, kv_bytes = row.keys_and_values(layer.index, lambda a, s=visible: a[:, :, s])
+            mask = sdpa.causal_mask(stop - start, context - first, window)
+            output = sdpa.attend(sdpa.heads_first(q[None, start:stop]), k, v, layer, mask)
             outputs.append(output[0].transpose(1, 0, 2))
             num_keys += context - first
-            nbytes += k.nbytes + v.nbytes
+            nbytes += kv_bytes
         report = sdpa.layer_report(layer.index, len(outputs), num_keys, 0, nbytes)
         return mx.concatenate(outputs), report

@@ -1,7 +1,7 @@
 """Dense KV arrays, used by the layouts without blocks (padded and contiguous).
 
-A dense array has rows of equal capacity: per layer one array of keys and one of values,
-[rows, num_kv_heads, capacity, head_dim].
+A dense array has rows of equal capacity: per layer one array of keys and one of values (a latent
+layer: of keys alone), [rows, num_kv_heads, capacity, head_dim].
 
 The arrays are MLX's, so that its attention reads them in place. They are written through NumPy
 views, which is safe between two steps: every step is evaluated, so no graph still reads them.
@@ -9,7 +9,7 @@ views, which is safe between two steps: every step is evaluated, so no graph sti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,16 +65,27 @@ class DenseKV:
         self._layer_bytes = [shape.token_bytes(dtype) for shape in shapes]
         self.token_bytes = sum(self._layer_bytes)
         self._stats = stats
-        self._layers: list[tuple[mx.array, mx.array]] = []
+        self._layers: list[tuple[mx.array, ...]] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self.rows * self.capacity * self.token_bytes
 
-    def layer(self, index: int) -> tuple[mx.array, mx.array]:
-        """Return a layer's keys and values."""
+    def layer(self, index: int) -> tuple[mx.array, ...]:
+        """Return a layer's keys and, unless they are a part of the keys, its values."""
         return self._layers[index]
+
+    def keys_and_values(
+        self, index: int, select: Callable[[mx.array], mx.array]
+    ) -> tuple[mx.array, mx.array, int]:
+        """Return the selected keys and values of a layer, and their bytes.
+
+        ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim].
+        """
+        arrays = [select(array) for array in self._layers[index]]
+        values = arrays[-1][..., : self.shapes[index].value_dim]
+        return arrays[0], values, sum(array.nbytes for array in arrays)
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays of all layers."""
@@ -102,16 +113,15 @@ class DenseKV:
         self._layers, self.rows, self.capacity = [], 0, 0
 
 
-def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, mx.array]:
+def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, ...]:
     size, mlx_dtype = (rows, shape.num_kv_heads, capacity), getattr(mx, dtype)
-    keys = mx.zeros((*size, shape.key_dim), mlx_dtype)
-    values = mx.zeros((*size, shape.value_dim), mlx_dtype)
-    mx.eval(keys, values)
-    return keys, values
+    arrays = tuple(mx.zeros((*size, dim), mlx_dtype) for dim in shape.stored_dims)
+    mx.eval(*arrays)
+    return arrays
 
 
 def _copy(
-    old: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], moves: tuple[TokenMove, ...]
+    old: tuple[mx.array, ...], new: tuple[mx.array, ...], moves: tuple[TokenMove, ...]
 ) -> None:
     for source, target in zip(map(_numpy_view, old), map(_numpy_view, new), strict=True):
         for move in moves:

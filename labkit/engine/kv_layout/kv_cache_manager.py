@@ -232,12 +232,24 @@ class KVCache:
 class KVCacheFactory:
     """Creates KV caches of one layout: for serving, for the self-test, for profiling.
 
-    ``create`` takes the KV shape of each layer, and the size of the memory as a number of blocks of
-    ``kv.block_size`` tokens. In the paged layout this number includes the null block.
+    ``create_layout`` takes the arguments of ``create``.
     """
 
     kv: config.KV
-    create: Callable[[tuple[KVShape, ...], int], KVCache]
+    create_layout: Callable[[tuple[KVShape, ...], int], KVCache]
+
+    def create(self, shapes: tuple[KVShape, ...], num_blocks: int) -> KVCache:
+        """Create a cache.
+
+        Parameters
+        ----------
+        shapes
+            The KV shape of each layer with keys and values.
+        num_blocks
+            The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
+            number includes the null block.
+        """
+        return self.create_layout(shapes, num_blocks)
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""

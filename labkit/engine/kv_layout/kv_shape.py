@@ -9,12 +9,29 @@ from labkit.cpu.kv_dtypes import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The heads and head dimensions of one layer's keys and values."""
+    """The heads and head dimensions of one layer's keys and values.
+
+    With ``latent``, values are not stored: the value of a token is the first ``value_dim`` numbers
+    of its key (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434).
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    latent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.latent and self.value_dim > self.key_dim:
+            raise ValueError(
+                f"a latent layer's values are part of its keys, but {self.value_dim} dimensions "
+                f"are more than {self.key_dim}"
+            )
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """The dimensions per head of each stored array: the keys and, if stored, the values."""
+        return (self.key_dim,) if self.latent else (self.key_dim, self.value_dim)
 
     def token_bytes(self, dtype: str = "float32") -> int:
         """Return the size in bytes of one token's keys and values, stored as ``dtype``."""
-        return ITEM_BYTES[dtype] * self.num_kv_heads * (self.key_dim + self.value_dim)
+        return ITEM_BYTES[dtype] * self.num_kv_heads * sum(self.stored_dims)

@@ -145,7 +145,7 @@ class PaddedStep:
         if isinstance(k, mx.array):
             target = mx.array(target)
             where = (mx.array(places), slice(None), mx.array(self._columns))
-        for array, new in zip(self._dense.layer(layer), (k, v), strict=True):
+        for array, new in zip(self._dense.layer(layer), (k, v), strict=False):  # latent: no values
             sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
@@ -154,17 +154,11 @@ class PaddedStep:
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
         """Call MLX's attention once for all rows, with a mask."""
-        k, v = (self._computed_rows(array) for array in self._dense.layer(layer.index))
-        output = mx.fast.scaled_dot_product_attention(
-            sdpa.heads_first(q.reshape(len(self._rows), self._width, *q.shape[1:])),
-            k,
-            v,
-            scale=layer.scale,
-            mask=self._mask(layer.window),
-            sinks=layer.sinks,
-        )
+        k, v, kv_bytes = self._dense.keys_and_values(layer.index, self._computed_rows)
+        rows = q.reshape(len(self._rows), self._width, *q.shape[1:])
+        output = sdpa.attend(sdpa.heads_first(rows), k, v, layer, self._mask(layer.window))
         tokens = output.transpose(0, 2, 1, 3)
-        nbytes = k.nbytes + v.nbytes + 2 * q.nbytes
+        nbytes = kv_bytes + 2 * q.nbytes
         report = sdpa.layer_report(layer.index, 1, self.columns, self.empty_columns, nbytes)
         return tokens.reshape(len(q), *tokens.shape[2:]), report
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from labkit.engine.attention.captured_attention_layers import CapturedLayers
 from labkit.engine.attention.cpu_backend import CpuBackend
 from labkit.engine.attention.replay_state import replay_state
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.layer_cache import ForwardContext, LayerCache
+from labkit.engine.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.lazy_logits import GreedyLogits
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class GraphRunner:
     Parameters
     ----------
     model
-        The model, called with token ids and ``cache=caches``, as ``PackedForward`` does.
+        The model, called with token ids and ``cache=caches.layers``, as ``PackedForward`` does.
     caches
-        The model's caches, one for each layer.
+        The caches of the model's layers.
     """
 
-    def __init__(self, model: Callable[..., Any], caches: Sequence[LayerCache]) -> None:
+    def __init__(self, model: Callable[..., Any], caches: ModelCaches) -> None:
         self.reason: str | None = None
         self._graph: ExecutableGraph | None = None
         self._backend: Callable[[], CpuBackend | None] = lambda: None
@@ -92,18 +92,13 @@ def can_replay(attention: Any) -> bool:
     return type(attention) is CpuBackend
 
 
-def _capture_forward(model: Callable[..., Any], caches: Sequence[LayerCache]) -> CapturedGraph:
+def _capture_forward(model: Callable[..., Any], caches: ModelCaches) -> CapturedGraph:
     """Run a forward on traced arrays, and return its graph."""
     capture = GraphCapture()
     attention: Any = _CapturingAttention(capture)
     context = ForwardContext(attention, attention, None, capture.positions())
-    for cache in caches:
-        cache.context = context
-    try:
-        return capture.finish(model(capture.token_ids(), cache=caches))
-    finally:
-        for cache in caches:
-            cache.context = None
+    with caches.use(context):
+        return capture.finish(model(capture.token_ids(), cache=caches.layers))
 
 
 class _CapturingAttention:

@@ -75,7 +75,7 @@ def attend(
         raise NoCounterpart(
             "the model calls attention with other keys than those that its cache returned"
         )
-    return keys.attend(queries, scale, mask, sinks)
+    return keys.attend(queries, values, scale, mask, sinks)
 
 
 def _fast_attention(

@@ -19,6 +19,7 @@ from labkit.cpu.low_precision_weights import (
 )
 from labkit.cpu.packed_linear import WeightMatrix, share_format
 from labkit.cpu.rope import RotaryTable
+from labkit.engine.layer_cache import KVHandle, ValueHandle
 from labkit.engine.numpy_port import numpy_layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 from labkit.engine.parallel import mlx_ring
@@ -29,6 +30,7 @@ Array = NDArray[np.float32]
 # Projections of the same input, which are computed by one product.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # Layers of mlx.nn without arithmetic, which are not replaced.
+MATRIX_PARAMETERS = ("weight", "scales", "biases")
 PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 
@@ -184,8 +186,15 @@ class _Converter:
             raise NoCounterpart(f"{path} is {kind}, but the NumPy path computes in float32")
         return np.ascontiguousarray(np.asarray(array))
 
-    def _matrix(self, layer: Any, path: str) -> WeightMatrix:
-        """Return a layer's weight, in its stored low precision if that is allowed."""
+    def _matrix(self, layer: Any, path: str, head: int | None = None) -> WeightMatrix:
+        """Return a layer's weight, in its stored low precision if that is allowed.
+
+        ``head`` selects one of the matrices of a ``MultiLinear``.
+        """
+
+        def parameter(array: Any) -> Any:
+            return array if head is None else array[head]
+
         if "scales" in layer:
             bits, group, mode = layer.bits, layer.group_size, layer.mode
             if (
@@ -198,11 +207,13 @@ class _Converter:
                     f"{path} is quantised ({mode}, {bits} bits in groups of {group}), which the "
                     "NumPy path does not read"
                 )
-            words, scales, biases = map(self._words, (layer.weight, layer.scales, layer.biases))
+            stored = (parameter(layer[name]) for name in MATRIX_PARAMETERS)
+            words, scales, biases = map(self._words, stored)
             return QuantizedMatrix(words, scales, biases, bits)
-        if self._low_precision and layer.weight.dtype in (self.mx.float16, self.mx.bfloat16):
-            return HalfMatrix(self._words(layer.weight))
-        return self._array(layer.weight, path)  # type: ignore[no-any-return]
+        weight = parameter(layer.weight)
+        if self._low_precision and weight.dtype in (self.mx.float16, self.mx.bfloat16):
+            return HalfMatrix(self._words(weight))
+        return self._array(weight, path)  # type: ignore[no-any-return]
 
     def _words(self, array: Any) -> NDArray[Any]:
         """Return a view of an MLX array. bfloat16, which NumPy lacks, is viewed as uint16."""
@@ -234,6 +245,10 @@ class _Converter:
         layer: Any
         if kind in (*self._linear, *self._summed, *self._embedding):
             layer = self._with_matrix(module, path)
+        elif kind.__module__ == f"{PACKAGE}.mla":
+            weights = [self._matrix(module, path, head) for head in range(len(module.weight))]
+            layer = numpy_layers.MultiLinear(weights, self._slabs)
+            self._weight_layers.append(layer)
         elif name.startswith("Quantized") or name.startswith("QQ"):
             raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
         elif kind is nn.RMSNorm:
@@ -282,31 +297,39 @@ class _Converter:
 class _TrialCache:
     """A layer's cache in the trial forward of two sequences with one token each."""
 
+    packed = True
     offset = np.zeros(2, np.int32)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
         """Return no mask."""
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[_TrialHandle, _TrialHandle]:
-        handle = _TrialHandle(values)
-        return handle, handle
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[_TrialHandle, ValueHandle]:
+        handle = _TrialHandle(self, keys, values)
+        return handle, handle.value_handle
 
 
-class _TrialHandle:
+class _TrialHandle(KVHandle):
     """Stand-in for a ``KVHandle`` in the trial forward, whose context is one token.
 
     Attention then returns that token's V vector, repeated for each query head of the KV head.
     """
 
-    def __init__(self, values: Array) -> None:
-        self.values = values
-
-    def attend(self, queries: Array, scale: float, mask: Any, sinks: Any) -> Array:
-        for array in (queries, self.values):
+    def attend(
+        self,
+        queries: Array,
+        values: Any,
+        scale: float,
+        mask: Any,
+        sinks: Any,
+        softcap: float | None = None,
+    ) -> Array:
+        latent = values is self
+        value = self.keys if latent else self.values
+        for array in (queries, self.keys, self.values, *((mask,) if latent else ())):
             _require_numpy(array, "the model's attention is given")
-        if mask is not None:
+        if mask is not None and not latent:
             raise NoCounterpart("the model's attention builds a mask that labkit does not support")
-        return np.repeat(self.values, queries.shape[1] // self.values.shape[1], axis=1)
+        return np.repeat(value, queries.shape[1] // value.shape[1], axis=1)
 
 
 def _require_numpy(array: Any, where: str) -> None:

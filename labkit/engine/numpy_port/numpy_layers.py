@@ -120,6 +120,29 @@ class GroupedLinear:
         return self._group.project(self._member, x)
 
 
+class MultiLinear:
+    """mlx_lm's linear layer with a matrix for each head: ``x[:, h] @ weights[h].T``."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, weights: Sequence[WeightMatrix], slabs: SlabAllocator) -> None:
+        self._packed = [PackedLinear([weight], [None], slabs) for weight in weights]
+
+    @property
+    def format_and_bytes(self) -> tuple[str, int]:
+        """The format of the layer's weights, and their size in bytes."""
+        return self._packed[0].weight_format, sum(packed.bytes for packed in self._packed)
+
+    def __call__(self, x: Array) -> Array:
+        """Return the projections of x [tokens, heads, 1, K], float32 [tokens, heads, 1, N]."""
+        if isinstance(x, TracedArray):
+            raise NotCapturable("the model multiplies each head by a matrix of its own")
+        out = np.empty((*x.shape[:3], self._packed[0].total), np.float32)
+        for head, packed in enumerate(self._packed):
+            out[:, head] = packed.multiply(x[:, head])[0]
+        return out
+
+
 class Embedding:
     """A float32 embedding table, which is also the output projection of tied models.
 

@@ -136,12 +136,13 @@ def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_measured_activations_match_the_estimate(tiny_dir, rows):
-    from labkit.engine import kv_layout, logits_self_test
+    from labkit.engine import kv_layout
+    from labkit.engine.cache_shapes import cache_shapes
     from labkit.engine.model_loader import load_model
     from labkit.engine.packed_forward import choose_forward
 
     loaded = load_model(tiny_dir)
-    shapes, _ = logits_self_test.kv_shapes(loaded)
+    shapes = cache_shapes(loaded).attention
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.create_factory(config.Engine())
