@@ -23,14 +23,18 @@ The memory layout of a matrix, which ``low_precision_weights`` packs::
             half precision
     pack    the steps that are decoded together: the smallest number that fills 32-bit words
 
+In a block format of GGUF a record is a super-block, or a group if the format has none::
+
+    | super_scales [SPAN_COLUMNS], super_mins [SPAN_COLUMNS]      (what the format has of these)
+    | run 0: scales [SPAN_COLUMNS] and mins [SPAN_COLUMNS] of its groups, then its packs
+    | run 1 ...
+
 Each weight format has its own functions, compiled when a model first needs them. The kernel calls
 them by address.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -42,7 +46,7 @@ from numba import extending, njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
-from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.block_formats import BLOCK_FORMATS
 from labkit.cpu.gemm import (
     BLOCK_ROWS,
     MIN_PARALLEL_FMAS,
@@ -50,150 +54,52 @@ from labkit.cpu.gemm import (
     WEIGHT_COST,
     multiply_panel,
 )
-from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, ElementType
+from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS, WORD_BITS
+from labkit.cpu.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
-from labkit.cpu.simd_emitter import (
-    F32,
-    F32_VECTOR,
-    FLOAT_BYTES,
-    I32_VECTOR,
-    I64,
-    VECTOR_BYTES,
-    Emitter,
+from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.weight_formats import (
+    PANEL_VECTORS,
+    BlockWeightFormat,
+    Record,
+    RecordFormat,
+    Step,
+    WeightFormat,
 )
-from labkit.cpu.vector_registers import LANES
 
-PANEL_VECTORS = PANEL_COLUMNS // LANES
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
-PREFETCH_BYTES = 8192  # distance from the bytes that are read to those that are prefetched
 LOW_TILE_ROWS = 4  # rows of the lower of the two register tiles of one panel
-MANTISSA_BITS = 23  # of a float32
 MANTISSA_CONVERTED_BITS = (2, 3, 4)  # bits per integer for which mantissa conversion is faster
 # The compiled functions of a format, as indices of ``FormatFunctions.addresses``.
 ONE_ROW, TWO_ROWS, LOW_TILE, HIGH_TILE, WIDEN = range(5)
 
-
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """The content of a record: numbers of type ``element``, or integers of ``bits`` bits.
-
-    ``bits`` is 0 for numbers. A record of integers is a quantisation group and begins with the
-    group's scales and biases, of type ``element``.
-
-    ``in_mantissa`` is whether integers are converted to float32 by the *mantissa conversion*: an
-    integer in the highest mantissa bits of ``2**bits`` makes the float ``2**bits + integer``. The
-    bias is reduced by ``2**bits * scale`` to compensate, which must be exact in float32. This saves
-    the conversion instruction: with 4 bits, a twentieth of the time of one row's product.
-    """
-
-    element: ElementType
-    bits: int = 0
-    in_mantissa: bool = False
-
-    @property
-    def pack_steps(self) -> int:
-        """Number of steps along K in a pack."""
-        return WORD_BITS // math.gcd(self.bits, WORD_BITS) if self.bits else 1
-
-    @property
-    def pack_bytes(self) -> int:
-        """Bytes of a pack, with all columns of the span."""
-        return self.pack_steps * (self.bits or 8 * self.element.bytes) * SPAN_COLUMNS // 8
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes of a record's scales and biases."""
-        return 2 * SPAN_COLUMNS * self.element.bytes if self.bits else 0
-
-    def emit_header(
-        self, code: Emitter, record: Any, panel: Any, vectors: int
-    ) -> list[tuple[Any, Any]]:
-        """Load (scale, bias) for ``vectors`` vectors of columns, starting at panel ``panel``.
-
-        Returns [] if the format has no scales.
-        """
-        if not self.bits:
-            return []
-        build, size = code.builder, self.element.vector_bytes
-        address, pairs = build.add(record, build.mul(panel, I64(PANEL_VECTORS * size))), []
-        for v in range(vectors):
-            scale = self.element.load(code, build.add(address, I64(v * size)))
-            bias = self.element.load(
-                code, build.add(address, I64(self.header_bytes // 2 + v * size))
-            )
-            if self.in_mantissa:
-                bias = code.fma(code.constant(-float(1 << self.bits)), scale, bias)
-            pairs.append((scale, bias))
-        return pairs
-
-    def emit_pack(
-        self, code: Emitter, pack: Any, panel: Any, header: list[tuple[Any, Any]], vectors: int
-    ) -> Callable[[int, int], Any]:
-        """Load a pack and return a function ``decode(step, vector)``.
-
-        ``decode`` emits the code that makes one vector of float32 weights.
-        """
-        build, size = code.builder, self.element.vector_bytes
-        if not self.bits:
-            address = build.add(pack, build.mul(panel, I64(PANEL_VECTORS * size)))
-            numbers = [
-                self.element.load(code, build.add(address, I64(v * size))) for v in range(vectors)
-            ]
-            return lambda step, vector: numbers[vector]
-        address = build.add(pack, build.mul(panel, I64(PANEL_VECTORS * VECTOR_BYTES)))
-        row_bytes = 4 * SPAN_COLUMNS
-        words = [
-            [
-                code.load(address, i * row_bytes + v * VECTOR_BYTES, I32_VECTOR)
-                for i in range(self.pack_steps * self.bits // WORD_BITS)
-            ]
-            for v in range(vectors)
-        ]
-        return lambda step, vector: self._dequantize(code, words[vector], step, *header[vector])
-
-    def _dequantize(self, code: Emitter, words: list[Any], step: int, scale: Any, bias: Any) -> Any:
-        """Extract the integers of one step from the words, and scale them in the way MLX does."""
-        build = code.builder
-        position = MANTISSA_BITS - self.bits if self.in_mantissa else 0
-        word, low = divmod(step * self.bits, WORD_BITS)
-        bits = _shift_left(code, words[word], position - low)
-        in_next_word = low + self.bits - WORD_BITS
-        if in_next_word > 0:
-            rest = _shift_left(code, words[word + 1], position + self.bits - in_next_word)
-            bits = build.or_(bits, rest)
-        if in_next_word != 0 or self.in_mantissa:
-            bits = build.and_(bits, code.integer_constant(((1 << self.bits) - 1) << position))
-        if self.in_mantissa:
-            exponent = build.bitcast(code.constant(float(1 << self.bits)), I32_VECTOR)
-            number = build.bitcast(build.or_(bits, exponent), F32_VECTOR)
-        else:
-            number = build.sitofp(bits, F32_VECTOR)
-        if self.element is FLOAT32:  # MLX rounds the product of integer and scale
-            return build.fadd(build.fmul(number, scale), bias)
-        return code.fma(number, scale, bias)
-
-
-def _shift_left(code: Emitter, words: Any, places: int) -> Any:
-    """Shift left by ``places`` bits, or right by ``-places`` bits if ``places`` is negative."""
-    if places >= 0:
-        return code.builder.shl(words, code.integer_constant(places)) if places else words
-    return code.builder.lshr(words, code.integer_constant(-places))
-
-
 _ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _HALVES = ("float16", "bfloat16")
+# The formats by element or name, bits, and whether the mantissa conversion is used.
+_FORMATS: dict[tuple[str, int, bool], RecordFormat] = {
+    **{(element, 0, False): WeightFormat(_ELEMENTS[element]) for element in _HALVES},
+    **{
+        (element, bits, False): WeightFormat(_ELEMENTS[element], bits)
+        for element in _ELEMENTS
+        for bits in QUANTIZED_BITS
+    },
+    **{
+        (element, bits, True): WeightFormat(_ELEMENTS[element], bits, in_mantissa=True)
+        for element in _HALVES
+        for bits in MANTISSA_CONVERTED_BITS
+    },
+    **{
+        (name, layout.bits, False): BlockWeightFormat(layout)
+        for name, layout in BLOCK_FORMATS.items()
+    },
+}
 # The compiled functions of a format contain its index in this list as a constant.
-_FORMAT_KEYS = [
-    *((element, 0, False) for element in _HALVES),
-    *((element, bits, False) for element in _ELEMENTS for bits in QUANTIZED_BITS),
-    *((element, bits, True) for element in _HALVES for bits in MANTISSA_CONVERTED_BITS),
-]
-_FORMATS = [
-    WeightFormat(_ELEMENTS[element], bits, in_mantissa)
-    for element, bits, in_mantissa in _FORMAT_KEYS
-]
+_FORMAT_KEYS = list(_FORMATS)
+
+
+def _format(index: int) -> RecordFormat:
+    return _FORMATS[_FORMAT_KEYS[index]]
 
 
 class TileCall(NamedTuple):
@@ -235,41 +141,21 @@ class _PanelReader:
     vectors: int
 
     def emit_steps(
-        self,
-        code: Emitter,
-        weight_format: WeightFormat,
-        step: Callable[[Any, list[Any], list[Any]], list[Any]],
-        carried: list[Any],
+        self, code: Emitter, record_format: RecordFormat, step: Step, carried: list[Any]
     ) -> list[Any]:
-        """Emit ``step(k, weights, carried)`` for every k and return the last carried values.
-
-        ``weights`` are the vectors of weights at k. ``step`` returns the next carried values.
-        """
+        """Emit ``step`` for every step along K and return the last carried values."""
         build = code.builder
-        pack_bytes, header_bytes = I64(weight_format.pack_bytes), I64(weight_format.header_bytes)
-        record_bytes = build.add(build.mul(self.packs, pack_bytes), header_bytes)
-        record_steps = build.mul(self.packs, I64(weight_format.pack_steps))
+        record_bytes, record_steps = record_format.record_size(code, self.packs)
 
         def run_record(index: Any, carried: list[Any]) -> list[Any]:
-            record = build.add(self.span, build.mul(index, record_bytes))
-            for line in range(0, weight_format.header_bytes, CACHE_LINE_BYTES):
-                code.prefetch(build.add(record, I64(PREFETCH_BYTES + line)))
-            header = weight_format.emit_header(code, record, self.panel, self.vectors)
-            first_step = build.mul(index, record_steps)
-
-            def run_pack(pack: Any, carried: list[Any]) -> list[Any]:
-                offset = build.add(build.mul(pack, pack_bytes), header_bytes)
-                address = build.add(record, offset)
-                for line in range(0, weight_format.pack_bytes, CACHE_LINE_BYTES):
-                    code.prefetch(build.add(address, I64(PREFETCH_BYTES + line)))
-                decode = weight_format.emit_pack(code, address, self.panel, header, self.vectors)
-                k = build.add(first_step, build.mul(pack, I64(weight_format.pack_steps)))
-                for i in range(weight_format.pack_steps):
-                    weights = [decode(i, vector) for vector in range(self.vectors)]
-                    carried = step(build.add(k, I64(i)), weights, carried)
-                return carried
-
-            return code.loop(self.packs, run_pack, carried)
+            record = Record(
+                build.add(self.span, build.mul(index, record_bytes)),
+                build.mul(index, record_steps),
+                self.packs,
+                self.panel,
+                self.vectors,
+            )
+            return record_format.emit_record(code, record, step, carried)
 
         return code.loop(self.records, run_record, carried)
 
@@ -307,7 +193,7 @@ def _multiply_tile(_typing, format_index, max_rows, panels, call):  # type: igno
 
         sums = [code.load(call.bias, VECTOR_BYTES * v) for v in range(vectors)] * max_rows
         reader = _PanelReader(call.span, call.records, call.packs, call.panel, vectors)
-        for i, total in enumerate(reader.emit_steps(code, _FORMATS[format_index], step, sums)):
+        for i, total in enumerate(reader.emit_steps(code, _format(format_index), step, sums)):
             code.store(total, out_rows[i // vectors], VECTOR_BYTES * (i % vectors))
         return context.get_dummy_value()
 
@@ -330,7 +216,7 @@ def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
             return carried
 
         reader = _PanelReader(call.span, call.records, call.packs, call.panel, PANEL_VECTORS)
-        reader.emit_steps(code, _FORMATS[index], step, [])
+        reader.emit_steps(code, _format(index), step, [])
         return context.get_dummy_value()
 
     return types.void(format_index, call), emit
@@ -381,7 +267,7 @@ def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) 
         _compile_widen(index),
     ]
     addresses = np.array([function.address for function in compiled], np.int64)
-    return FormatFunctions(addresses, _FORMATS[index].pack_steps, tuple(compiled))
+    return FormatFunctions(addresses, _format(index).pack_steps, tuple(compiled))
 
 
 def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:

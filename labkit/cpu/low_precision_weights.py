@@ -1,6 +1,6 @@
 """Weight matrices in low precision: half-precision numbers, or packed integers in groups.
 
-Both kinds of matrix can write themselves into spans, the layout that ``low_precision_matmul`` reads
+All kinds of matrix can write themselves into spans, the layout that ``low_precision_matmul`` reads
 and that its docstring shows. Spans contain the model's bytes in another order: the elements of a
 vector register belong to adjacent columns of the product (rows of the matrix) at the same step
 along the depth K.
@@ -14,16 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.cpu.block_arrays import BlockArrays
+from labkit.cpu.block_formats import SCALE_DTYPES, WORD_BITS
 from labkit.cpu.gemm import PANEL_COLUMNS
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name, to_float32
 
 # With a single row of x, one panel has too few sums to hide the latency of an FMA. Two have enough.
 SPAN_PANELS = 2
 SPAN_COLUMNS = SPAN_PANELS * PANEL_COLUMNS
-WORD_BITS = 32
 # MLX's quantisation: bits per integer, and integers per group (which shares a scale and a bias).
-QUANTIZED_BITS = (2, 3, 4, 6, 8)
+QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+
+
+def is_affine_format(bits: int, group_size: int) -> bool:
+    """Return whether MLX's affine quantisation has this number of bits and this group size."""
+    return bits in QUANTIZED_BITS and group_size in GROUP_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class QuantizedMatrix:
 
     def __post_init__(self) -> None:
         """Check that MLX supports this format, and that scales and biases match."""
-        if self.bits not in QUANTIZED_BITS or self.group_size not in GROUP_SIZES:
+        if not is_affine_format(self.bits, self.group_size):
             raise ValueError(
                 f"{self.bits} bits in groups of {self.group_size}: must be one of "
                 f"{', '.join(map(str, QUANTIZED_BITS))} bits in groups of one of "
@@ -168,7 +174,63 @@ class QuantizedMatrix:
         _write_columns(records["biases"], self.biases)
 
 
-LowPrecisionMatrix = HalfMatrix | QuantizedMatrix
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """A matrix [N, K] in one of the formats of GGUF (``block_formats``)."""
+
+    arrays: BlockArrays
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.arrays.shape
+
+    @property
+    def group_size(self) -> int:
+        """Number of steps along the depth in a record, which is a super-block."""
+        return self.arrays.format.block_steps
+
+    @property
+    def kernel_format(self) -> tuple[str, int]:
+        """The first two arguments of ``low_precision_matmul.format_functions``."""
+        return self.arrays.name, self.arrays.format.bits
+
+    @property
+    def mantissa_exact(self) -> bool:
+        """Always False: codes are converted to float32 by an instruction."""
+        return False
+
+    @property
+    def weight_format(self) -> str:
+        """The name that counters use."""
+        return "quantised"
+
+    @property
+    def record_dtype(self) -> np.dtype[Any]:
+        """The dtype of a record: the scales of a super-block, then its runs of codes."""
+        layout = self.arrays.format
+        per_run = layout.run_steps // layout.group_size
+        fields: list[Any] = [
+            (name, SCALE_DTYPES[layout.scales], (per_run, SPAN_COLUMNS))
+            for name in layout.group_arrays
+        ]
+        words = (layout.run_steps * layout.bits // WORD_BITS, SPAN_COLUMNS)
+        run = np.dtype([*fields, ("words", np.uint32, words)])
+        supers: list[Any] = [(name, np.float16, (SPAN_COLUMNS,)) for name in layout.super_arrays]
+        return np.dtype([*supers, ("runs", run, (layout.block_steps // layout.run_steps,))])
+
+    def write_records(self, records: NDArray[Any]) -> None:
+        """Write the matrix into zeroed records [ceil(N / SPAN_COLUMNS), K / super-block]."""
+        layout, runs = self.arrays.format, records["runs"]
+        lead = (self.shape[0], *runs.shape[1:])
+        _write_columns(runs["words"], self.arrays.words.reshape(*lead, -1))
+        for name in layout.group_arrays:
+            _write_columns(runs[name], self.arrays.scales[name].reshape(*lead, -1))
+        for name in layout.super_arrays:
+            _write_columns(records[name], self.arrays.scales[name])
+
+
+LowPrecisionMatrix = HalfMatrix | QuantizedMatrix | BlockMatrix
 
 
 def _write_columns(target: NDArray[Any], rows: NDArray[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from labkit.cpu.vector_registers import LANES
+from labkit.cpu.vector_registers import AVX2, AVX512, HOST_REGISTERS, LANES, NEON
 
 F32 = ir.FloatType()
 I32 = ir.IntType(32)
@@ -21,6 +21,14 @@ I64 = ir.IntType(64)
 POINTER = ir.PointerType()
 F32_VECTOR = ir.VectorType(F32, LANES)
 I32_VECTOR = ir.VectorType(I32, LANES)
+I8 = ir.IntType(8)
+_BYTE_VECTOR = ir.VectorType(I8, 4 * LANES)
+# The instruction that looks up bytes in a table of 16, and its bytes, by the CPU's registers.
+_BYTE_LOOKUPS = {
+    AVX512: ("llvm.x86.avx2.pshuf.b", 32),
+    AVX2: ("llvm.x86.avx2.pshuf.b", 32),
+    NEON: ("llvm.aarch64.neon.tbl1.v16i8", 16),
+}
 FLOAT_BYTES = 4
 VECTOR_BYTES = FLOAT_BYTES * LANES
 
@@ -96,6 +104,46 @@ class Emitter:
             for column, total in zip(columns, sums[i * width : (i + 1) * width], strict=True):
                 totals.append(self.fma(factor, column, total))
         return totals
+
+    def negative(self, x: Any) -> Any:
+        """Return ``-x`` in each lane."""
+        return self.builder.fneg(x)
+
+    def lookup_bytes(self, table: Sequence[int], indices: Any) -> Any:
+        """Replace every byte of int32 lanes, an index from 0 to 15, by its value in ``table``.
+
+        ``table`` contains 16 integers of 8 bits.
+        """
+        build = self.builder
+        lanes = build.bitcast(indices, _BYTE_VECTOR)
+        if HOST_REGISTERS not in _BYTE_LOOKUPS:
+            return build.bitcast(self._select_bytes(table, lanes), I32_VECTOR)
+        name, width = _BYTE_LOOKUPS[HOST_REGISTERS]
+        kind = ir.VectorType(I8, width)
+        function = self._declared(name, ir.FunctionType(kind, [kind, kind]))
+        values = ir.Constant(kind, list(table) * (width // 16))
+        parts = []
+        for first in range(0, 4 * LANES, width):
+            order = ir.Constant(ir.VectorType(I32, width), list(range(first, first + width)))
+            parts.append(build.call(function, [values, build.shuffle_vector(lanes, lanes, order)]))
+        while len(parts) > 1:
+            size = 2 * parts[0].type.count
+            order = ir.Constant(ir.VectorType(I32, size), list(range(size)))
+            parts = [
+                build.shuffle_vector(left, right, order)
+                for left, right in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        return build.bitcast(parts[0], I32_VECTOR)
+
+    def _select_bytes(self, table: Sequence[int], lanes: Any) -> Any:
+        """Look up bytes by comparisons, for CPUs without an instruction for it."""
+        build, values = self.builder, ir.Constant(_BYTE_VECTOR, [table[0]] * 4 * LANES)
+        for index, value in enumerate(table[1:], 1):
+            is_index = build.icmp_unsigned(
+                "==", lanes, ir.Constant(_BYTE_VECTOR, [index] * 4 * LANES)
+            )
+            values = build.select(is_index, ir.Constant(_BYTE_VECTOR, [value] * 4 * LANES), values)
+        return values
 
     def maximum(self, a: Any, b: Any) -> Any:
         """Return the larger of ``a`` and ``b`` in each lane."""

@@ -22,6 +22,7 @@ from labkit.machine.macos import has_metal
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # The backends that call MLX's attention. With them the model runs on MLX's default device.
 MLX_BACKENDS = ("gather", "sdpa")
+INTEGER_DTYPES = ("uint32", "uint8", "int8")  # codes and scales of quantised matrices
 # Storage narrower than float32, as counters name it.
 NARROW_DTYPES = ("quantised", "float16", "bfloat16")
 
@@ -105,6 +106,8 @@ def cast_parameters(
 
     if matrix_storage is MatrixStorage.dequantized:
         dequantized_layers.dequantize_matrices(model)
+    elif matrix_storage is MatrixStorage.cast:
+        dequantized_layers.replace_block_layers(model)
     unchanged = (
         dequantized_layers.matrix_parameter_names(model)
         if matrix_storage is MatrixStorage.as_stored
@@ -131,7 +134,7 @@ def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
     total: dict[str, int] = {}
     for _, value in tree_flatten(model.parameters()):
         dtype = dtype_name(value.dtype)
-        name = "quantised" if dtype == "uint32" else dtype
+        name = "quantised" if dtype in INTEGER_DTYPES else dtype
         total[name] = total.get(name, 0) + value.nbytes
     return total
 

@@ -11,16 +11,24 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map_with_path
 
+from labkit.engine.block_layers import (
+    BlockEmbedding,
+    BlockLayer,
+    BlockLinear,
+    dequantized,
+    mlx_layer,
+)
+
 Multiply = Callable[[mx.array, mx.array], mx.array]
 
-QUANTIZED_LAYERS = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+QUANTIZED_LAYERS = (nn.QuantizedLinear, nn.QuantizedEmbedding, BlockLinear, BlockEmbedding)
 # The layers whose weights a forward on NumPy arrays reads in the stored dtype.
 MATRIX_LAYERS = (nn.Linear, nn.Embedding, *QUANTIZED_LAYERS)
-MATRIX_PARAMETERS = ("weight", "scales", "biases")
+MATRIX_PARAMETERS = ("weight", "scales", "biases", "mins", "super_scales", "super_mins")
 
 
 def matrix_parameter_names(model: Any) -> frozenset[str]:
-    """Return the paths of all matrices, and of the scales and biases of quantised matrices."""
+    """Return the paths of all matrices, and of the arrays of scales of quantised matrices."""
     return frozenset(
         f"{path}.{name}"
         for path, layer in model.named_modules()
@@ -38,10 +46,24 @@ def _dequantized_rows(layer: Any, rows: Any) -> mx.array:
     if not isinstance(layer, QUANTIZED_LAYERS):
         weight: mx.array = layer.weight[rows].astype(mx.float32)
         return weight
-    scales, biases = (layer[name][rows].astype(mx.float32) for name in ("scales", "biases"))
+    if isinstance(layer, BlockLayer):
+        return dequantized({name: part[rows] for name, part in layer.parts.items()}, layer.mode)
+    affine = layer.mode == "affine"
+    scales = layer["scales"][rows]
     return mx.dequantize(
-        layer["weight"][rows], scales, biases, group_size=layer.group_size, bits=layer.bits
+        layer["weight"][rows],
+        scales.astype(mx.float32) if affine else scales,
+        layer["biases"][rows].astype(mx.float32) if affine else None,
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+        dtype=mx.float32,
     )
+
+
+def replace_block_layers(model: Any) -> None:
+    """Replace layers in a block format, which MLX cannot run, by MLX's of the same numbers."""
+    _replace(model, lambda layer: mlx_layer(layer) if isinstance(layer, BlockLayer) else layer)
 
 
 def dequantize_matrices(model: Any) -> None:
@@ -54,7 +76,7 @@ def dequantize_matrices(model: Any) -> None:
 def _float_layer(layer: Any) -> Any:
     rows, columns = dequantized_weight(layer).shape
     float_layer: Any
-    if isinstance(layer, nn.QuantizedEmbedding):
+    if isinstance(layer, nn.QuantizedEmbedding | BlockEmbedding):
         float_layer = nn.Embedding(rows, columns)
     else:
         float_layer = nn.Linear(columns, rows, bias="bias" in layer)
@@ -115,7 +137,7 @@ class _DequantizedOnUse(nn.Module):  # type: ignore[misc]
         """Do nothing: gemma3n assigns the float32 weight, which this property returns already."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if isinstance(self.layer, nn.Embedding | nn.QuantizedEmbedding):
+        if isinstance(self.layer, nn.Embedding | nn.QuantizedEmbedding | BlockEmbedding):
             return _dequantized_rows(self.layer, x)
         out = self.as_linear(x)
         return out + self.layer["bias"] if "bias" in self.layer else out

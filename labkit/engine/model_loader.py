@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit.cpu.block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, leaves
@@ -33,6 +34,8 @@ MODULE_OF_TYPE = {
     "qwen2_5_vl": "qwen2_vl",
     "xverse": "llama",
 }
+# Quantisation modes of layers: MLX's own, and the block formats of GGUF.
+QUANTIZATION_MODES = ("affine", "mxfp4", "nvfp4", "mxfp8", *BLOCK_FORMATS)
 # mlx_lm's caches with one key and one value per token, which a paged pool can store.
 PLAIN_CACHES = ("KVCache", "RotatingKVCache")
 
@@ -152,7 +155,7 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
-    """Raise ``EngineError`` if the weights are quantised in a format other than mlx_lm's affine."""
+    """Raise ``EngineError`` if the weights are quantised in a format that is not supported."""
     text = settings.get("text_config") or {}
     own = settings.get("quantization")
     foreign = settings.get("quantization_config") or text.get("quantization_config")
@@ -162,11 +165,11 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
         )
     layers = {name: value for name, value in (own or {}).items() if isinstance(value, dict)}
     for where, layer in {"": own or {}, **layers}.items():
-        if layer.get("mode", "affine") != "affine":
+        if layer.get("mode", "affine") not in QUANTIZATION_MODES:
             of = f" of layer {where}" if where else ""
             raise EngineError(
-                f"{path}: quantisation mode {layer['mode']}{of}; only affine is supported; set "
-                "engine=mlx_lm"
+                f"{path}: quantisation mode {layer['mode']}{of}; must be one of: "
+                f"{', '.join(QUANTIZATION_MODES)}"
             )
 
 
@@ -223,7 +226,7 @@ def _load_weights(
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     if quantization:
-        _quantise(model, weights, quantization)
+        weights = _quantise(model, weights, quantization)
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
@@ -237,16 +240,66 @@ def _layer_index(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> None:
-    """Replace each layer that has quantised weights by its quantised class."""
+def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> dict[str, Any]:
+    """Replace each layer that has quantised weights by its quantised class.
+
+    Returns the weights that these layers load. Stacked matrices of experts in a block format become
+    those of MLX's layers, because no other layer has one matrix per expert.
+    """
     import mlx.nn as nn
+    from mlx.utils import tree_map_with_path
+
+    from labkit.engine import block_layers
+
+    entries = {name: entry for name, entry in quantization.items() if isinstance(entry, dict)}
+    leaves = model.leaf_modules()
+    in_blocks: dict[str, str] = {}
+
+    def replace(path: str, layer: Any) -> Any:
+        nonlocal weights
+        mode = str(entries.get(path, {}).get("mode"))
+        if not is_gguf_only(mode):
+            return layer
+        in_blocks[path] = mode
+        if weights[f"{path}.weight"].ndim == 2:
+            return block_layers.block_layer(layer, mode)
+        weights = block_layers.with_mlx_weights(weights, path, mode)
+        entry = block_layers.mlx_quantization(mode)
+        return layer.to_quantized(**entry) if entry is not None else layer
+
+    model.update_modules(tree_map_with_path(replace, leaves, is_leaf=nn.Module.is_module))
 
     def options(path: str, layer: Any) -> Any:
-        if path in quantization:
-            return quantization[path]
-        return hasattr(layer, "to_quantized") and f"{path}.scales" in weights
+        if path in in_blocks or not hasattr(layer, "to_quantized"):
+            return False
+        if path in entries:
+            return entries[path]
+        return f"{path}.scales" in weights and _inferred_quantization(path, layer, weights)
 
-    nn.quantize(model, quantization["group_size"], quantization["bits"], class_predicate=options)
+    nn.quantize(
+        model, quantization.get("group_size"), quantization.get("bits"), class_predicate=options
+    )
+    return weights
+
+
+def _inferred_quantization(path: str, layer: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return bits, group size and mode of a layer without an entry, from its arrays' shapes.
+
+    Only the mode ``affine`` has scales in floating point. Each other mode has one pair of bits and
+    group size.
+    """
+    import mlx.core as mx
+
+    depth, scales = layer.weight.shape[-1], weights[f"{path}.scales"]
+    pair = weights[f"{path}.weight"].shape[-1] * 32 // depth, depth // scales.shape[-1]
+    modes = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
+    if scales.dtype == mx.uint8 and pair not in modes:
+        raise EngineError(
+            f"layer {path} has {pair[0]} bits in groups of {pair[1]}, which no mode has"
+        )
+    mode = modes[pair] if scales.dtype == mx.uint8 else "affine"
+    entry = {"bits": pair[0], "group_size": pair[1], "mode": mode}
+    return {**entry, "global_scale": True} if f"{path}.global_scale" in weights else entry
 
 
 def _cache_spec(cache: Any, model_type: str) -> CacheSpec:

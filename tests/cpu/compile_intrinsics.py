@@ -51,6 +51,22 @@ def lower(intrinsic, params):
     return module
 
 
+def lookup_module():
+    """Return a module with a function that looks up the bytes of a vector in memory."""
+    from labkit.cpu import simd_emitter
+
+    module = ir.Module("lookup")
+    module.triple = TRIPLE
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)]), "lookup")
+    builder = ir.IRBuilder(function.append_basic_block())
+    code = simd_emitter.Emitter(builder)
+    (address,) = function.args
+    indices = code.load(address, 0, simd_emitter.I32_VECTOR)
+    code.store(code.lookup_bytes(range(16), indices), address)
+    builder.ret_void()
+    return module
+
+
 def assembly(module):
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -81,6 +97,11 @@ def main():
                     "calls": sorted(set(re.findall(r"\t(?:callq?|blr?)\t(\S+)", text))),
                     "on_stack": len(re.findall(ON_STACK, text)),
                 }
+    text = assembly(lookup_module())
+    facts["lookup_bytes"] = {
+        "calls": re.findall(r"\t(?:callq?|blr?)\t(\S+)", text),
+        "mnemonics": re.findall(r"^\t(\w+)", text, re.M),
+    }
     print(json.dumps(facts))
 
 

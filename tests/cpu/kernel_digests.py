@@ -90,6 +90,19 @@ def low_precision():
     for rows in (1, 2, 9, 30):
         yield f"low precision {rows}", digest(*packed.multiply(numbers(rows, 96)))
     yield "taken", digest(packed.take(np.arange(45)))
+    from labkit.cpu.block_arrays import BlockArrays
+    from labkit.cpu.block_formats import BLOCK_FORMATS
+    from labkit.cpu.low_precision_weights import BlockMatrix
+
+    for name in ("iq4_xs", "q3_k"):  # a table, and two groups in a run
+        layout = BLOCK_FORMATS[name]
+        words = numbers.random.integers(0, 1 << 32, (45, 8 * layout.bits), np.uint32)
+        scales = numbers.random.integers(-32, 32, (45, 256 // layout.group_size)).astype(np.int8)
+        supers = numbers(45, 1).astype(np.float16)
+        arrays = BlockArrays(name, words, {"scales": scales, "super_scales": supers})
+        packed = PackedLinear([BlockMatrix(arrays)], [None])
+        x = numbers(30, 256)
+        yield name, digest(*(packed.multiply(x[:rows])[0] for rows in (1, 2, 9, 30)))
 
 
 KERNELS = {

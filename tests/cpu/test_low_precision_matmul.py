@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 
 from labkit.cpu import gemm, low_precision_matmul
+from labkit.cpu.block_arrays import BlockArrays
+from labkit.cpu.block_formats import BLOCK_FORMATS
 from labkit.cpu.low_precision_weights import (
     GROUP_SIZES,
     QUANTIZED_BITS,
     SPAN_COLUMNS,
+    BlockMatrix,
     HalfMatrix,
     QuantizedMatrix,
 )
@@ -66,6 +69,70 @@ def assert_product_of(matrix, expected):
 def test_quantised_weights_widen_as_in_mlx(bits, kind):
     for group in GROUP_SIZES:
         assert_product_of(*quantised(bits, kind, group))
+
+
+def in_blocks(name, shape=(WIDTH, 512)):
+    """Return a random matrix in a block format and its weights, computed in float64 from codes."""
+    rng, layout = np.random.default_rng(0), BLOCK_FORMATS[name]
+    codes = rng.integers(0, 1 << layout.bits, shape)
+    stream = codes[..., None] >> np.arange(layout.bits) & 1
+    words = np.packbits(stream.reshape(shape[0], -1), axis=1, bitorder="little").view(np.uint32)
+    groups, blocks = ((shape[0], shape[1] // n) for n in (layout.group_size, layout.block_steps))
+    drawn = {
+        "int8": lambda: rng.integers(-128, 128, groups, np.int8),
+        "uint8": lambda: rng.integers(0, 64, groups, np.uint8),
+        "pairs": lambda: rng.integers(0, 256, groups, np.uint8),
+        "powers": lambda: rng.choice(np.array([0, 1, 2, 126, 127, 128], np.uint8), groups),
+        "float16": lambda: rng.standard_normal(groups).astype(np.float16),
+    }[layout.scales]
+    scales = {part: drawn() for part in layout.group_arrays}
+    scales |= {part: rng.standard_normal(blocks).astype(np.float16) for part in layout.super_arrays}
+
+    def final(part, factors):
+        wide = part.astype(np.float64)
+        if factors in scales:
+            wide *= np.repeat(scales[factors].astype(np.float64), layout.super_groups, axis=1)
+        return np.repeat(wide, layout.group_size, axis=1)
+
+    scale, minimum = scales["scales"], scales.get("mins")
+    if layout.scales == "pairs":
+        scale, minimum = scale & 15, scale >> 4
+    elif layout.scales == "powers":
+        scale = 2.0 ** (scale.astype(int) - 128)
+    values = np.array(layout.table)[codes] if layout.table else codes - layout.offset
+    expected = final(scale, "super_scales") * values
+    if minimum is not None:
+        expected = expected - final(minimum, "super_mins")
+    return BlockMatrix(BlockArrays(name, words, scales)), expected.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("q4_k", "iq4_xs") else pytest.param(name, marks=pytest.mark.slow)
+        for name in BLOCK_FORMATS
+    ],
+)
+def test_block_formats_widen_as_in_ggml(name):
+    """The float64 weight is exact, so its float32 is the weight rounded once."""
+    matrix, expected = in_blocks(name)
+    assert_product_of(matrix, expected)
+    # A whole span has no padding: the packed bytes are the matrix's.
+    whole, _ = in_blocks(name, (SPAN_COLUMNS, 512))
+    parts = whole.arrays.words.nbytes + sum(part.nbytes for part in whole.arrays.scales.values())
+    assert PackedLinear([whole], [None]).bytes == parts
+
+
+def test_block_arrays_of_another_shape_are_refused():
+    matrix, _ = in_blocks("q6_k", (3, 512))
+    arrays = matrix.arrays
+    with pytest.raises(ValueError, match=r"a q6_k matrix \(3, 512\) must have"):
+        BlockArrays("q6_k", arrays.words, {"scales": arrays.scales["scales"]})
+    with pytest.raises(ValueError, match=r"a q6_k matrix \(3, 384\) must have"):
+        BlockArrays("q6_k", arrays.words[:, :72], dict(arrays.scales))
+    unsigned = {**arrays.scales, "scales": arrays.scales["scales"].view(np.uint8)}
+    with pytest.raises(ValueError, match="must have"):
+        BlockArrays("q6_k", arrays.words, unsigned)
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -153,7 +220,7 @@ def test_rows_are_selected_by_index():
 def test_formats_that_mlx_lacks_are_refused():
     matrix, _ = quantised(4, "float16")
     with pytest.raises(ValueError, match="as in MLX"):
-        QuantizedMatrix(matrix.words, matrix.scales, matrix.biases, 5)
+        QuantizedMatrix(matrix.words, matrix.scales, matrix.biases, 7)
     with pytest.raises(ValueError, match="the same dtype and shape"):
         QuantizedMatrix(matrix.words, matrix.scales, matrix.biases.astype(np.float32), 4)
     with pytest.raises(ValueError, match="float16"):

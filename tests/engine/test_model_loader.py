@@ -2,8 +2,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from small_models import CONFIGS, build_model_dir
 
+from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model_loader import load_model
 
@@ -103,16 +106,19 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
     [
         ({"model_type": "no_such"}, "model_type=no_such: mlx_lm has no such architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, "not by mlx_lm"),
-        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "mode mxfp4"),
+        (
+            {"quantization": {"bits": 4, "group_size": 32, "mode": "fp3"}},
+            "quantisation mode fp3; must be one of: affine, mxfp4, nvfp4, mxfp8, q2_k",
+        ),
         (
             {
                 "quantization": {
                     "bits": 4,
                     "group_size": 32,
-                    "model.layers.1.mlp.up_proj": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+                    "model.layers.1.mlp.up_proj": {"bits": 4, "group_size": 32, "mode": "fp3"},
                 }
             },
-            r"mode mxfp4 of layer model\.layers\.1\.mlp\.up_proj; .* set engine=mlx_lm",
+            r"mode fp3 of layer model\.layers\.1\.mlp\.up_proj; must be one of",
         ),
         ({"hidden_size": 128}, "shape"),
         ({"num_hidden_layers": 4}, "parameters"),
@@ -122,6 +128,69 @@ def test_unloadable_models_are_refused_in_one_line(model_dir, tmp_path, changes,
     with pytest.raises(EngineError, match=words) as caught:
         load_model(copy_with(model_dir, tmp_path, **changes))
     assert "\n" not in str(caught.value)
+
+
+MODES = {
+    "mxfp4": {"mode": "mxfp4", "group_size": 32, "bits": 4},
+    "nvfp4": {"mode": "nvfp4", "group_size": 16, "bits": 4},
+    "mxfp8": {"mode": "mxfp8", "group_size": 32, "bits": 8},
+    "affine": {"group_size": 32, "bits": 5},
+}
+
+
+def matrices(model):
+    """Return the float32 weights of all matrices, by path."""
+    from labkit.engine.dequantized_layers import MATRIX_LAYERS, dequantized_weight
+
+    return {
+        path: np.array(dequantized_weight(layer))
+        for path, layer in model.named_modules()
+        if type(layer) in MATRIX_LAYERS
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mlx_s_quantisation_modes_load(tmp_path, mode):
+    from mlx_lm.utils import load_model as load_plain
+
+    path = build_model_dir(tmp_path, {**CONFIGS["qwen3"], "quantization": MODES[mode]})
+    ours = load_model(path, matrix_storage=MatrixStorage.as_stored).model
+    assert ours.model.layers[0].mlp.up_proj.mode == mode
+    plain, _ = load_plain(path)
+    theirs = matrices(plain)
+    assert len(theirs) > 10
+    for path, weight in matrices(ours).items():
+        np.testing.assert_array_equal(weight, theirs[path])
+
+
+@pytest.mark.parametrize("mode", ["affine", "mxfp4"])
+def test_bits_that_config_json_does_not_name_are_those_of_the_weights(tmp_path, mode):
+    """As in mlx_lm, which infers them: the entry without a name is only a default."""
+    from mlx_lm.utils import load_model as load_plain
+
+    path = build_model_dir(tmp_path, {**CONFIGS["qwen3"], "quantization": MODES[mode]})
+    settings = json.loads((path / "config.json").read_text())
+    settings["quantization"] = {"group_size": 64, "bits": 4}
+    (path / "config.json").write_text(json.dumps(settings))
+    ours, (plain, _) = load_model(path).model, load_plain(path)
+    one, other = (model.model.layers[1].mlp.down_proj for model in (ours, plain))
+    assert (one.mode, one.bits, one.group_size) == (other.mode, other.bits, other.group_size)
+    assert (one.mode, one.bits) == (mode, MODES[mode]["bits"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_quantisation_modes_give_the_tokens_of_float32(tmp_path, mode):
+    from labkit.engine import LLM, SamplingParams
+
+    path = build_model_dir(tmp_path, {**CONFIGS["qwen3"], "quantization": MODES[mode]})
+    params, tokens = SamplingParams(max_tokens=9, ignore_eos=True), []
+    for weights in ("model", "float32"):
+        with LLM(path, weights=weights, blocks=16) as llm:
+            tokens.append([out.token_ids for out in llm.generate([[1, 2, 3], [4]], params)])
+            counters = llm.counters()
+            assert counters.get("forward.replayed", 0) > 0
+    assert tokens[0] == tokens[1]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

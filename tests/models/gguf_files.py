@@ -5,8 +5,28 @@ from math import prod
 
 import numpy as np
 
-F32, F16, Q4_0, Q4_1, Q8_0, BF16 = 0, 1, 2, 3, 8, 30
-BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34), BF16: (1, 2)}
+F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16 = 0, 1, 2, 3, 6, 7, 8, 30
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 = 10, 11, 12, 13, 14, 20, 23, 39
+# Values and bytes of a block. Of quantised types also where the scale and the minimum are, both in
+# float16, the standard deviation of random weights of scale 1, and the minimum that centres them.
+BLOCKS = {
+    F32: (1, 4),
+    F16: (1, 2),
+    BF16: (1, 2),
+    Q4_0: (32, 18, 0, None, 4.6, 0),
+    Q4_1: (32, 20, 0, 2, 4.6, -7.5),
+    Q5_0: (32, 22, 0, None, 9.2, 0),
+    Q5_1: (32, 24, 0, 2, 9.2, -15.5),
+    Q8_0: (32, 34, 0, None, 74, 0),
+    Q2_K: (256, 84, 80, 82, 14, 1.5),
+    Q3_K: (256, 110, 108, None, 43, 0),
+    Q4_K: (256, 144, 0, 2, 261, 7.5),
+    Q5_K: (256, 176, 0, 2, 522, 15.5),
+    Q6_K: (256, 210, 208, None, 1361, 0),
+    IQ4_NL: (32, 18, 0, None, 67, 0),
+    IQ4_XS: (256, 136, 0, None, 1248, 0),
+    MXFP4: (32, 17, None, None, 2.9, 0),
+}
 NUMBERS = {"uint8": 0, "uint32": 4, "int32": 5, "float32": 6, "uint64": 10}
 
 
@@ -53,16 +73,17 @@ def matrix(kind, shape, rng):
     if kind == BF16:
         values = (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f4").view("<u4")
         return kind, shape, (values >> 16).astype("<u2").tobytes()
-    values, size = BLOCKS[kind]
+    values, size, scale, minimum, spread, middle = BLOCKS[kind]
     blocks = rng.integers(0, 256, (prod(shape) // values, size), dtype=np.uint8)
-    deviation = shape[-1] ** -0.5 / (74 if kind == Q8_0 else 4.6)
-    blocks[:, 0:2] = (
-        (deviation * rng.uniform(0.5, 1.5, len(blocks))).astype("<f2").view("u1").reshape(-1, 2)
-    )
-    if kind == Q4_1:
-        blocks[:, 2:4] = (
-            (-7.5 * deviation * np.ones(len(blocks))).astype("<f2").view("u1").reshape(-1, 2)
-        )
+    deviation = shape[-1] ** -0.5 / spread
+    if scale is None:  # of MXFP4: an exponent of 2
+        blocks[:, 0] = 127 + round(np.log2(deviation))
+        return kind, shape, blocks.tobytes()
+    drawn = {scale: deviation * rng.uniform(0.5, 1.5, len(blocks))}
+    if minimum is not None:
+        drawn[minimum] = middle * deviation * np.ones(len(blocks))
+    for start, halves in drawn.items():
+        blocks[:, start : start + 2] = halves.astype("<f2").view("u1").reshape(-1, 2)
     return kind, shape, blocks.tobytes()
 
 
@@ -91,14 +112,14 @@ TEMPLATE = (
 )
 
 
-def metadata(name="llama", **changes):
+def metadata(name="llama", hidden=HIDDEN, inner=INNER, **changes):
     """A model of two layers; ``changes`` replace keys (dots as ``__``), None drops one."""
     tokens, merges, kinds = vocabulary()
     keys = {
         "general.architecture": name,
-        f"{name}.embedding_length": HIDDEN,
+        f"{name}.embedding_length": hidden,
         f"{name}.block_count": LAYERS,
-        f"{name}.feed_forward_length": INNER,
+        f"{name}.feed_forward_length": inner,
         f"{name}.attention.head_count": HEADS,
         f"{name}.attention.head_count_kv": KV_HEADS,
         f"{name}.context_length": 512,
@@ -117,33 +138,33 @@ def metadata(name="llama", **changes):
     return {key: item for key, item in keys.items() if item is not None}
 
 
-def tensors(name="llama", kind=Q4_1, embedding=Q8_0, seed=0):
+def tensors(name="llama", kind=Q4_1, embedding=Q8_0, seed=0, hidden=HIDDEN, inner=INNER):
     """Return the tensors that match ``metadata``."""
     rng = np.random.default_rng(seed)
-    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    queries, keys = hidden, KV_HEADS * hidden // HEADS
     tensors_by_name = {
-        "token_embd.weight": matrix(embedding, (len(vocabulary()[0]), HIDDEN), rng),
-        "output_norm.weight": ones(HIDDEN),
+        "token_embd.weight": matrix(embedding, (len(vocabulary()[0]), hidden), rng),
+        "output_norm.weight": ones(hidden),
     }
     for layer in range(LAYERS):
         parts = {
-            "attn_norm.weight": ones(HIDDEN),
-            "attn_q.weight": matrix(kind, (queries, HIDDEN), rng),
-            "attn_k.weight": matrix(kind, (keys, HIDDEN), rng),
-            "attn_v.weight": matrix(kind, (keys, HIDDEN), rng),
-            "attn_output.weight": matrix(kind, (HIDDEN, queries), rng),
-            "ffn_norm.weight": ones(HIDDEN),
-            "ffn_gate.weight": matrix(kind, (INNER, HIDDEN), rng),
-            "ffn_up.weight": matrix(kind, (INNER, HIDDEN), rng),
-            "ffn_down.weight": matrix(kind, (HIDDEN, INNER), rng),
+            "attn_norm.weight": ones(hidden),
+            "attn_q.weight": matrix(kind, (queries, hidden), rng),
+            "attn_k.weight": matrix(kind, (keys, hidden), rng),
+            "attn_v.weight": matrix(kind, (keys, hidden), rng),
+            "attn_output.weight": matrix(kind, (hidden, queries), rng),
+            "ffn_norm.weight": ones(hidden),
+            "ffn_gate.weight": matrix(kind, (inner, hidden), rng),
+            "ffn_up.weight": matrix(kind, (inner, hidden), rng),
+            "ffn_down.weight": matrix(kind, (hidden, inner), rng),
         }
         if name == "qwen2":
             parts["attn_q.bias"] = matrix(F32, (queries,), rng)
             parts["attn_k.bias"] = matrix(F32, (keys,), rng)
             parts["attn_v.bias"] = matrix(F32, (keys,), rng)
         if name == "qwen3":
-            parts["attn_q_norm.weight"] = ones(HEAD_DIM)
-            parts["attn_k_norm.weight"] = ones(HEAD_DIM)
+            parts["attn_q_norm.weight"] = ones(hidden // HEADS)
+            parts["attn_k_norm.weight"] = ones(hidden // HEADS)
         tensors_by_name |= {f"blk.{layer}.{part}": tensor for part, tensor in parts.items()}
     return tensors_by_name
 

@@ -103,7 +103,7 @@ def tensor(name, shape, kind, offset):
         (packed(keys=1, body=gguf_files.text("k") + struct.pack("<IIQ", 9, 9, 1)), "type 9"),
         (packed(keys=2, body=2 * (gguf_files.text("k") + gguf_files.value(1))), "occurs twice"),
         (packed(keys=1, body=gguf_files.text(b"\xff") + gguf_files.value(1)), "not UTF-8"),
-        (packed(tensors=1, body=tensor("t", (4,), 13, 0)), "of type Q5_K; it must be one of: F32"),
+        (packed(tensors=1, body=tensor("t", (4,), 15, 0)), "of type Q8_K; it must be one of: F32"),
         (packed(tensors=1, body=tensor("t", (4,), 77, 0)), "of type number 77"),
         (packed(tensors=1, body=tensor("t", (4,) * 5, 0, 0)), "dimensions of tensor 't'"),
         (packed(tensors=1, body=tensor("t", (), 0, 0)), "cannot have the shape"),

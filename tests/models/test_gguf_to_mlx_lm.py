@@ -9,9 +9,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from labkit.config import ConfigError, Model
-from labkit.engine import model_loader
+from labkit.engine import LLM, SamplingParams, model_loader
+from labkit.engine.budget import model_footprint
+from labkit.engine.compute_dtype import MatrixStorage
+from labkit.engine.mlx_lm_directory import mlx_lm_directory
 from labkit.models import resolve
-from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_to_mlx_lm
+from labkit.models.gguf import gguf_architectures, gguf_header, gguf_to_mlx_lm
 
 
 def local(path):
@@ -51,55 +54,116 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
     assert compared == len(ours) >= len(targets)
 
 
-def blocks_of_256(path, kind, size, halves):
-    """Return six random blocks, with float16 scales from byte ``halves`` on, and their weights."""
-    rng = np.random.default_rng(2)
-    blocks = rng.integers(0, 256, (6, size), dtype=np.uint8)
-    for start in range(halves, min(halves + 4, size), 2):
-        scales = rng.uniform(1e-3, 1e-2, (6, 1)).astype("<f2")
-        blocks[:, start : start + 2] = scales.view("u1")
-    gguf_files.write(path, {"a": 1}, {"t": (kind, (3, 512), blocks.tobytes())})
-    file = gguf_header.read_header(path)
-    tensor = file.tensors["t"]
-    return blocks, gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))["weight"]
-
-
-@pytest.mark.parametrize(("kind", "size", "halves"), [(10, 84, 80), (14, 210, 208)])
-def test_k_quants_become_the_float16_of_mlxs_reader(tmp_path, kind, size, halves):
-    path = tmp_path / "k.gguf"
-    _, ours = blocks_of_256(path, kind, size, halves)
-    theirs = np.array(mx.load(str(path))["t"])
-    assert ours.dtype == theirs.dtype == np.float16
-    assert ours.tobytes() == theirs.tobytes()
-
-
-def test_q4_k_equals_ggmls_dequantisation(tmp_path):
-    """Compared with ggml's ``dequantize_row_q4_K``; mlx 0.32.4 misreads every second group."""
-    blocks, ours = blocks_of_256(tmp_path / "k.gguf", 12, 144, 0)
-
-    def value(block, index):
-        group, scales = index // 32, block[4:16].astype(int)
-        d, least = (float(block[at : at + 2].view("<f2")[0]) for at in (0, 2))
-        if group < 4:
-            scale, minimum = scales[group] & 63, scales[group + 4] & 63
-        else:
-            scale = scales[group + 4] & 15 | scales[group - 4] >> 6 << 4
-            minimum = scales[group + 4] >> 4 | scales[group] >> 6 << 4
-        byte = int(block[16 + 32 * (group // 2) + index % 32])
-        return d * scale * (byte >> 4 if group % 2 else byte & 15) - least * minimum
-
-    plain = [value(block, index) for block in blocks for index in range(256)]
-    np.testing.assert_allclose(ours.ravel(), plain, rtol=1e-3, atol=1e-5)
-
-
-def test_bfloat16_weights_stay_exact(tmp_path, no_cache):
-    """NumPy has no bfloat16; float32 represents every bfloat16 exactly."""
+def test_bfloat16_weights_stay_bfloat16(tmp_path, no_cache):
+    """NumPy has no bfloat16, so the file is read by MLX."""
     tensors = gguf_files.tensors(kind=gguf_files.BF16, name="qwen3")
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
-    widened = weights(local(path).path)["model.layers.1.mlp.up_proj.weight"]
-    stored = np.frombuffer(tensors["blk.1.ffn_up.weight"][2], "<u2").reshape(widened.shape)
-    assert widened.dtype == np.float32
-    assert (widened.view("<u4") == stored.astype("<u4") << 16).all()
+    (file,) = local(path).path.glob("model*.safetensors")
+    weight = mx.load(str(file))["model.layers.1.mlp.up_proj.weight"]
+    assert weight.dtype == mx.bfloat16
+    assert np.array(weight.view(mx.uint16)).tobytes() == tensors["blk.1.ffn_up.weight"][2]
+
+
+# The type of a model's matrices, and the type of its embedding.
+K_QUANTS = [
+    ("Q4_K", "Q6_K"),
+    ("Q2_K", "Q6_K"),
+    ("Q3_K", "Q5_K"),
+    ("IQ4_XS", "Q5_K"),
+    ("IQ4_NL", "Q5_1"),
+    ("MXFP4", "Q5_0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "embedding"),
+    [K_QUANTS[0], *(pytest.param(*names, marks=pytest.mark.slow) for names in K_QUANTS[1:])],
+)
+def test_block_formats_are_read_as_they_lie(tmp_path, no_cache, kind, embedding):
+    """Tokens, greedy and the same as with float32 weights; the bytes are the file's."""
+    kinds = [getattr(gguf_files, name) for name in (kind, embedding)]
+    sizes = {"hidden": 256, "inner": 512}
+    tensors = gguf_files.tensors("llama", kinds[0], kinds[1], **sizes)
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("llama", **sizes), tensors)
+    prompts = [[1, 20, 30, 40], [5], [200, 7, 9]]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    outputs, counters = [], []
+    for weights_option in ("model", "float32"):
+        with LLM(local(path).path, weights=weights_option, blocks=16) as llm:
+            outputs.append([output.token_ids for output in llm.generate(prompts, params)])
+            counters.append(llm.counters())
+    assert outputs[0] == outputs[1]
+    in_file = sum(len(data) for kind, _, data in tensors.values() if kind != gguf_files.F32)
+    assert counters[0]["weights.quantised"] < 1.15 * in_file
+    assert "weights.float32" not in counters[0] and "weights.quantised" not in counters[1]
+
+
+@pytest.fixture
+def k_quant_directory(tmp_path, no_cache):
+    """A converted model with every kind of block format."""
+    sizes = {"hidden": 256, "inner": 512}
+    tensors = gguf_files.tensors("llama", gguf_files.Q4_K, gguf_files.Q6_K, **sizes)
+    rng = np.random.default_rng(3)
+    names = ("Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_0")
+    for number, name in enumerate(names):
+        place = (
+            f"blk.{number % 2}.{('ffn_up', 'ffn_gate', 'ffn_down', 'attn_v')[number // 2]}.weight"
+        )
+        kind = getattr(gguf_files, name)
+        tensors[place] = gguf_files.matrix(kind, tensors[place][1], rng)
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("llama", **sizes), tensors)
+    return local(path).path
+
+
+def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
+    from mlx_lm.utils import load_model as load_plain
+
+    from labkit.engine.dequantized_layers import MATRIX_LAYERS, dequantized_weight
+
+    copy = mlx_lm_directory(k_quant_directory)
+    assert copy != k_quant_directory and mlx_lm_directory(copy) == copy
+    assert {file.name for file in copy.iterdir()} == {
+        file.name for file in k_quant_directory.iterdir()
+    }
+    plain, _ = load_plain(copy)
+    ours = model_loader.load_model(k_quant_directory, matrix_storage=MatrixStorage.as_stored).model
+    layers = dict(ours.named_modules())
+    formats = set()
+    for path, layer in plain.named_modules():
+        if type(layer) in MATRIX_LAYERS:
+            formats.add(getattr(layers[path], "mode", None))
+            expected = np.array(dequantized_weight(layers[path]))
+            np.testing.assert_array_equal(np.array(dequantized_weight(layer)), expected)
+    block_formats = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"}
+    assert formats == {*block_formats, "mxfp4", "affine"}
+
+
+@pytest.mark.parametrize("storage", MatrixStorage)
+def test_a_plan_counts_the_bytes_of_block_formats(k_quant_directory, storage):
+    from mlx.utils import tree_flatten
+
+    model = model_loader.load_model(k_quant_directory, matrix_storage=storage).model
+    loaded = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    planned = model_footprint.from_directory(k_quant_directory, "float32", storage).weight_bytes
+    # Without kernels of labkit's own, Q4_K and Q5_K are smaller than planned: integers.
+    assert planned == loaded if storage is not MatrixStorage.cast else planned > loaded
+
+
+def test_engines_of_mlx_run_the_same_numbers(k_quant_directory):
+    """As loaded for MLX, which has no product with block formats."""
+    ids = mx.array([[1, 20, 30]])
+    logits = [
+        np.array(model_loader.load_model(k_quant_directory, matrix_storage=storage).model(ids))
+        for storage in (MatrixStorage.cast, MatrixStorage.dequantized)
+    ]
+    np.testing.assert_allclose(*logits, atol=1e-4 * np.ptp(logits[0]))
+    layer = (
+        model_loader.load_model(k_quant_directory, matrix_storage=MatrixStorage.as_stored)
+        .model.model.layers[0]
+        .self_attn.q_proj
+    )
+    with pytest.raises(TypeError, match="MLX has no product with q4_k"):
+        layer(mx.zeros((1, 256)))
 
 
 @pytest.mark.parametrize("part", ["q", "k"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import config
+from labkit.cpu.block_formats import is_gguf_only
 from labkit.engine.compute_dtype import MatrixStorage
 
 DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default
@@ -20,6 +21,8 @@ FLOAT32_BYTES = 4
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 INTEGER_BYTES = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
+# The arrays of a quantised matrix: integers and scales.
+QUANTIZED_PARTS = ("weight", "scales", "biases", "mins", "super_scales", "super_mins")
 LM_HEAD = "lm_head"  # the matrix that turns the last hidden state into logits
 # The dtype that weights are cast to on loading; None: each tensor keeps its stored dtype.
 CastDtype = str | None
@@ -221,9 +224,10 @@ def weight_formats(
     from labkit.models import resolve
 
     try:
-        headers = _tensor_headers(_tensor_shapes(resolve(model).path), {})
+        path = resolve(model).path
+        headers = _tensor_headers(_tensor_shapes(path), _quantization(path))
         return frozenset(loading.weight_format(tensor) for _, tensor in headers)
-    except (LookupError, TypeError, ValueError, struct.error):
+    except (OSError, LookupError, TypeError, ValueError, struct.error):
         return frozenset()
 
 
@@ -250,17 +254,28 @@ class _WeightLoading:
 
     def bytes(self, tensor: _TensorHeader) -> int:
         """Return the bytes of a tensor after loading."""
-        if self.matrix_storage is MatrixStorage.dequantized and tensor.quantised:
+        if self._is_widened(tensor):
             return FLOAT32_BYTES * tensor.weights
         return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
 
     def weight_format(self, tensor: _TensorHeader) -> str:
         """Return the name in counters of a tensor's format after loading."""
-        if self.matrix_storage is MatrixStorage.dequantized and tensor.quantised:
+        if self._is_widened(tensor):
             return "float32"
         if tensor.dtype not in FLOAT_BYTES:
             return "quantised" if tensor.quantised else tensor.dtype
         return self._cast_dtype_of(tensor) or FLOAT_NAMES[tensor.dtype]
+
+    def _is_widened(self, tensor: _TensorHeader) -> bool:
+        """Return whether a quantised matrix becomes float32.
+
+        Without ``as_stored``, that includes most block formats of GGUF, which MLX does not have. (A
+        few become integers with scales in float32, whose size is overestimated here.)
+        """
+        widens = self.matrix_storage is MatrixStorage.dequantized or (
+            self.matrix_storage is MatrixStorage.cast and is_gguf_only(tensor.mode)
+        )
+        return tensor.quantised and widens
 
     def _cast_dtype_of(self, tensor: _TensorHeader) -> CastDtype:
         """Return the dtype that a tensor is cast to, or None if the tensor keeps its dtype."""
@@ -274,7 +289,8 @@ class _TensorHeader:
 
     ``size`` is the number of stored elements, ``weights`` the number of weights that they encode
     (0 for the scales and biases of a quantised matrix). ``of_matrix`` is whether the tensor is a
-    2-D weight or a part of a quantised matrix.
+    2-D weight or a part of a quantised matrix. ``mode`` is the quantisation mode of the matrix, if
+    config.json states it.
     """
 
     dtype: str
@@ -282,6 +298,7 @@ class _TensorHeader:
     weights: int
     quantised: bool
     of_matrix: bool
+    mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -332,16 +349,21 @@ def _tensor_headers(
 ) -> Iterator[tuple[str, _TensorHeader]]:
     for name, (dtype, shape) in shapes.items():
         layer, _, part = name.rpartition(".")
-        quantised = f"{layer}.scales" in shapes and part in ("weight", "scales", "biases")
+        quantised = f"{layer}.scales" in shapes and part in QUANTIZED_PARTS
         size = weights = prod(shape)
+        own = quantization.get(layer)
+        entry = own if isinstance(own, dict) else quantization
         if quantised:
-            own = quantization.get(layer)
-            group = (own if isinstance(own, dict) else quantization).get(
-                "group_size", DEFAULT_GROUP_SIZE
-            )
-            weights = prod(shapes[f"{layer}.scales"][1]) * int(group) if part == "weight" else 0
+            group = int(entry.get("group_size", DEFAULT_GROUP_SIZE))
+            weights = prod(shapes[f"{layer}.scales"][1]) * group if part == "weight" else 0
         matrix = quantised or (part == "weight" and len(shape) == 2)
-        yield name, _TensorHeader(dtype, size, weights, quantised, matrix)
+        yield name, _TensorHeader(dtype, size, weights, quantised, matrix, entry.get("mode"))
+
+
+def _quantization(path: Path) -> dict[str, Any]:
+    """Return the key ``quantization`` of config.json, or an empty dict."""
+    settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return settings.get("quantization") or {}
 
 
 def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.mlx_lm_directory import mlx_lm_directory
 from labkit.engine.model_loader import read_eos_token_ids
 from labkit.machine.exception_text import one_line
 
@@ -38,7 +39,7 @@ def load(
     dtype: str | None = "float32",
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
-    """Load a model with mlx_lm and cast its weights.
+    """Load a model with mlx_lm, or its ``mlx_lm_directory``, and cast its weights.
 
     ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``.
 
@@ -51,7 +52,7 @@ def load(
     from mlx_lm.utils import load_model
 
     try:
-        model, settings = load_model(Path(model_dir))
+        model, settings = load_model(mlx_lm_directory(Path(model_dir)))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
     compute_dtype.cast_parameters(model, dtype, matrix_storage)

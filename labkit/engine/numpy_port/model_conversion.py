@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.aligned_memory import SlabAllocator
+from labkit.cpu.block_arrays import BlockArrays
 from labkit.cpu.low_precision_weights import (
-    GROUP_SIZES,
-    QUANTIZED_BITS,
+    BlockMatrix,
     HalfMatrix,
     QuantizedMatrix,
+    is_affine_format,
 )
 from labkit.cpu.packed_linear import WeightMatrix, share_format
 from labkit.cpu.rope import RotaryTable
@@ -93,17 +94,20 @@ class _Converter:
         import mlx.core
         import mlx.nn
 
+        from labkit.engine.block_layers import BlockEmbedding, BlockLayer, BlockLinear
+
         self.mx, self.nn = mlx.core, mlx.nn
+        self._block_layer = BlockLayer
         self.converted: Counter[str] = Counter()
         self._low_precision = low_precision
         self._slabs = SlabAllocator()
         # Layers sharded over their outputs need no sum, because each rank has the whole input.
         self._linear = (
-            *(mlx.nn.Linear, mlx.nn.QuantizedLinear),
+            *(mlx.nn.Linear, mlx.nn.QuantizedLinear, BlockLinear),
             *(mlx.nn.AllToShardedLinear, mlx.nn.QuantizedAllToShardedLinear),
         )
         self._summed = (mlx.nn.ShardedToAllLinear, mlx.nn.QuantizedShardedToAllLinear)
-        self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
+        self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding, BlockEmbedding)
         self._weight_layers: list[Any] = []
         self._modules = modules()
         self._copies: dict[int, Any] = {}
@@ -196,24 +200,37 @@ class _Converter:
             return array if head is None else array[head]
 
         if "scales" in layer:
-            bits, group, mode = layer.bits, layer.group_size, layer.mode
-            if (
-                not self._low_precision
-                or mode != "affine"
-                or bits not in QUANTIZED_BITS
-                or group not in GROUP_SIZES
-            ):
-                raise NoCounterpart(
-                    f"{path} is quantised ({mode}, {bits} bits in groups of {group}), which the "
-                    "NumPy path does not read"
-                )
-            stored = (parameter(layer[name]) for name in MATRIX_PARAMETERS)
-            words, scales, biases = map(self._words, stored)
-            return QuantizedMatrix(words, scales, biases, bits)
+            return self._quantized_matrix(layer, path, parameter)
         weight = parameter(layer.weight)
         if self._low_precision and weight.dtype in (self.mx.float16, self.mx.bfloat16):
             return HalfMatrix(self._words(weight))
         return self._array(weight, path)  # type: ignore[no-any-return]
+
+    def _quantized_matrix(
+        self, layer: Any, path: str, parameter: Callable[[Any], Any]
+    ) -> WeightMatrix:
+        """Return a quantised weight. ``parameter`` selects a matrix from a layer's array."""
+        mode, bits, group = layer.mode, layer.bits, layer.group_size
+        if not self._low_precision or (mode == "affine" and not is_affine_format(bits, group)):
+            raise NoCounterpart(
+                f"{path} is quantised ({mode}, {bits} bits in groups of {group}), which the "
+                "NumPy path does not read"
+            )
+        if isinstance(layer, self._block_layer):
+            return BlockMatrix(layer.arrays())
+        weight, stored_scales = parameter(layer.weight), parameter(layer.scales)
+        words, scales = self._words(weight), self._words(stored_scales)
+        if mode == "affine":
+            return QuantizedMatrix(words, scales, self._words(parameter(layer.biases)), bits)
+        if mode == "mxfp4":
+            return BlockMatrix(BlockArrays("mxfp4", words, {"scales": scales}))
+        if mode == "nvfp4":
+            # For the table of doubled values. E4M3 is exact in float16, halved as well.
+            halved = self.mx.from_fp8(stored_scales, dtype=self.mx.float16) / 2
+            return BlockMatrix(BlockArrays("nvfp4", words, {"scales": self._words(halved)}))
+        # mxfp8: its numbers have 4 significant bits, so bfloat16 is exact.
+        numbers = self.mx.dequantize(weight, stored_scales, group_size=group, bits=bits, mode=mode)
+        return HalfMatrix(self._words(numbers))
 
     def _words(self, array: Any) -> NDArray[Any]:
         """Return a view of an MLX array. bfloat16, which NumPy lacks, is viewed as uint16."""

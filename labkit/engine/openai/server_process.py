@@ -251,11 +251,16 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     server, words = options.server, shlex.split(options.server.command_line)
     values = {
         "port": str(port),
-        "model": str(model_dir),
         "python": server.python or sys.executable,
         "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
+    if any("{model}" in word for word in words):
+        from labkit.engine.mlx_lm_directory import mlx_lm_directory
+
+        # labkit's own server reads the formats that mlx_lm lacks.
+        is_own = server.preset == "labkit" and server.command is None
+        values["model"] = str(model_dir if is_own else mlx_lm_directory(model_dir))
     if any("{gguf}" in word for word in words):
         from labkit.models.gguf.gguf_writer import export_gguf
 

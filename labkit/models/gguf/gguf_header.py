@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from labkit.models.gguf.gguf_tensor_types import REFUSED_TYPES, TENSOR_TYPES, TensorType
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32  # of tensor data in bytes, if general.alignment is not set
@@ -47,38 +49,6 @@ NUMBER_DTYPES = {
 
 class GGUFError(ValueError):
     """The GGUF file cannot be used. The message is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """A tensor type, stored in blocks of ``block_bytes`` with ``block_values`` values each."""
-
-    name: str
-    block_values: int
-    block_bytes: int
-
-
-TENSOR_TYPES = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18),
-    3: TensorType("Q4_1", 32, 20),
-    8: TensorType("Q8_0", 32, 34),
-    10: TensorType("Q2_K", 256, 84),
-    12: TensorType("Q4_K", 256, 144),
-    14: TensorType("Q6_K", 256, 210),
-    30: TensorType("BF16", 1, 2),
-}
-
-UNSUPPORTED_TYPES = {
-    6: "Q5_0",
-    7: "Q5_1",
-    9: "Q8_1",
-    11: "Q3_K",
-    13: "Q5_K",
-    15: "Q8_K",
-    39: "MXFP4",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +260,7 @@ class _HeaderReader:
         shape = tuple(self.unsigned(8) for _ in range(dimensions))[::-1]
         kind, offset = self.unsigned(4), self.unsigned(8)
         if kind not in TENSOR_TYPES:
-            name_of_type = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
+            name_of_type = REFUSED_TYPES.get(kind, f"number {kind}")
             supported = ", ".join(tensor_type.name for tensor_type in TENSOR_TYPES.values())
             raise GGUFError(
                 f"tensor {name} is of type {name_of_type}; it must be one of: {supported}"

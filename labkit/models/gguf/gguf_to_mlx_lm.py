@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.machine import cache_dir
+from labkit.models import safetensors_file
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
 
-RECIPE_VERSION = 2  # part of the cache key: raise it when the written files change
+RECIPE_VERSION = 3  # part of the cache key: raise it when the written files change
 SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights held in memory
 
 
@@ -80,36 +81,30 @@ def _quantization(
 ) -> dict[str, Any]:
     """Return the key ``quantization`` of config.json, or an empty dict without quantised layers.
 
-    Its default is the smallest bit width; layers of another width are listed.
+    Its default is the smallest affine bit width; layers of another format are listed.
     """
-    bits = {
-        target.path: gguf_quants.QUANTIZED_BITS[file.tensors[name].type.name]
+    layouts = {
+        target.path: layout
         for name, target in model.targets().items()
-        if file.tensors[name].type.name in gguf_quants.QUANTIZED_BITS
+        if (layout := gguf_quants.layout_of(file.tensors[name].type.name)) is not None
     }
-    if not bits:
+    if not layouts:
         return {}
-    default = {"group_size": gguf_quants.GROUP_SIZE, "bits": min(bits.values())}
-    exceptions = {
-        path: {"group_size": gguf_quants.GROUP_SIZE, "bits": width}
-        for path, width in bits.items()
-        if width != default["bits"]
-    }
+    affine = [layout.bits for layout in layouts.values() if layout.mode == "affine"]
+    default = gguf_quants.QuantizedLayout(min(affine, default=4)).entry()
+    entries = {path: layout.entry() for path, layout in layouts.items()}
+    exceptions = {path: entry for path, entry in entries.items() if entry != default}
     return {"quantization": {**default, **exceptions}}
 
 
 def _write_weights(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
 ) -> None:
-    from safetensors.numpy import save_file
-
     shard: gguf_quants.NamedArrays = {}
     number, size = 0, 0
 
     def flush() -> None:
-        path = folder / f"model-{number:05d}.safetensors"
-        save_file(shard, path, metadata={"format": "mlx"})
-        path.chmod(0o644)  # safetensors makes the file readable only by its owner
+        safetensors_file.write(folder / f"model-{number:05d}.safetensors", shard)
         shard.clear()
 
     for name, array in _parameters(file, model):
@@ -127,7 +122,7 @@ def _parameters(
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     for name, target in model.targets().items():
         tensor = file.tensors[name]
-        if tensor.type.name in gguf_quants.QUANTIZED_BITS and len(tensor.shape) != 2:
+        if gguf_quants.layout_of(tensor.type.name) is not None and len(tensor.shape) != 2:
             raise gguf_header.GGUFError(f"tensor {name} is quantised but not a matrix")
         arrays = gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))
         if name.endswith(".bias"):

@@ -239,9 +239,10 @@ def test_low_precision_matrices_give_the_bits_of_dequantized_ones(kind, bits):
 
 def test_an_unsupported_quantisation_is_refused():
     model = build("llama", {})
-    nn.quantize(model, group_size=32, bits=5)
+    nn.quantize(model, group_size=32, bits=4)
+    model.model.embed_tokens.group_size = 16
     report = convert(model, low_precision=True)
-    assert "5 bits in groups of 32" in report.reason
+    assert "affine, 4 bits in groups of 16" in report.reason
 
 
 def test_half_precision_is_refused():

@@ -1,0 +1,61 @@
+"""Read and write safetensors files as NumPy arrays, bfloat16 included.
+
+Format: https://github.com/huggingface/safetensors. The package's own functions for NumPy have no
+bfloat16, which labkit holds as uint16.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ALIGNMENT = 8  # of the tensors' data (bytes)
+
+
+def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write arrays to a file for MLX. uint16 is written as bfloat16."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    end = 0
+    # Large elements first, so that every tensor is aligned to its elements.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    for name, array in ordered:
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            np.ascontiguousarray(array).tofile(stream)
+
+
+def read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a file that ``write`` has written, memory-mapped. bfloat16 is uint16."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    data = np.memmap(path, np.uint8, "r", offset=8 + size)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            arrays[name] = data[start:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return arrays
