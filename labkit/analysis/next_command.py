@@ -66,6 +66,7 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
         if one.row.primary
         and one.comparison.arm in data.treatment_arms
         and one.verdict.word == "inconclusive"
+        and (one.comparison.p_adjusted or 0.0) > data.criteria.alpha  # and not for another reason
     ]
     needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]

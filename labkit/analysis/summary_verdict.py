@@ -42,6 +42,7 @@ def summary_verdict(analysis: CellAnalysis) -> SummaryVerdict:
     for word, text in (("estimate_only", "estimate only"), ("computed", "computed")):
         if set(words) <= {word, "invalid"}:
             return SummaryVerdict(word, text)
+    words = [word for word in words if word != "computed"]
     decided = {word for word in words if word in ("faster", "slower", *SAME)}
     if not decided:
         return SummaryVerdict("inconclusive", "undecided")

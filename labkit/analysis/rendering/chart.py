@@ -116,8 +116,8 @@ class Chart:
         Whether the y axis has ticks.
     x_names
         Names of x = 1, 2, ..., such as runs. They are used in tooltips.
-    unit
-        The unit of y, used in tooltips.
+    x_unit, unit
+        The units of x and y, used in tooltips.
     signed
         Whether y is a difference in percent, written with its sign.
     record_folder
@@ -141,6 +141,7 @@ class Chart:
     x_ticks: tuple[tuple[float, str], ...] | None = None
     y_ticks: bool = True
     x_names: tuple[str, ...] = ()
+    x_unit: str = ""
     unit: str | None = None
     signed: bool = False
     record_folder: str | None = None
@@ -200,7 +201,7 @@ class Chart:
         if dots.tips:
             return dots.tips[index]
         x, y = dots.points[index]
-        where = self.x_names[round(x) - 1] if self.x_names else f"{x:g}"
+        where = self.x_names[round(x) - 1] if self.x_names else f"{value_text(x)} {self.x_unit}"
         value = percent_text(y) if self.signed else f"{value_text(y)} {unit_name(self.unit)}"
         return f"{dots.arm}, {where}: {value}".strip()
 
@@ -240,6 +241,7 @@ class Chart:
             "xTicks": None if self.x_ticks is None else [list(tick) for tick in self.x_ticks],
             "noYTicks": not self.y_ticks,
             "names": list(self.x_names),
+            "xUnit": self.x_unit,
             "unit": unit_name(self.unit),
             "signed": self.signed,
             "link": self.link,

@@ -209,13 +209,13 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
         high = max(float(np.percentile(v, 99.5)) for v in by_arm.values())
         chart = Chart(
             title=name, x=(0.0, max([high, *(1.1 * limit for limit in limits)]) or 1.0),
-            y=(0.0, 1.0), x_label=f"{name} (ms)", y_label="share of values", height=240,
-            link=key,
+            y=(0.0, 100.0), x_label=f"{name} (ms)", y_label="values up to this time (%)",
+            height=240, x_unit="ms", unit="%", link=key,
         )  # fmt: skip
         shares = np.linspace(0.0, 1.0, CDF_POINTS)
         for arm, values in by_arm.items():
             quantiles = np.minimum(np.quantile(values, shares), high)
-            points = list(zip(map(float, quantiles), map(float, shares), strict=True))
+            points = list(zip(map(float, quantiles), map(float, 100 * shares), strict=True))
             chart.line(points, f"line {styles[arm][0]}", arm)
         for limit in limits:
             chart.limit(limit, f"limit {limit:g} ms")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATES = Path(__file__).parent / "templates"
+MAX_LEGEND = 160  # characters of arms that stay in view
 MAX_PICTURES = 6  # of the charts of rows that readers without JavaScript see
 SCRIPTS = ("charts.js", "report.js")  # in this order
 
@@ -109,6 +110,7 @@ def study_html(
         question=study_question(analyses),
         answer=study_answer(analyses),
         count=count_text,
+        many_arms=lambda report: sum(len(arm) for arm, _ in report.legend) > MAX_LEGEND,
         overviews=machine_overviews(study, analyses),
         cells=[
             _page_cell(CellReport(a, _record_folder(a, study_dir), f"cell{index}"), labels[index])

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.analysis.best_setting import setting_text
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.rendering.arm_styles import arm_classes
 
 Json = Mapping[str, Any]
 MAX_ARMS = 6  # on a card
+MAX_NAME = 24  # characters beside a bar
 MAX_ROWS = 60  # of an arm on a card
 
 
@@ -57,10 +59,14 @@ class IntervalScale:
         return f"--l:{low:.3g};--w:{high - low:.3g};{dot}"
 
     @property
+    def ends(self) -> str:
+        """The ends of the axis in words."""
+        return f"{interval_text(self.low, self.high)} %"
+
+    @property
     def text(self) -> str:
         """The ends of the axis and the margin in words."""
-        ends = interval_text(self.low, self.high)
-        return f"{ends} %, margin ±{self.margin:g} % shaded"
+        return f"{self.ends}, margin ±{self.margin:g} % shaded"
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,11 @@ class CardBars:
     left_out: int
 
     @property
+    def has_long_names(self) -> bool:
+        """Whether names do not fit beside their bars."""
+        return any(len(line.arm) > MAX_NAME for line in self.arms)
+
+    @property
     def caption(self) -> str:
         """What the bars show."""
         what = "each dot is a row" if self.several_rows else "the effect with its interval"
@@ -98,7 +109,10 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
     cell, arms = analysis.json, analysis.data.treatment_arms
     margin = float(cell["design"]["margin_pct"])
     if analysis.data.sweep:
-        found = {f"{b['best']} against {b['reference']}": [b] for b in cell["best"][:1]}
+        found = {
+            f"{setting_text(b['best'])} against {setting_text(b['reference'])}": [b]
+            for b in cell["best"][:1]
+        }
         found = {name: own for name, own in found.items() if own[0]["effect_pct"] is not None}
     else:
         found = _effects(cell, arms)

@@ -168,12 +168,12 @@ def series_class(name: str) -> str:
     return f"line series{colour}{' dashed' if dashed else ''}"
 
 
-def memory_chart(timeline: RunTimeline) -> Chart:
-    """Return a chart of memory over time, with a line per series."""
+def memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
+    """Return a chart of memory over time up to ``end_s``, with a line per series."""
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     chart = Chart(
-        "memory over time", (0.0, timeline.end_s), (0.0, 1.05 * top), X_LABEL, "memory (MiB)",
-        height=250, unit="bytes", link="time",
+        "memory over time", (0.0, end_s), (0.0, 1.05 * top), X_LABEL, "memory (MiB)",
+        height=250, x_unit="s", unit="bytes", link="time",
     )  # fmt: skip
     for name, values in timeline.memory_mib.items():
         points = list(zip(timeline.t_s, values, strict=True))
@@ -181,12 +181,15 @@ def memory_chart(timeline: RunTimeline) -> Chart:
     return chart
 
 
-def requests_chart(timeline: RunTimeline) -> Chart:
-    """Return a chart of the phases of requests, one below the other, whose time axis zooms."""
+def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
+    """Return a chart of the phases of requests, one below the other, whose time axis zooms.
+
+    ``end_s``: end of the time axis, the same for all arms, so that they can be compared.
+    """
     count = len(timeline.requests)
     chart = Chart(
-        "phases of the requests", (0.0, timeline.end_s), (0.0, float(count)), X_LABEL, "request",
-        height=70 + min(320, max(60, 9 * count)), y_ticks=False, link="time", zooms=True,
+        "phases of the requests", (0.0, end_s), (0.0, float(count)), X_LABEL, "request",
+        height=70 + min(320, max(60, 9 * count)), y_ticks=False, x_unit="s", link="time", zooms=True,
     )  # fmt: skip
     for phase in timeline.phases:
         for index, request in enumerate(timeline.requests):
@@ -239,10 +242,12 @@ def timeline_stem(cell: Mapping[str, Any], arm: str) -> str:
 @section("Memory over time")
 def memory_timeline_section(report: CellReport) -> Iterator[Part]:
     """Show one run's memory for each arm; Markdown shows the phases of its requests below it."""
-    for timeline in run_timelines(report.records, real_arms(report.cell)):
+    timelines = run_timelines(report.records, real_arms(report.cell))
+    for timeline in timelines:
         keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
         caption = f"{timeline.arm}, run {timeline.run}"
-        yield ChartPart(memory_chart(timeline), caption, keys, timeline.arm)
+        chart = memory_chart(timeline, max(each.end_s for each in timelines))
+        yield ChartPart(chart, caption, keys, timeline.arm)
         yield PictureFile(timeline_stem(report.cell, timeline.arm), timeline.caption())
         yield PictureCaption([f"{timeline.caption()}."])
 
@@ -250,7 +255,9 @@ def memory_timeline_section(report: CellReport) -> Iterator[Part]:
 @section("Requests over time")
 def request_timeline_section(report: CellReport) -> Iterator[Part]:
     """Show when each request of one run waited, was prefilled and decoded, for each arm."""
-    for timeline in run_timelines(report.records, real_arms(report.cell)):
+    timelines = run_timelines(report.records, real_arms(report.cell))
+    for timeline in timelines:
         keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
         caption = timeline.caption("each request's phases, in the order of submission")
-        yield ChartPart(requests_chart(timeline), caption, keys, timeline.arm)
+        chart = requests_chart(timeline, max(each.end_s for each in timelines))
+        yield ChartPart(chart, caption, keys, timeline.arm)

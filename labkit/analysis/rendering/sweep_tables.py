@@ -224,8 +224,6 @@ def curves_chart(best: Json, option: SweptOption, curves: Sequence[SettingCurve]
         for (x, _), (at, y) in zip(curve.points, points, strict=True):
             where = f"{curve.name}, " if curve.name else ""
             chart.dot(at, y, f"arm{index}", "circle", f"{where}{option.name}={x:g}: {y:,.4g}")
-        if len(curves) > 1:
-            chart.text(*points[-1], curve.name, "end", dy=-10)
     return chart
 
 
@@ -267,5 +265,6 @@ def curves_section(report: CellReport) -> Iterator[Part]:
     for best in cell.get("best", ()):
         for option, curves in setting_curves(cell, best):
             title = f"{row_name(best)} by {option.name}"
-            yield ChartPart(curves_chart(best, option, curves), f"{title}, evenly spaced")
+            keys = tuple((c.name, f"line arm{i}", "line") for i, c in enumerate(curves) if c.name)
+            yield ChartPart(curves_chart(best, option, curves), f"{title}, evenly spaced", keys)
             yield PictureFile(curves_stem(cell, best, option), title)

@@ -94,8 +94,10 @@ class Drawing {
     if (width < 60) return;
     this.width = width;
     this.targets = [];
+    this.texts = [];
     this.rows = this.chart.rows || [];
     this.narrow = width < NARROW;
+    this.range = this.fitted(off);
     this.layout();
     const svg = labkit.svg("svg", {
       viewBox: `0 0 ${width} ${this.height}`, width, height: this.height, role: "group", tabindex: 0,
@@ -129,10 +131,21 @@ class Drawing {
     this.floor = this.height - this.bottom;
   }
 
+  /** The range of y: declared, or of charts of runs and blocks that of the arms that are shown. */
+  fitted(off) {
+    const { chart } = this;
+    const shown = chart.marks.filter((mark) => mark.a && !off.has(mark.a));
+    if (!chart.names || shown.length === 0 || shown.length === chart.marks.filter((mark) => mark.a).length) return chart.y;
+    const ys = shown.flatMap((mark) => mark.p.filter((_, i) => i % 2));
+    const [low, high] = [Math.min(...ys), Math.max(...ys)];
+    const padding = 0.06 * (high - low) || 0.06 * Math.abs(high) || 1;
+    return [low - padding, high + padding];
+  }
+
   get label() { return this.chart.log ? (e) => labkit.tickText(10 ** e) : labkit.tickText; }
 
   yTicks() {
-    const [low, high] = this.chart.y;
+    const [low, high] = this.range;
     return this.chart.log ? labkit.powerTicks(low, high) : labkit.ticks(low, high, 6);
   }
 
@@ -147,7 +160,7 @@ class Drawing {
   }
 
   py(y) {
-    const [low, high] = this.chart.y;
+    const [low, high] = this.range;
     if (!this.rows.length) return this.floor - (y - low) / ((high - low) || 1) * (this.floor - this.top);
     const down = low + this.rows.length - y; // rows from the top
     const row = Math.min(this.rows.length - 1, Math.max(0, Math.floor(down)));
@@ -222,7 +235,8 @@ class Drawing {
 
   line({ p, c, a }) {
     const points = [];
-    const [low, high] = this.view;
+    const [low, high] = this.view, [bottom, top] = this.range;
+    if (!this.rows.length && p.every((y, i) => i % 2 === 0 || y < bottom || y > top)) return;
     for (let i = 0; i < p.length; i += 2) {
       // Of a zoomed line, the points in view and their neighbours.
       const outside = Math.max(p[i - 2] ?? p[i], p[i], p[i + 2] ?? p[i]) < low || Math.min(p[i - 2] ?? p[i], p[i], p[i + 2] ?? p[i]) > high;
@@ -236,7 +250,7 @@ class Drawing {
 
   lineTip(arm, x, y) {
     const { chart } = this;
-    const where = chart.names ? chart.names[Math.round(x) - 1] : `${labkit.significant(x, 4)}`;
+    const where = chart.names ? chart.names[Math.round(x) - 1] : `${labkit.valueText(x)} ${chart.xUnit || ""}`.trim();
     return `${arm}, ${where}: ${this.value(y)}`;
   }
 
@@ -272,9 +286,11 @@ class Drawing {
   }
 
   band({ p, c, across }) {
+    const [from, to] = across ? [Math.max(p[0], this.range[0]), Math.min(p[1], this.range[1])] : p;
+    if (from >= to) return;
     const box = across
-      ? { x: this.left, width: this.right - this.left, y: this.py(p[1]), height: this.py(p[0]) - this.py(p[1]) }
-      : { x: this.px(p[0]), width: this.px(p[1]) - this.px(p[0]), y: this.top, height: this.floor - this.top };
+      ? { x: this.left, width: this.right - this.left, y: this.py(to), height: this.py(from) - this.py(to) }
+      : { x: this.px(from), width: this.px(to) - this.px(from), y: this.top, height: this.floor - this.top };
     labkit.svg("rect", { class: c, ...box }, this.panel);
   }
 
@@ -285,6 +301,11 @@ class Drawing {
     const shifted = Math.max(0, Math.min(start, this.width - width));
     // Text that does not fit beside its bar stands in the line of the row's name.
     if (this.stacked && shifted < start - 4) y = this.py(Math.ceil(p[1]) - 1e-6) - 9;
+    // Texts do not cover each other: a later one moves up, then down.
+    const free = (at) => !this.texts.some((box) => shifted < box[1] && shifted + width > box[0] && Math.abs(at - box[2]) < 13);
+    const places = [0, -13, 13, -26, 26, -39, 39].map((dy) => y + dy).filter((at) => at > this.top - 6 && at < this.floor);
+    y = places.find(free) ?? y;
+    this.texts.push([shifted, shifted + width, y]);
     labkit.svg("text", { x: shifted, y, dy: 4, "text-anchor": "start" }, this.panel, t);
   }
 
