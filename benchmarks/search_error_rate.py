@@ -2,8 +2,8 @@
 
     python benchmarks/search_error_rate.py 1000
 
-Studies of 6 and 16 settings take the looks of ``conf/design/search.yaml``, in turns (8, 12, 16 and
-24 processes) or in separate processes (4, 6, 8 and 12 blocks of 2 runs). How the settings truly
+Studies of 6 and 16 settings take the looks of ``conf/design/search.yaml`` (8, 12, 16 and 24 blocks)
+or, with 2 runs of each setting per block, half as many blocks. How the settings truly
 differ and the noise of the machine are those of ``best_arm_coverage.py``. *Wrong*: the share of
 studies that drop the best setting, or whose final set lacks it. *One left*: the share that end with
 one setting. *Runs*: the mean number of runs, relative to all settings in all blocks.
@@ -21,9 +21,10 @@ from best_arm_coverage import NOISES, TRUTHS, draw_noise, noise_sd, true_means
 
 from labkit.analysis.statistics import best_arm
 
-LOOKS = (4, 6, 8, 12)  # blocks of two runs
+LOOKS = (8, 12, 16, 24)  # blocks
 ALPHA = 0.0125  # of each look
-DESIGNS = {"turns": (tuple(2 * look for look in LOOKS), 1), "processes": (LOOKS, 2)}
+# The looks and the number of runs per block of each design.
+DESIGNS = {"one run": (LOOKS, 1), "two runs": (tuple(look // 2 for look in LOOKS), 2)}
 ARMS = (6, 16)
 
 

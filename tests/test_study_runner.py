@@ -1,5 +1,6 @@
 """The runner of a study: each cell runs and is analysed once."""
 
+import dataclasses
 import math
 import random
 import tempfile
@@ -171,8 +172,51 @@ def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypa
     assert cell.name.startswith("+other,design.control=false")
     (tmp_path / "study" / written_out).mkdir(parents=True)
     assert run().name == written_out
-    assert Counting.runs == 8
+    assert Counting.runs == 4
     assert run().name == written_out
-    assert Counting.runs == 8
+    assert Counting.runs == 4
     assert [path.name for path in (tmp_path / "study").glob("*=*")] == [written_out]
+    capsys.readouterr()
+
+
+def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
+    tmp_path, monkeypatch, capsys
+):
+    """They were the default in separate processes, so that no override names them."""
+    from labkit import app
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    app.register()
+    words = ["ablation=composition", "design.control=false", "design.isolation=process"]
+    (today,) = app.compose_cells(app.parse(words))
+    design = dataclasses.replace(
+        today.experiment.design, blocks=5, runs_per_block=2, looks=[config.PlannedLook(4, 0.02)]
+    )
+    experiment = dataclasses.replace(today.experiment, design=design)
+    earlier = dataclasses.replace(today, experiment=experiment)
+
+    def run(cell, killed_at=None):
+        launcher, ran = Planted(), []
+        launch = launcher.run
+
+        def counted(run, cell):
+            if run.block == killed_at:
+                raise OSError(28, "No space left on device")
+            ran.append(run.block)
+            return launch(run, cell)
+
+        launcher.run = counted
+        study = Study(tmp_path / "study", [cell], launcher)
+        study.refuse_changes()
+        study.run(cell.name, study.out / cell.name)
+        return ran
+
+    runs = 2 * len(today.arms)
+    assert run(earlier, killed_at=3) == [0] * runs + [1] * runs + [2] * runs
+    resumed = run(today)
+    assert resumed[:runs] == [3] * runs and set(resumed) <= {3, 4}
+    assert run(today) == []
+    manifest = read_cell(tmp_path / "study" / today.name)
+    assert manifest["design"]["runs_per_block"] == 2
+    assert [look["blocks"] for look in manifest["design"]["looks"]] == [4, 5]
     capsys.readouterr()

@@ -18,7 +18,7 @@ from labkit.study_runner import Study
 
 THREADS = "engine.threads=1,2,4"
 SIZES = "engine.kv.block_size=8,16"
-DESIGN = ["design.runs_per_block=1", "design.looks=[]", "design.isolation=process"]
+DESIGN = ["design.looks=[]", "design.isolation=process"]
 DESIGN += ["design.control=false"]
 
 
@@ -223,7 +223,7 @@ def test_a_search_drops_settings_at_looks_and_keeps_the_baseline(run_search):
     cell = run_search(launcher)
     (best,) = cell["best"]
     assert set(best["dropped"]) == {f"threads={n}" for n in (2, 3, 6)}
-    assert set(best["dropped"].values()) == {4}
+    assert set(best["dropped"].values()) == {8}
     runs = runs_by_arm(cell)
     assert [runs[f"threads={n}"] for n in range(1, 7)] == [24, 8, 8, 24, 24, 8]
     assert runs["control"] == 24 and launcher.runs == sum(runs.values())
@@ -238,7 +238,7 @@ def test_a_search_drops_settings_at_looks_and_keeps_the_baseline(run_search):
 def test_an_interrupted_search_continues_without_the_dropped_settings(run_search):
     class Killed(Planted):
         def run(self, run, cell):
-            if run.block == 5:
+            if run.block == 10:
                 raise OSError(28, "No space left on device")
             return super().run(run, cell)
 
@@ -247,13 +247,13 @@ def test_an_interrupted_search_continues_without_the_dropped_settings(run_search
     whole = Planted(RATES)
     cell = run_search(whole)
     assert runs_by_arm(cell)["threads=2"] == 8
-    assert whole.runs == 7 * 2 * 4
+    assert whole.runs == 14 * 4
 
 
 def test_a_search_ends_when_one_setting_is_left(run_search):
     cell = run_search(Planted({4: 600.0}))
     assert cell["best"][0]["possibly_best"] == ["threads=4"]
-    assert cell["design"]["looks_taken"] == [{"blocks": 4, "alpha": 0.0125, "decided": True}]
+    assert cell["design"]["looks_taken"] == [{"blocks": 8, "alpha": 0.0125, "decided": True}]
 
 
 def test_a_search_needs_a_sweep_and_looks():

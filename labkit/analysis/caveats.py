@@ -321,12 +321,18 @@ def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
         return
     case, modes = max(bimodal, key=lambda item: item[1].gap_pct)
     counts = ", ".join(f"{a} {modes.above_gap[a]} of {modes.total[a]}" for a in modes.above_gap)
-    tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
-    least = min((p, where) for where, each in bimodal for p in each.fisher_p.values())
     rows = "" if len(bimodal) == 1 else f"in {len(bimodal)} rows, the widest "
-    smallest = "" if len(bimodal) == 1 else f"; smallest p of all rows: {p_text(least[0])}"
     yield (
         f"the runs form two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; runs above the "
-        f"gap: {counts} "
-        f"(Fisher's exact test against the baseline: {tests}{smallest}); no run was dropped"
+        f"gap: {counts}{_mode_tests(modes, [each for _, each in bimodal])}; no run was dropped"
     )
+
+
+def _mode_tests(widest: Bimodality, rows: Sequence[Bimodality]) -> str:
+    """Return Fisher's tests in brackets, or an empty string if the baseline is the only arm."""
+    if not widest.fisher_p:
+        return ""
+    tests = ", ".join(f"{arm} p = {p_text(p)}" for arm, p in widest.fisher_p.items())
+    least = min(p for row in rows for p in row.fisher_p.values())
+    smallest = "" if len(rows) == 1 else f"; smallest p of all rows: {p_text(least)}"
+    return f" (Fisher's exact test against the baseline: {tests}{smallest})"

@@ -50,7 +50,12 @@ class Design(Group, place="design"):
         le=1000,
         unit="blocks",
     )
-    runs_per_block: int = option(2, "Runs per arm and block.", choices=(1, 2))
+    runs_per_block: int = option(
+        1,
+        "Runs per arm and block; 2 only with a process per run, because arms that take turns run "
+        "once per block.",
+        choices=(1, 2),
+    )
     control: bool = option(True, "Add an A/A arm: the baseline again, under another name.")
     margin_pct: float = option(
         2.0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.config import Design, Isolation, PlannedLook
+from labkit.config import Design, Isolation, require
 from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
@@ -162,14 +162,20 @@ class Cell:
 
 
 def normalized_design(design: Design) -> Design:
-    """Return a design with an explicit final look, and with 1 run per arm in interleaved blocks.
+    """Return a design with an explicit final look.
 
-    Properties of a whole process (where its code and memory lie) affect every run in it, so two
-    runs of an arm in one process are not independent: the process is the unit of inference. If
-    the runs of a block share a process, 4 blocks of 2 runs per arm become 8 blocks of 1.
+    Raises
+    ------
+    ConfigError
+        The arms take turns, but have several runs per block. Properties of a whole process (where
+        its code and memory lie) affect every run in it, so two runs of an arm in one process are
+        not independent: the process is the unit of inference.
     """
-    runs, design = design.runs_per_block, replace(design, looks=design.all_looks)
-    if design.isolation is Isolation.process or runs == 1:
-        return design
-    looks = [PlannedLook(look.blocks * runs, look.alpha) for look in design.looks]
-    return replace(design, blocks=design.blocks * runs, runs_per_block=1, looks=looks)
+    runs, isolation = design.runs_per_block, design.isolation
+    require(
+        runs == 1 or isolation is Isolation.process,
+        f"design.runs_per_block={runs}: arms that take turns (design.isolation="
+        f"{isolation.value}) run once per block; set design.runs_per_block=1 and "
+        f"design.blocks={design.blocks * runs}, or design.isolation=process",
+    )
+    return replace(design, looks=design.all_looks)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name, named_overrides
 from labkit.experiment.hydra_composer import Composer, hydra_quote
+from labkit.experiment.older_design import as_begun
 from labkit.experiment.option_sweep import with_swept_arms
 from labkit.experiment.python_environment import (
     Imports,
@@ -41,7 +41,7 @@ from labkit.experiment.python_environment import (
 )
 from labkit.experiment.turn_protocol import VERSION
 from labkit.machine import memory_capacity
-from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, read_cell
+from labkit.records import PROCESSES_SUFFIX, Arm
 
 ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
 ENGINE_KEYS = ("engine", "model")  # keys left out of it if the workload has no engine
@@ -70,6 +70,8 @@ class ComposedCell:
         either, the reason for that; None if they share a process.
     overrides
         The overrides that name the cell.
+    blocks_given
+        Whether an override sets ``design.blocks``.
     """
 
     name: str
@@ -79,6 +81,7 @@ class ComposedCell:
     isolation: Isolation
     separate_processes_reason: str | None = None
     overrides: tuple[str, ...] = ()
+    blocks_given: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -139,7 +142,8 @@ def compose_cell(
     isolation, reason = resolve_isolation(experiment.design, list(experiments.values()), imports)
     name = cell_name(task_overrides)
     named = tuple(named_overrides(task_overrides))
-    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason, named)
+    given = any(override.startswith("design.blocks=") for override in task_overrides)
+    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason, named, given)
 
 
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
@@ -305,13 +309,9 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
         looks=[],
         confirm=0,
     )
-    name = f"{folder.name}{PROCESSES_SUFFIX}"
-    return [
-        cell,
-        replace(
-            cell, dir=folder.with_name(name), name=cell.name + PROCESSES_SUFFIX, design=separate
-        ),
-    ]
+    folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
+    design = as_begun(separate, Isolation.process, folder, blocks_given=False)
+    return [cell, replace(cell, dir=folder, name=cell.name + PROCESSES_SUFFIX, design=design)]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> Cell:
@@ -321,7 +321,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         dir=folder,
         name=composed.name,
         arms=composed.arms,
-        design=replace(experiment.design, isolation=_isolation_in(folder, composed)),
+        design=as_begun(experiment.design, composed.isolation, folder, composed.blocks_given),
         seed=experiment.seed,
         question=experiment.ablation.question,
         sweep=experiment.ablation.sweep,
@@ -330,19 +330,6 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         scale=experiment.scale.value if experiment.scales else None,
         metrics=composed.metrics,
     )
-
-
-def _isolation_in(folder: Path, composed: ComposedCell) -> Isolation:
-    """Return the isolation of a cell's runs in ``folder``.
-
-    With ``design.isolation=auto``, a cell of separate processes continues as it began, because an
-    earlier version of labkit may have begun it.
-    """
-    if composed.experiment.design.isolation is Isolation.auto:
-        with suppress(RecordError):  # there is no such cell, or the runner will refuse it
-            if read_cell(folder)["design"].get("isolation") == Isolation.process.value:
-                return Isolation.process
-    return composed.isolation
 
 
 def _dropped_arms(overrides: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from labkit.analysis.number_format import count_text
 from labkit.config import ConfigError, to_plain
+from labkit.experiment import older_design
 from labkit.experiment.cell import Cell
 from labkit.records import (
     SCHEMA_VERSION,
@@ -139,10 +140,29 @@ def _design_difference(cell: Cell) -> str | None:
     for key in FIXED_DESIGN_KEYS:
         if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
             name = {"seed": "seed", "metrics": "ablation.metric"}.get(key, f"design.{key}")
-            return f"{name} was {old[key]}, now {new[key]}"
+            return f"{name} was {old[key]}, now {new[key]}{_older_blocks(key, cell, old)}"
     if old.get("blocks", 0) > new["blocks"]:
-        return f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
+        return (
+            f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
+            f"{_older_blocks('blocks', cell, old)}"
+        )
     return None
+
+
+def _older_blocks(key: str, cell: Cell, old: Mapping[str, Any]) -> str:
+    """Return a hint if the cell may have been begun by an earlier version, else an empty string.
+
+    Where arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
+    """
+    blocks, looks = cell.design.blocks, old.get("looks")
+    end = looks[-1]["blocks"] if looks else old.get("blocks")
+    turns = cell.design.isolation.takes_turns
+    if key not in ("blocks", "looks") or not turns or end != older_design.RUNS_PER_BLOCK * blocks:
+        return ""
+    return (
+        f" (if an older version of labkit began this study with design.blocks={blocks}, set "
+        f"design.blocks={end})"
+    )
 
 
 def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:

@@ -25,7 +25,6 @@ from labkit.records import (
 FILE_NAME = "doctor.json"
 PILOTS_VERSION = 1  # of the data under the file's key ``sights``
 MIN_PROCESSES = 3  # needed to estimate a standard deviation
-RUNS_PER_BLOCK = 2  # of each arm in a block of separate processes
 
 # Attributes of PilotNoise by their keys in the file.
 _FILE_KEYS = {
@@ -94,10 +93,8 @@ class PilotNoise:
         """
         from labkit.analysis.statistics.power import one_minute_mde_pct
 
-        block_s = 2 * RUNS_PER_BLOCK * self.separate_s
-        return one_minute_mde_pct(
-            self.separate_sd, block_s, RUNS_PER_BLOCK, self.degrees_of_freedom
-        )
+        block_s = 2 * self.separate_s  # a run of each arm
+        return one_minute_mde_pct(self.separate_sd, block_s, 1, self.degrees_of_freedom)
 
 
 def save(

@@ -91,25 +91,8 @@ def _plan(
         one_minute=one_minute,
         start_up=power_forecast.start_up_line(composed, history),
         separate_processes_reason=composed.separate_processes_reason,
-        warnings=(
-            *_blocks_note(cell, composed),
-            *_warnings({arm.name: costs[arm.name] for arm in composed.arms}),
-        ),
+        warnings=tuple(_warnings({arm.name: costs[arm.name] for arm in composed.arms})),
     )
-
-
-def _blocks_note(cell: Cell, composed: ComposedCell) -> Iterator[str]:
-    """Yield a line if the cell has more blocks than ``design.blocks``.
-
-    It has where a block would have several runs per arm but the arms take turns
-    (:func:`labkit.experiment.cell.normalized_design`).
-    """
-    declared = composed.experiment.design
-    if cell.design.isolation.takes_turns and declared.runs_per_block > 1:
-        yield (
-            f"design.blocks={declared.blocks} with {declared.runs_per_block} runs per arm each; "
-            f"arms that take turns run once per block, so there are {cell.design.blocks} blocks"
-        )
 
 
 def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:

@@ -55,15 +55,15 @@ def search(coverage, monkeypatch):
 
 @pytest.mark.parametrize(("truth", "runs"), [("equal", 1.0), ("clear", 0.5)])
 def test_a_search_loses_the_best_in_at_most_5_of_100_studies(search, truth, runs):
-    rates = search.search_rates("turns", truth, "clean", 6, 150)
+    rates = search.search_rates("one run", truth, "clean", 6, 150)
     assert rates.wrong <= 0.05
     assert rates.runs <= runs
     assert (rates.one_left >= 0.9) == (truth == "clear")
 
 
 @pytest.mark.parametrize("noise", ["slow processes", "heavy tails"])
-def test_a_search_in_separate_processes_loses_the_best_as_seldom(search, noise):
-    assert search.search_rates("processes", "two", noise, 6, 100).wrong <= 0.05
+def test_a_search_with_two_runs_per_block_loses_the_best_as_seldom(search, noise):
+    assert search.search_rates("two runs", "two", noise, 6, 100).wrong <= 0.05
 
 
 @pytest.mark.slow

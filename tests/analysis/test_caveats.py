@@ -132,6 +132,15 @@ def test_modes_of_many_rows_are_one_line_with_their_number_and_the_worst(make_ce
     assert "smallest p of all rows" in line
 
 
+def test_two_modes_of_the_only_arm_are_reported_without_a_test(make_cell):
+    def slow_block(record):
+        return slow_at(record.position, (1.2, 1.0))(record) if record.block % 2 else record
+
+    alone = make_cell(effects={}, control=False, runs=1, blocks=8, change=slow_block, noise=0.002)
+    (line,) = [line for line in caveats_text(alone).splitlines() if "modes" in line]
+    assert line.endswith("; runs above the gap: binary_search 4 of 8; no run was dropped")
+
+
 def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
     def leak(record):
         return slow_at(record.position, (1.2, 1.3))(record) if record.arm == "control" else record

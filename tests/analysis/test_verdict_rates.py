@@ -34,16 +34,17 @@ ROWS = (1, 3, 10)
 KINDS = ("clean", "drift", "modes", "tails")
 
 
-def shipped_design(name, isolation=Isolation.process):
-    """Return a design of ``conf/design``."""
+def shipped_design(name, runs=1):
+    """Return a design of ``conf/design``, or the same with ``runs`` per block in fewer blocks."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    looks = [PlannedLook(**look) for look in plain.pop("looks", [])]
-    return normalized_design(Design(**plain, looks=looks, isolation=isolation))
+    looks = [PlannedLook(one["blocks"] // runs, one["alpha"]) for one in plain.pop("looks", [])]
+    plain |= {"blocks": plain["blocks"] // runs, "runs_per_block": runs, "looks": looks}
+    return normalized_design(Design(**plain, isolation=Isolation.process))
 
 
-TURNS = shipped_design("standard", Isolation.in_process)
-DESIGNS = {name: shipped_design(name) for name in ("standard", "strict", "sequential")} | {
-    "turns": TURNS
+SHIPPED = ("standard", "strict", "sequential")
+DESIGNS = {name: shipped_design(name) for name in SHIPPED} | {
+    f"{pairs.blocks} of 2": pairs for pairs in (shipped_design(name, 2) for name in SHIPPED)
 }
 
 
@@ -200,7 +201,11 @@ def power(design, rows, studies):
 
 def grown_claim_rate(studies, ask=lambda done, shown: shown):
     """Return the share of A/A studies that claim anything at 4, 5 or 6 blocks."""
-    rng, design, claims = np.random.default_rng(6), Design(blocks=6, margin_pct=0.01), 0
+    rng, design, claims = (
+        np.random.default_rng(6),
+        Design(blocks=6, runs_per_block=2, margin_pct=0.01),
+        0,
+    )
     for _ in range(studies):
         values, shown, claimed = simulate_processes(rng, "clean", design, 1), [], False
         for done in (4, 5, 6):
@@ -251,7 +256,7 @@ def test_power_of_designs_with_few_blocks(blocks, runs, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.parametrize("name", ["standard", "turns"])
+@pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_error_rates_under_other_noise(name, kind):
     design, rows = DESIGNS[name], 3
     wrong = print_figure(
@@ -312,25 +317,25 @@ def test_error_rate_of_growing_studies():
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", ["standard", "turns"])
+@pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_equal_arms_are_seldom_called_different(name, rows):
     assert at_most(false_claim_rate(DESIGNS[name], rows, QUICK, "clean"), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", ["standard", "turns"])
+@pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_arms_that_differ_by_the_margin_are_seldom_called_equivalent(name, rows):
     assert at_most(false_equivalence_rate(DESIGNS[name], rows, QUICK), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", ["standard", "turns"])
+@pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_all_shown_intervals_cover_the_truth_jointly(name, rows):
     assert at_most(1 - coverage(DESIGNS[name], rows, QUICK, "clean"), QUICK)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", ["standard", "turns"])
+@pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_the_smallest_detectable_effect_is_detected_as_often_as_stated(name, rows):
     assert 0.68 <= power(DESIGNS[name], rows, 2 * QUICK) <= 0.95
 

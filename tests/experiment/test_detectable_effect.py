@@ -60,20 +60,22 @@ def known(monkeypatch, tmp_path):
 def test_an_earlier_study_gives_a_row_s_share_of_alpha(known, tmp_path):
     # The earlier studies have 4 blocks of 2, so their noise has 11 degrees of freedom.
     known(alpha_row=attained_alpha(4, 2, 0.05) / 10, runs=2)
-    message = forecast(Design(blocks=6), tmp_path)
-    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.05, 0.1, 11):.1f} % at best" in message
-    assert f"{blocks_needed(0.01, 2, 0.05, 1.0, 0.1, 11)} blocks would detect 1 %" in message
+    message = forecast(Design(blocks=12), tmp_path)
+    assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.05, 0.1, 11):.1f} % at best" in message
+    assert f"{blocks_needed(0.01, 1, 0.05, 1.0, 0.1, 11)} blocks would detect 1 %" in message
     known(alpha_row=attained_alpha(4, 2, 0.025) / 10, runs=2, arms=2)  # arms that shared alpha
-    assert message == forecast(Design(blocks=6), tmp_path)
-    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.0125, 0.1, 11):.1f} %" in forecast(
-        Design(blocks=6), tmp_path, arms=4
+    assert message == forecast(Design(blocks=12), tmp_path)
+    assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.0125, 0.1, 11):.1f} %" in forecast(
+        Design(blocks=12), tmp_path, arms=4
     )
+    pairs = forecast(Design(blocks=6, runs_per_block=2), tmp_path)
+    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.05, 0.1, 11):.1f} % at best" in pairs
 
 
 def test_a_look_detects_with_its_own_alpha(known, tmp_path):
     known(alpha_row=attained_alpha(8, 1, 0.01) * 0.2, level=0.99, blocks=8)
     looks = [PlannedLook(8, 0.02), PlannedLook(12, 0.03)]
-    design = Design(blocks=12, runs_per_block=1, looks=looks)
+    design = Design(blocks=12, looks=looks)
     each = [single_row_mde_pct(0.01, look.blocks, 1, look.alpha, 0.2, 7) for look in looks]
     assert each[1] < each[0]
     assert f"detects {each[1]:.1f} % at best" in forecast(design, tmp_path)
@@ -83,10 +85,10 @@ def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_pat
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
-    message = forecast(Design(blocks=6), tmp_path, arms=2, cases=5)
-    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.025, 0.2):.1f} % at best" in message
-    one = forecast(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
-    assert f"detects {single_row_mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
+    message = forecast(Design(blocks=12), tmp_path, arms=2, cases=5)
+    assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.025, 0.2):.1f} % at best" in message
+    one = forecast(Design(blocks=12), tmp_path, arms=1, cases=0)  # requests: one row
+    assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.05):.1f} % at best" in one
 
 
 def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path):
@@ -94,15 +96,15 @@ def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path)
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 9.0)
     pilots = {
         "kernels": PilotNoise(5, 0.01, 0.05, 2.0, 1.5),
-        "requests": PilotNoise(5, 0.02, 0.07, 2.0, 1.5),
+        "requests": PilotNoise(5, 0.02, 0.05, 2.0, 1.5),
     }
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", pilots.get)
-    turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
+    turns = Design(blocks=12, isolation=Isolation.in_process)
     message = forecast(turns, tmp_path, cases=5)
     assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.05, 0.2, 4):.1f} % at best" in message
     assert "the doctor's short kernels, estimated" in message
-    processes = forecast(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
-    assert f"detects {single_row_mde_pct(0.07, 6, 2, 0.05, sd_df=4):.1f} % at best" in processes
+    processes = forecast(Design(blocks=12, isolation=Isolation.process), tmp_path, cases=0)
+    assert f"detects {single_row_mde_pct(0.05, 12, 1, 0.05, sd_df=4):.1f} % at best" in processes
     assert "the doctor's short requests, estimated" in processes
 
 
@@ -133,7 +135,7 @@ def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
-    design = Design(blocks=8, runs_per_block=1, isolation=Isolation.in_process)
+    design = Design(blocks=8, isolation=Isolation.in_process)
     assert "the doctor" in forecast(design, tmp_path, metrics=("total_tok_s",))
     assert "is not known" in forecast(design, tmp_path, metrics=("total_tok_s", "e2e_p50_ms"))
 
@@ -143,6 +145,6 @@ def test_noise_too_large_to_plan_with_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.8)
     pilot = PilotNoise(5, interleaved_sd=0.8, separate_sd=0.8, interleaved_s=2.0, separate_s=1.5)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: pilot)
-    design = Design(blocks=8, runs_per_block=1, isolation=Isolation.in_process)
+    design = Design(blocks=8, isolation=Isolation.in_process)
     line = forecast(design, tmp_path)
     assert "is not known" in line and "noise of 80 % (the doctor" in line

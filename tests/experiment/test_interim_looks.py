@@ -213,7 +213,7 @@ def test_impossible_looks_are_refused(make, change, message):
 )
 def test_the_last_look_spends_the_alpha_that_earlier_looks_leave(blocks, looks):
     declared = [PlannedLook(8, 0.02), PlannedLook(12, 0.02)]
-    design = config.Design(blocks=blocks, runs_per_block=1, looks=declared)
+    design = config.Design(blocks=blocks, looks=declared)
     assert [(look.blocks, look.alpha) for look in design.all_looks] == looks
 
 
@@ -229,15 +229,22 @@ def test_more_blocks_move_only_the_last_look(make):
         run_cell(make(looks=[], blocks=13), Planted(0.0, 0.1))
 
 
-def test_in_process_every_process_is_a_block():
-    looks = [PlannedLook(4, 0.02), PlannedLook(6, 0.03)]
-    design = config.Design(blocks=6, isolation=config.Isolation.in_process, looks=looks)
-    run = normalized_design(design)
-    assert (run.blocks, run.runs_per_block) == (12, 1)
-    assert [(look.blocks, look.alpha) for look in run.looks] == [(8, 0.02), (12, 0.03)]
-    assert normalized_design(run) == run
-    apart = config.Design(blocks=6, isolation=config.Isolation.process)
-    assert normalized_design(apart) == apart
+def test_a_block_is_one_thing_in_every_isolation():
+    """And has one run of each arm where arms take turns, because a process is one sample."""
+    looks = [PlannedLook(8, 0.02)]
+    ends = [(8, 0.02), (12, 0.03)]
+    for isolation in (i for i in config.Isolation if i is not config.Isolation.auto):
+        design = config.Design(blocks=12, isolation=isolation, looks=looks)
+        run = normalized_design(design)
+        assert (run.blocks, run.runs_per_block) == (12, 1)
+        assert [(look.blocks, look.alpha) for look in run.looks] == ends
+        assert normalized_design(run) == run
+        pairs = config.Design(blocks=6, runs_per_block=2, isolation=isolation)
+        if isolation is config.Isolation.process:
+            assert normalized_design(pairs) == pairs
+        else:
+            with pytest.raises(ConfigError, match=r"runs_per_block=1 and design\.blocks=12"):
+                normalized_design(pairs)
 
 
 class RecordedNotes(Progress):

@@ -145,7 +145,7 @@ def test_design_confirm_adds_a_cell_of_separate_processes(composed, tmp_path):
     assert [(look.blocks, look.alpha) for look in cell.design.looks] == [(16, 0.02), (24, 0.03)]
     assert (cell.dir.name, confirmation.dir.name) == ("a", "a~processes")
     assert confirmation.design.isolation is Isolation.process
-    assert (confirmation.design.blocks, confirmation.design.runs_per_block) == (3, 2)
+    assert (confirmation.design.blocks, confirmation.design.runs_per_block) == (8, 1)
     assert confirmation.design.looks == [] and confirmation.arms == cell.arms
 
 

@@ -25,8 +25,7 @@ def user_cache():
 
 
 def test_every_arm_of_a_block_has_its_process_its_log_and_its_record(make_cell, launcher):
-    cell = make_cell(isolation=Isolation.live, blocks=1, runs_per_block=2)
-    assert (cell.design.blocks, cell.design.runs_per_block) == (2, 1)
+    cell = make_cell(isolation=Isolation.live, blocks=2)
     assert run_cell(cell, launcher).ran == 2 * 3
     records = read_runs(cell.dir)
     for block in (0, 1):

@@ -85,7 +85,7 @@ def test_an_unknown_forecast_says_how_to_get_it():
 
 
 def test_the_doctor_s_pilot_noise_is_used_by_kind_and_named(doctor):
-    turns, alone = one_row(0.01, 30, 1), one_row(0.05, 10, 2)
+    turns, alone = one_row(0.01, 30, 1), one_row(0.05, 20, 1)
     kernels = message(composed())
     assert (
         f"one minute detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes"
@@ -104,7 +104,7 @@ def test_pilot_noise_is_not_used_for_other_devices(doctor):
 
 def test_an_earlier_study_wins_over_the_doctor_for_each_isolation(doctor, studied):
     studied(in_process=[("out/one", 4.0, 0.03)])
-    turns, alone = one_row(0.03, 15, 1), one_row(0.05, 10, 2)
+    turns, alone = one_row(0.03, 15, 1), one_row(0.05, 20, 1)
     text = message(composed())
     assert f"detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes" in text
     assert "out/one and the doctor's short kernels" in text
@@ -150,20 +150,10 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
     assert f"one minute detects {PILOTS['kernels'].interleaved_pct:.1f} % interleaved" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "note"),
-    [
-        ([], "design.blocks=6 with 2 runs per arm each; arms that take turns run once per block, "
-             "so there are 12 blocks"),
-        (["design.runs_per_block=1", "design.looks=[]"], None),
-        (["design.isolation=process"], None),
-    ],
-)  # fmt: skip
-def test_the_plan_says_why_there_are_more_blocks_than_declared(tmp_path, words, note):
+@pytest.mark.parametrize("isolation", ["in_process", "live", "process"])
+def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
     app.register()
-    declared = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6", *words]
-    (composed,) = app.compose_cells(app.parse(declared))
+    typed = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6"]
+    (composed,) = app.compose_cells(app.parse([*typed, f"design.isolation={isolation}"]))
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
-    notes = [line for line in plan.warnings if line.startswith("design.blocks")]
-    assert len(notes) == (note is not None)
-    assert note is None or notes[0].startswith(note)
+    assert plan.cell.design.blocks == 6 and plan.runs == 6 * 3

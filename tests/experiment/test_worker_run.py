@@ -289,7 +289,7 @@ def test_a_process_killed_while_measuring_loses_only_its_own_runs(make, launcher
 
 def test_isolations_are_not_mixed_in_one_folder(make, make_cell, launcher):
     arms = make().arms
-    apart = make_cell(blocks=2, runs_per_block=1)
+    apart = make_cell(blocks=2)
     object.__setattr__(apart, "arms", arms)
     run_cell(apart, launcher)
     with pytest.raises(ConfigError, match=r"design\.isolation was process, now in_process"):
@@ -304,13 +304,12 @@ def test_interleaved_kernels_give_the_outputs_of_separate_processes(
 ):
     monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
     real = ProcessLauncher((sys.executable, "-m", "labkit.experiment.worker"))
-    one = make(cases=CASES, control=False, runs_per_block=2, blocks=1, folder="together")
+    one = make(cases=CASES, control=False, blocks=2, folder="together")
     apart = make_cell(control=False, folder="apart")
     object.__setattr__(apart, "arms", one.arms)
     for cell in (one, apart):
         run_cell(cell, real)
         assert [r.outcome for r in read_runs(cell.dir)] == ["ok"] * len(cell.schedule())
-    assert one.design.blocks == 2
     digests = {
         (r.arm, c.case, c.outputs["digest"])
         for cell in (one, apart)

@@ -1,0 +1,51 @@
+"""Older designs: a cell that an earlier version of labkit began continues as it began.
+
+Earlier versions ran separate processes where arms take turns today, and blocks of them had 2 runs
+of each arm unless ``design.runs_per_block`` said otherwise.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from labkit.config import Design, Isolation, PlannedLook
+from labkit.records import RecordError, read_cell
+
+RUNS_PER_BLOCK = 2  # the default of earlier versions
+
+
+def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
+    """Return the design that continues the cell in ``folder``, with its isolation resolved.
+
+    If there is no such cell, or this version began it, that is ``design``.
+
+    Parameters
+    ----------
+    design
+        The design that the command composes.
+    auto
+        The isolation that ``design.isolation=auto`` stands for.
+    folder
+        The cell's folder.
+    blocks_given
+        Whether the command sets ``design.blocks``, which then counts the cell's own blocks. Else
+        the cell ends where it was declared to end.
+    """
+    begun: dict[str, Any] = {}
+    with suppress(RecordError):  # there is no such cell, or the runner will refuse it
+        begun = dict(read_cell(folder)["design"])
+    if design.isolation is Isolation.auto:
+        separate = begun.get("isolation") == Isolation.process.value
+        design = replace(design, isolation=Isolation.process if separate else auto)
+    if design.isolation is not Isolation.process or design.runs_per_block != 1:
+        return design
+    if begun.get("runs_per_block") != RUNS_PER_BLOCK:
+        return design
+    looks = [PlannedLook(**look) for look in begun.get("looks", ())]
+    blocks = looks[-1].blocks if looks else int(begun["blocks"])
+    if blocks_given:
+        blocks, looks = design.blocks, [look for look in looks[:-1] if look.blocks < design.blocks]
+    return replace(design, blocks=blocks, runs_per_block=RUNS_PER_BLOCK, looks=looks)
