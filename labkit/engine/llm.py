@@ -50,6 +50,15 @@ class TextScore:
         return float(np.exp(-self.logprobs.tokens.mean()))
 
 
+def _model_directory(path: Path) -> Path:
+    """Return the directory of a model, which for a GGUF file is that of its conversion."""
+    if path.suffix.lower() != ".gguf" and not path.is_file():
+        return path
+    from labkit.models.model_directory import find_model
+
+    return find_model(str(path)).path
+
+
 class LLM:
     """An engine over a model directory, for offline inference. It is also a context manager.
 
@@ -63,7 +72,7 @@ class LLM:
     Parameters
     ----------
     path
-        A directory that mlx_lm can load.
+        A directory that mlx_lm can load, or a GGUF file, which is converted on first use.
     **options
         The options of ``labkit.config.Engine``, with or without their group: ``block_size`` or
         ``kv_block_size`` is ``engine.kv.block_size``, and ``parallel_size`` is
@@ -77,15 +86,16 @@ class LLM:
     Raises
     ------
     ConfigError
-        An option is unknown, ambiguous or set twice, or its value is not allowed.
+        An option is unknown, ambiguous or set twice, its value is not allowed, or the GGUF file is
+        missing or not supported.
     EngineError
         The model cannot be served. The message gives the reason.
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:
-        engine_options = engine_config(options)
-        self._tokenizer: Tokenizer = load_tokenizer(Path(path))
-        self._engine = create(engine_options, Path(path))
+        engine_options, model_dir = engine_config(options), _model_directory(Path(path))
+        self._tokenizer: Tokenizer = load_tokenizer(model_dir)
+        self._engine = create(engine_options, model_dir)
         self._ids = itertools.count()
         self._live: dict[str, LiveRequest] = {}
 
@@ -291,7 +301,8 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
     Raises
     ------
     ConfigError
-        An option is unknown, ambiguous or set twice, or its value is not allowed.
+        An option is unknown, ambiguous or set twice, its value is not allowed, or the GGUF file is
+        missing or not supported.
     """
     tree: dict[str, Any] = {}
     names: dict[str, str] = {}

@@ -89,7 +89,7 @@ def test_block_formats_are_read_as_they_lie(tmp_path, no_cache, kind, embedding)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     outputs, counters = [], []
     for weights_option in ("model", "float32"):
-        with LLM(local(path).path, weights=weights_option, blocks=16) as llm:
+        with LLM(path, weights=weights_option, blocks=16) as llm:
             outputs.append([output.token_ids for output in llm.generate(prompts, params)])
             counters.append(llm.counters())
     assert outputs[0] == outputs[1]
@@ -264,6 +264,11 @@ def test_an_invalid_file_is_one_line_that_names_the_option(tmp_path, no_cache):
     with pytest.raises(ConfigError, match=r"tokenizer 'llama' is not supported; must be gpt2"):
         local(path)
     assert not any((no_cache / "models").iterdir())
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.gguf: no such file"):
+        LLM(tmp_path / "none.gguf")
 
 
 def test_conversion_does_not_import_mlx(tmp_path, no_cache):

