@@ -215,7 +215,7 @@ def concatenate(first: Any, second: Any) -> Any:
         return np.concatenate((first, second), axis=-1)
     import mlx.core as mx
 
-    return mx.concatenate((first, second), axis=-1)
+    return mx.concatenate([first, second], axis=-1)
 
 
 class ModelCaches:

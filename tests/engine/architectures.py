@@ -471,6 +471,19 @@ REFUSED = {
     ),
 }
 
+LEFT_OUT = {
+    "bitnet": "mlx_lm's class needs Metal",
+    "muse_spark": "mlx_lm's class needs Metal",
+    "phi3small": "mlx_lm's class writes to fixed ids of a vocabulary of 100,352",
+    "prism_hadamard_qwen35": "mlx_lm's class loads weights that another tool packs",
+}
+# Why an architecture is refused, for readers; where a reason is missing, its words are shown.
+REASONS = {
+    HOLDS: "its layers cache something other than one key and one value per token",
+    OTHER_WINDOW: "its prefill attends to one key more than its decode, so a token's result "
+    "depends on the step that computes it",
+}
+
 
 def settings(name):
     """The whole config.json of an architecture."""

@@ -47,10 +47,8 @@ class GatherBackend(MlxBackend):
                 for pool in pools
             ]
             k, v = gathered[0], gathered[-1][..., : layer.value_dim]
-            heads_first = (
-                array.transpose(0, 2, 1, 3) for array in (q[None, request.queries], k, v)
-            )
-            result = sdpa.attend(*heads_first, layer, request.mask)
+            query, k, v = map(sdpa.heads_first, (q[None, request.queries], k, v))
+            result = sdpa.attend(query, k, v, layer, request.mask)
             results.append(result[0].transpose(1, 0, 2).astype(q.dtype))
         keys = sum(request.keys.stop - request.keys.start for request in requests)
         empty = (0, layer.num_q_heads, layer.value_dim)

@@ -92,7 +92,7 @@ class PagedBackend:
             input_validation.check_dtype(self._pool_dtypes(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
         self.shapes = tuple(
-            KVShape(*k_pool.shape[2:], v_pool.shape[3])
+            KVShape(k_pool.shape[2], k_pool.shape[3], v_pool.shape[3])
             for k_pool, v_pool in zip(keys, values, strict=True)
         )
         self._layers = [None] * len(self.keys)

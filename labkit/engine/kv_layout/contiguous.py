@@ -9,6 +9,7 @@ is called once per request, over the computed tokens.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -154,8 +155,8 @@ class ContiguousStep:
         outputs, num_keys, nbytes, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._segments:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            visible = slice(first, context)
-            k, v, kv_bytes = row.keys_and_values(layer.index, lambda a, s=visible: a[:, :, s])
+            visible = (slice(None), slice(None), slice(first, context))
+            k, v, kv_bytes = row.keys_and_values(layer.index, itemgetter(visible))
             mask = sdpa.causal_mask(stop - start, context - first, window)
             output = sdpa.attend(sdpa.heads_first(q[None, start:stop]), k, v, layer, mask)
             outputs.append(output[0].transpose(1, 0, 2))

@@ -322,7 +322,8 @@ class _TrialCache:
         """Return no mask."""
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[_TrialHandle, ValueHandle]:
-        handle = _TrialHandle(self, keys, values)
+        cache: Any = self
+        handle = _TrialHandle(cache, keys, values)
         return handle, handle.value_handle
 
 
