@@ -53,10 +53,15 @@ class Emitter:
         """Store a vector or a scalar at ``address + offset``."""
         self.builder.store(value, self._pointer(address, offset), align=4)
 
+    def copy_vectors(self, target: Any, source: Any, count: int) -> None:
+        """Copy ``count`` vectors from one address to another."""
+        for offset in range(0, VECTOR_BYTES * count, VECTOR_BYTES):
+            self.store(self.load(source, offset), target, offset)
+
     def prefetch(self, address: Any) -> None:
         """Prefetch the cache line at ``address`` into the second-level cache."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
-        function = self._declared("llvm.prefetch.p0", kind)
+        function = self.declared("llvm.prefetch.p0", kind)
         self.builder.call(function, [self._pointer(address, 0), I32(0), I32(2), I32(1)])
 
     def constant(self, value: float) -> Any:
@@ -80,7 +85,7 @@ class Emitter:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return ``a * b + c``, rounded once."""
         kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR] * 3)
-        return self.builder.call(self._declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
+        return self.builder.call(self.declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
 
     def outer_product(
         self, factors: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]
@@ -134,7 +139,7 @@ class Emitter:
         sign = self.constant(-0.0)
         bits = build.and_(build.bitcast(x, I32_VECTOR), build.bitcast(sign, I32_VECTOR))
         size = build.call(
-            self._declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(F32_VECTOR, [F32_VECTOR])), [x]
+            self.declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(F32_VECTOR, [F32_VECTOR])), [x]
         )
         decay = self.exp2(build.fmul(size, self.constant(-2 * LOG2E)))
         one = self.constant(1.0)
@@ -250,7 +255,7 @@ class Emitter:
             address = self.builder.add(address, I64(offset))
         return self.builder.inttoptr(address, POINTER)
 
-    def _declared(self, name: str, kind: Any) -> Any:
+    def declared(self, name: str, kind: Any) -> Any:
         """Return the LLVM intrinsic ``name``, and declare it in the module at the first use."""
         module = self.builder.module
         return module.globals.get(name) or ir.Function(module, kind, name)
