@@ -27,11 +27,9 @@ from numpy.typing import NDArray
 from labkit.cpu.int8_dot import I8, I16, MAX_ACTIVATION, DotForm
 from labkit.cpu.simd_emitter import (
     F32,
-    F32_VECTOR,
     FLOAT_BYTES,
     I32,
     I32_VECTOR,
-    I64,
     VECTOR_BYTES,
     Emitter,
 )
@@ -108,7 +106,9 @@ def _emit_round(code: Emitter, number: Any, factor: Any) -> Any:
 def _emit_store(code: Emitter, form: DotForm, integers: Any, address: Any, offset: int) -> None:
     """Store a vector of integers in the order of the dot product."""
     narrow = ir.VectorType(I8 if form.activation_bytes == 1 else I16, LANES)
-    ordered = code.shuffle(code.builder.trunc(integers, narrow), ir.Constant(narrow, ir.Undefined), form.step_order)
+    ordered = code.shuffle(
+        code.builder.trunc(integers, narrow), ir.Constant(narrow, ir.Undefined), form.step_order
+    )
     code.store(ordered, address, offset)
 
 

@@ -168,7 +168,10 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
         height = (rows - row + tiles - 1) // tiles
         tiles -= 1
         target = rows * start + row * width + column
-        out_at, out_row_bytes = np.int64(out.ctypes.data) + target * FLOAT_BYTES, width * FLOAT_BYTES
+        out_at, out_row_bytes = (
+            np.int64(out.ctypes.data) + target * FLOAT_BYTES,
+            width * FLOAT_BYTES,
+        )
         if valid < PANEL_COLUMNS:
             out_at, out_row_bytes = np.int64(spill.ctypes.data), np.int64(PANEL_ROW_BYTES)
         x_at = np.int64(quantized[row].ctypes.data)
@@ -185,12 +188,6 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
 
 
 @njit(error_model="numpy")
-def num_tasks(num_panels, rows):  # type: ignore[no-untyped-def]
-    """Return the number of tasks of a product: spans for few rows, else panels."""
-    return num_panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else num_panels
-
-
-@njit(error_model="numpy")
 def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Run one task of ``matmul``."""
     rows = quantized.shape[0]
@@ -199,9 +196,7 @@ def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, 
         return
     panels = SPAN_PANELS if rows <= MAX_FUSED_ROWS else 1
     for panel in range(task * panels, (task + 1) * panels):
-        _multiply_panel(
-            panel, functions, groups, group_bytes, quantized, spans, bias, columns, out
-        )
+        _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bias, columns, out)
 
 
 @thread_pool.kernel(
@@ -222,7 +217,7 @@ def matmul(functions, groups, group_bytes, x, quantized, spans, bias, columns, o
     else:
         for row in prange(rows):
             quantize_task(row, functions, groups, x, quantized)
-    tasks = num_tasks(columns.shape[0], rows)
+    tasks = spans.shape[0] if rows <= MAX_FUSED_ROWS else columns.shape[0]
     if spans.shape[0] * SPAN_COLUMNS * x.shape[1] * (rows + WEIGHT_COST) < MIN_PARALLEL_FMAS:
         for task in range(tasks):
             multiply_task(

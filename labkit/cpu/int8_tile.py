@@ -1,4 +1,4 @@
-"""The innermost products of ``int8_matmul``: quantised rows with one group of weights after another.
+"""The innermost products of ``int8_matmul``: quantised rows by one group of weights after another.
 
 Rows are those of ``int8_activations``. Weights come from a span, whose words are unpacked in
 registers, or from an unpacked panel::
@@ -238,9 +238,7 @@ def _read_panel(code: Emitter, group: Any) -> _Weights:
     return _Weights(pairs, lambda index: load(2 + index, I32_VECTOR))
 
 
-def _row_parts(
-    code: Emitter, spec: Int8Format, x: Any, groups: Any, index: Any
-) -> tuple[Any, Any]:
+def _row_parts(code: Emitter, spec: Int8Format, x: Any, groups: Any, index: Any) -> tuple[Any, Any]:
     """Return the addresses of a row's activations and of its header of a group."""
     headers = code.offset(x, groups, spec.activations_bytes)
     return (

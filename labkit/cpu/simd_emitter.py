@@ -106,6 +106,16 @@ class Emitter:
         """Return the larger of ``a`` and ``b`` in each lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
+    def absolute(self, x: Any) -> Any:
+        """Return ``x`` without its sign."""
+        kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR])
+        return self.builder.call(self.declared(f"llvm.fabs.v{LANES}f32", kind), [x])
+
+    def round(self, x: Any) -> Any:
+        """Return ``x`` rounded to the nearest integer, ties to even."""
+        kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR])
+        return self.builder.call(self.declared(f"llvm.rint.v{LANES}f32", kind), [x])
+
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Return a vector of the listed lanes, where ``LANES + i`` means lane i of ``b``."""
         return self.builder.shuffle_vector(a, b, ir.Constant(I32_VECTOR, list(lanes)))
@@ -138,9 +148,7 @@ class Emitter:
         build = self.builder
         sign = self.constant(-0.0)
         bits = build.and_(build.bitcast(x, I32_VECTOR), build.bitcast(sign, I32_VECTOR))
-        size = build.call(
-            self.declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(F32_VECTOR, [F32_VECTOR])), [x]
-        )
+        size = self.absolute(x)
         decay = self.exp2(build.fmul(size, self.constant(-2 * LOG2E)))
         one = self.constant(1.0)
         far = build.fdiv(build.fsub(one, decay), build.fadd(one, decay))
@@ -215,6 +223,12 @@ class Emitter:
         build.branch(head)
         build.position_at_end(after)
         return phis
+
+    def blocks(self, vectors: Any, block_vectors: int) -> Any:
+        """Return the number of blocks of ``block_vectors`` vectors in ``vectors`` vectors."""
+        if block_vectors == 1:
+            return vectors
+        return self.builder.udiv(vectors, I64(block_vectors))
 
     def for_each(self, vectors: Any, emit_body: Callable[[Any], None]) -> None:
         """Emit a loop of ``emit_body(index)`` for the indices from 0 to ``vectors`` (exclusive)."""

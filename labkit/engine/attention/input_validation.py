@@ -50,7 +50,8 @@ def dtype_name(array: Any) -> str:
 
 
 def check_layer(
-    k_pool: Any,
+    num_kv_heads: int,
+    head_dim: int,
     num_q_heads: int,
     *,
     scale: float,
@@ -59,7 +60,6 @@ def check_layer(
     sinks: Any,
 ) -> None:
     """Raise ``ValueError`` if an argument of ``bind`` is out of range."""
-    num_kv_heads, head_dim = k_pool.shape[2:]
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
             f"head size {head_dim}: must be a multiple of 16 from 16 to {MAX_HEAD_DIM}"

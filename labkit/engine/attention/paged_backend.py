@@ -64,7 +64,7 @@ class PagedBackend:
         """Create a key pool and a value pool of zeros for each layer.
 
         They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
-        or ``bfloat16``.
+        or ``bfloat16``, or have the bytes of ``int8`` or ``int4`` on their last axis.
 
         Raises
         ------
@@ -114,10 +114,17 @@ class PagedBackend:
     ) -> None:
         """Set the constants of a layer; see ``Attention.bind``."""
         pool = self.keys[layer]
+        head_dim = self._head_dim(pool)
         input_validation.check_layer(
-            pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
+            pool.shape[2],
+            head_dim,
+            heads,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )
-        _, block_size, num_kv_heads, head_dim = pool.shape
+        _, block_size, num_kv_heads, _ = pool.shape
         dtype, query_dtype = self._pool_dtypes(pool)
         bound = AttentionLayer(
             index=layer,
@@ -142,6 +149,10 @@ class PagedBackend:
     def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
         """Return a pool's dtype, and the dtype of queries and new keys and values (None: any)."""
         return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
+
+    def _head_dim(self, pool: Any) -> int:
+        """Return the elements of one head's key or value in a pool."""
+        return int(pool.shape[3])
 
     def _convert_sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.asarray(sinks)

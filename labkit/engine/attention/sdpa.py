@@ -37,12 +37,16 @@ class SdpaStep(Protocol):
 
 
 class SdpaAttention:
-    """The ``Attention`` of KV layouts without blocks. Their ``SdpaStep`` writes and attends."""
+    """The ``Attention`` of KV layouts without blocks. Their ``SdpaStep`` writes and attends.
+
+    ``quantised`` is whether keys and values are quantised.
+    """
 
     arrays: Literal["any"] = "any"
 
-    def __init__(self) -> None:
+    def __init__(self, *, quantised: bool = False) -> None:
         self._layers: dict[int, SdpaLayer] = {}
+        self._quantised = quantised
 
     def bind(
         self,
@@ -58,6 +62,11 @@ class SdpaAttention:
         if softcap is not None:
             raise ValueError(
                 f"softcap={softcap}: MLX's attention has no softcap; use backend=fused"
+            )
+        if self._quantised and sinks is not None:
+            raise ValueError(
+                "MLX's attention over quantised keys has no sinks; set engine.kv.dtype=float32 or "
+                "engine=paged"
             )
         mlx_sinks = None if sinks is None else mx.array(sinks)
         self._layers[layer] = SdpaLayer(layer, scale, window, mlx_sinks)
@@ -85,13 +94,18 @@ class SdpaAttention:
 
 
 def layer_report(
-    layer: int, launches: int, keys: int, padded_keys: int, nbytes: int
+    layer: int,
+    launches: int,
+    keys: int,
+    padded_keys: int,
+    nbytes: int,
+    kv_dtype: str | None = None,
 ) -> LaunchReport:
     """Return the report on a layer's calls of MLX's attention, which writes no stamp.
 
     ``launches`` is the number of calls, ``keys`` the number of keys read (padding included), and
     ``padded_keys`` the number of keys without a token. ``nbytes`` counts the bytes of the keys and
-    values read, of the queries and of the output.
+    values read, of the queries and of the output. ``kv_dtype`` is the type of keys and values.
     """
     return LaunchReport(
         kernel="sdpa",
@@ -103,6 +117,7 @@ def layer_report(
         keys=keys,
         padded_keys=padded_keys,
         bytes=nbytes,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.cpu.kv_dtypes import ITEM_BYTES
+from labkit.cpu.kv_dtypes import row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,5 +16,11 @@ class KVShape:
     value_dim: int
 
     def token_bytes(self, dtype: str = "float32") -> int:
-        """Return the size in bytes of one token's keys and values, stored as ``dtype``."""
-        return ITEM_BYTES[dtype] * self.num_kv_heads * (self.key_dim + self.value_dim)
+        """Return the size in bytes of one token's keys and values, stored as ``dtype``.
+
+        Scales and biases of quantised keys and values are included. ``ValueError``: the heads do
+        not consist of whole groups.
+        """
+        return self.num_kv_heads * (
+            row_bytes(dtype, self.key_dim) + row_bytes(dtype, self.value_dim)
+        )
