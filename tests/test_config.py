@@ -104,7 +104,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
     plain["engine"]["kv"]["dtype"] = "float8"
     with pytest.raises(
         ConfigError,
-        match=r"^engine\.kv\.dtype=float8: must be one of: float32, float16, bfloat16$",
+        match=r"^engine\.kv\.dtype=float8: must be one of: float32, float16, bfloat16, int8, int4$",
     ):
         from_plain(Experiment, plain)
     plain = to_plain(experiment())

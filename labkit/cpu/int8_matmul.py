@@ -98,7 +98,12 @@ def compile_functions(index: int) -> Int8Functions:
         call = TileCall(x, x_row_bytes, rows, groups, panel, bias, sums, out, out_row_bytes)
         multiply_tile(index, call)
 
-    calls = {quantize: QuantizeCall, row: RowCall, unpack: UnpackCall, tile: TileCall}
+    calls: dict[Any, Any] = {
+        quantize: QuantizeCall,
+        row: RowCall,
+        unpack: UnpackCall,
+        tile: TileCall,
+    }
     spec = FORMATS[index]
     compiled = [
         compile_function(function, len(call._fields), index, spec.form.name)

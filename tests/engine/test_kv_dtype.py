@@ -63,7 +63,7 @@ def test_half_precision_holds_half_the_bytes(name, dtype, model_dir):
 
 
 @pytest.mark.parametrize("layout", ["paged", "contiguous"])
-@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_quantised_memory_counts_integers_scales_and_biases(dtype, layout, model_dir):
     def served(name):
         chosen = options(name)

@@ -10,6 +10,8 @@ from labkit.engine.attention import quantised_kv_check
 from labkit.engine.kv_layout.kv_shape import KVShape
 
 KINDS = tuple(kv_dtypes.QUANTIZED_BITS)
+# The kernels compile in seconds per type, so fast tests of all kernels cover one of them.
+KERNEL_KINDS = ["int8", pytest.param("int4", marks=pytest.mark.slow)]
 SINKS = np.random.default_rng(4).standard_normal(8).astype(np.float32)
 
 
@@ -38,7 +40,7 @@ def test_numbers_are_those_of_mlx(kind):
     assert packed.shape == (64, kv_dtypes.row_bytes(kind, 128))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KERNEL_KINDS)
 def test_writes_quantise_and_nothing_else_changes(make_batch, kind):
     batch = make_batch([(1, 20), (33, 40)], poison=False)
     rng = np.random.default_rng(1)
@@ -56,7 +58,7 @@ def test_writes_quantise_and_nothing_else_changes(make_batch, kind):
     np.testing.assert_array_equal(out, expected.attend()[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KERNEL_KINDS)
 @pytest.mark.parametrize(
     "lengths", [[(1, 70), (1, 9)], [(40, 70), (1, 9)]], ids=["decode", "tiled"]
 )
@@ -74,7 +76,7 @@ def test_bits_equal_those_of_float32_pools(make_batch, kind, lengths, heads):
         assert report.bytes - queries == ratio * (wide_report.bytes - queries)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KERNEL_KINDS)
 @pytest.mark.parametrize(
     "options", [{}, {"window": 33, "softcap": 5.0, "sinks": SINKS}], ids=["plain", "all"]
 )
