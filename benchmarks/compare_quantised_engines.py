@@ -1,19 +1,25 @@
 """A quantised model served by labkit, mlx_lm and llama.cpp, with the same weights and prompts.
 
-The arms are labkit with quantised weights, labkit with float32 weights, mlx_lm with float32 weights
-(on OpenBLAS; its own quantised product takes minutes on a CPU) and, if xllamacpp is installed,
-llama.cpp. Every arm is one process that loads its model once. The arms take turns in each round.
-The table shows medians over rounds and the median of the rounds' ratios. Run as
+The arms are labkit with quantised weights, the same with int8 activations, labkit with float32
+weights, mlx_lm with float32 weights (on OpenBLAS; its own quantised product takes minutes on a CPU)
+and, if xllamacpp is installed, llama.cpp. ``--native DIR``, a folder with ``llama-server`` and
+``llama-quantize``, adds two arms of that build of llama.cpp: with the same file, and with its best
+4-bit format for a CPU, Q4_0, which it repacks at load.
+
+Every arm is one process that loads its model once. The arms take turns in each round. The table
+shows medians over rounds and the median of the rounds' ratios. Run as
 ``python benchmarks/compare_quantised_engines.py``; options: ``--rounds N``, ``--arms A,B``,
-``--cases A;B``, ``--json FILE``; ``--show FILE`` prints a file's table (docs/quantised.md).
+``--cases A;B``, ``--native DIR``, ``--json FILE``; ``--show FILE`` prints a file's table
+(docs/quantised.md).
 
 It also measures how often each arm's next token after a piece of English equals that of labkit in
-float32 (the cost of llama.cpp's int8 products), and labkit's products beside the machine's sgemm.
+float32 (the cost of int8 products), and labkit's products beside the machine's sgemm.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import json
 import math
@@ -22,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +36,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-STORED, FLOAT32, MLX_LM, LLAMA = "as they lie", "float32", "mlx_lm", "llama.cpp"
-ARMS = (STORED, FLOAT32, MLX_LM, LLAMA)
+STORED, INT8, FLOAT32 = "as they lie", "int8 activations", "float32"
+MLX_LM, LLAMA = "mlx_lm", "llama.cpp"
+NATIVE, NATIVE_BEST = "llama.cpp, native", "llama.cpp, native, Q4_0"
+OURS, NATIVE_ARMS = (STORED, INT8, FLOAT32), (NATIVE, NATIVE_BEST)
+ARMS = (*OURS, MLX_LM, LLAMA)
 BLOCK = 16
 KV_TOKENS = 8192
 SGEMM = """
@@ -113,12 +123,14 @@ class OnLabkit:
         from labkit.engine import create
         from labkit.machine import openblas_for_mlx
 
-        ours = arm in (STORED, FLOAT32)
+        ours = arm in OURS
         if ours:
             thread_pool.install()
         openblas_for_mlx.activate("openblas", 1 if ours else threads)
         options: dict[str, Any] = {"budget": config.Budget(blocks=KV_TOKENS // BLOCK)}
-        held = config.Weights.model if arm == STORED else config.Weights.float32
+        held = config.Weights.model if arm in (STORED, INT8) else config.Weights.float32
+        if arm == INT8:
+            options["activations"] = config.Activations.int8
         engine = config.Engine(
             name="paged" if ours else "mlx_lm",
             weights=held,
@@ -197,6 +209,87 @@ class OnLlama:
         return {}
 
 
+class OnNative:
+    """A native build of llama.cpp: its server, over HTTP on this host."""
+
+    def __init__(self, gguf: Path, threads: int, folder: Path) -> None:
+        from labkit.engine.openai.server_process import free_port
+
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        words = ["--model", gguf, "--threads", threads, "--threads-batch", threads]
+        words += [
+            "--ctx-size",
+            2 * KV_TOKENS,
+            "--parallel",
+            16,
+            "--port",
+            port,
+            "--host",
+            "127.0.0.1",
+        ]
+        self.process = subprocess.Popen(
+            [str(folder / "llama-server"), *map(str, words)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while not self._is_ready():
+            if self.process.poll() is not None:
+                sys.exit(f"llama-server ended with status {self.process.returncode}")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def serve(self, case: Case) -> dict[str, Any]:
+        """Serve a case. The prefill time is the one that the server reports."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        requests = case.requests()
+        fixed = {"cache_prompt": False, "ignore_eos": True, "temperature": 0, "return_tokens": True}
+
+        def answer(request: tuple[list[int], int]) -> Any:
+            ids, output = request
+            body = json.dumps({"prompt": ids, "n_predict": output, **fixed}).encode()
+            headers = {"Content-Type": "application/json"}
+            call = urllib.request.Request(f"{self.url}/completion", body, headers)
+            with urllib.request.urlopen(call, timeout=600) as reply:
+                return json.load(reply)
+
+        start = time.perf_counter()
+        with ThreadPoolExecutor(len(requests)) as pool:
+            answers = list(pool.map(answer, requests))
+        wall = time.perf_counter() - start
+        begun = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
+        times = {"wall": wall, "begun": begun, "rest": wall - begun}
+        tokens = [answer["tokens"] for answer in answers]
+        return {**times, "made": sum(output - 1 for _, output in requests), "tokens": tokens}
+
+    def bytes(self) -> dict[str, float]:
+        """Return an empty dict: llama.cpp does not report its bytes."""
+        return {}
+
+    def close(self) -> None:
+        """End the server."""
+        self.process.terminate()
+        self.process.wait()
+
+
+def best_format(gguf: Path, folder: Path) -> Path:
+    """Return the model in Q4_0, which the native build's ``llama-quantize`` writes once."""
+    from labkit.machine import cache_dir
+
+    path = cache_dir.root() / "benchmarks" / f"{gguf.stem}-{gguf.stat().st_size}-q4_0.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with cache_dir.building_file(path) as part:
+            words = [folder / "llama-quantize", "--allow-requantize", gguf, part, "Q4_0"]
+            subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
 def peak_bytes() -> int:
     """Return the peak resident memory of this process in bytes."""
     import resource
@@ -205,10 +298,20 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def child(arm: str, folder: str, gguf: str, threads: int) -> None:
+def load(arm: str, folder: Path, gguf: Path, threads: int, native: str) -> Any:
+    """Load an arm's model."""
+    if arm in NATIVE_ARMS:
+        model = best_format(gguf, Path(native)) if arm == NATIVE_BEST else gguf
+        made = OnNative(model, threads, Path(native))
+        atexit.register(made.close)
+        return made
+    return OnLlama(gguf, threads) if arm == LLAMA else OnLabkit(arm, folder, threads)
+
+
+def child(arm: str, folder: str, gguf: str, threads: int, native: str) -> None:
     """Load an arm. For each case read from standard input, serve it and print its figures."""
     start = time.perf_counter()
-    made = OnLlama(Path(gguf), threads) if arm == LLAMA else OnLabkit(arm, Path(folder), threads)
+    made = load(arm, Path(folder), Path(gguf), threads, native)
     loaded = time.perf_counter() - start
     print(json.dumps({"load_s": loaded, **made.bytes()}), flush=True)
     for line in sys.stdin:
@@ -219,14 +322,14 @@ def child(arm: str, folder: str, gguf: str, threads: int) -> None:
 class Arm:
     """An arm's process."""
 
-    def __init__(self, name: str, folder: Path, gguf: Path, threads: int) -> None:
+    def __init__(self, name: str, folder: Path, gguf: Path, threads: int, native: str) -> None:
         from labkit.machine.worker_environment import core_count, worker_environment
 
         environment, _ = worker_environment(os.environ, threads=threads, cores=core_count())
         # The inherited entries may contain llama.cpp's bindings.
         before = environment.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, before)])
-        words = [name, str(folder), str(gguf), str(threads)]
+        words = [name, str(folder), str(gguf), str(threads), native]
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--child", *words],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -460,13 +563,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--cases", default=";".join(case.name for case in CASES))
+    parser.add_argument("--native", default="", metavar="DIR", help="a native build of llama.cpp")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--show", type=Path, help="print the figures of such a file, and end")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        arm, folder, gguf, threads = options.child
-        child(arm, folder, gguf, int(threads))
+        arm, folder, gguf, threads, native = options.child
+        child(arm, folder, gguf, int(threads), native)
         return
     if options.show:
         print(table(json.loads(options.show.read_text())), end="")
@@ -478,9 +582,16 @@ def main() -> None:
     if LLAMA in arm_names and importlib.util.find_spec("xllamacpp") is None:
         print(f"{LLAMA}: left out, for its bindings are not installed (xllamacpp)")
         arm_names.remove(LLAMA)
+    if options.native:
+        missing = [
+            n for n in ("llama-server", "llama-quantize") if not Path(options.native, n).is_file()
+        ]
+        if missing:
+            parser.error(f"--native {options.native}: has no {' and no '.join(missing)}")
+        arm_names += [name for name in NATIVE_ARMS if name not in arm_names]
     files = model_files()
     with timing_lock("benchmarks/compare_quantised_engines.py", on_wait=print):
-        arms = {name: Arm(name, *files, core_count()) for name in arm_names}
+        arms = {name: Arm(name, *files, core_count(), options.native) for name in arm_names}
         cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
         rows = summary(cases, measure(arms, cases, options.rounds))
         lines = [*reading(arms, rows), *memory(arms), *agreement(arms), *products()]

@@ -7,6 +7,7 @@ import pytest
 from labkit.config import (
     KV,
     Ablation,
+    Activations,
     Admission,
     ArrivalKind,
     Arrivals,
@@ -24,6 +25,7 @@ from labkit.config import (
     DType,
     Engine,
     Experiment,
+    KVDType,
     KVLayout,
     LatencySLO,
     Mlx,
@@ -38,6 +40,7 @@ from labkit.config import (
     Scheduler,
     Speculation,
     Verification,
+    Weights,
     Workload,
     from_plain,
     to_plain,
@@ -101,7 +104,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
     plain["engine"]["kv"]["dtype"] = "float8"
     with pytest.raises(
         ConfigError,
-        match=r"^engine\.kv\.dtype=float8: must be one of: float32, float16, bfloat16$",
+        match=r"^engine\.kv\.dtype=float8: must be one of: float32, float16, bfloat16, int8, int4$",
     ):
         from_plain(Experiment, plain)
     plain = to_plain(experiment())
@@ -132,27 +135,55 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         ),
         (
             lambda: Engine(
-                kv=KV(dtype=Precision.float16), attention=Attention(device=Device.emulated)
+                kv=KV(dtype=KVDType.float16), attention=Attention(device=Device.emulated)
             ),
             "engine.kv.dtype=float16: engine.attention.backend=fused on "
             "engine.attention.device=emulated",
         ),
         (
-            lambda: Engine(
-                kv=KV(dtype=Precision.bfloat16), attention=Attention(backend="reference")
-            ),
+            lambda: Engine(kv=KV(dtype=KVDType.bfloat16), attention=Attention(backend="reference")),
             "engine.kv.dtype=bfloat16: engine.attention.backend=reference",
         ),
         (
-            lambda: Engine(name="mlx_lm", kv=KV(dtype=Precision.float16)),
+            lambda: Engine(name="mlx_lm", kv=KV(dtype=KVDType.float16)),
             "engine.kv.dtype=float16: engine=mlx_lm does not have this option; leave it float32",
         ),
         (
             lambda: experiment(
-                engine=Engine(kv=KV(dtype=Precision.float16)),
+                engine=Engine(kv=KV(dtype=KVDType.float16)),
                 workload=Workload(kind="kernel", cases=[Case("c", decode=1, context=1)]),
             ),
             "engine.kv.dtype=float16: workload=",
+        ),
+        (
+            lambda: Engine(kv=KV(dtype=KVDType.int8), attention=Attention(backend="gather")),
+            "engine.kv.dtype=int8: engine.attention.backend=gather on",
+        ),
+        (
+            lambda: preset("padded", "padded", dtype=KVDType.int4),
+            "engine.kv.dtype=int4: engine.kv.layout=padded holds float32; set engine=paged",
+        ),
+        (
+            lambda: Engine(activations=Activations.int8, weights=Weights.float32),
+            "engine.activations=int8: engine.weights=float32 dequantises the weights",
+        ),
+        (
+            lambda: Engine(
+                activations=Activations.int8,
+                dtype=DType.float16,
+                attention=Attention(backend="gather"),
+            ),
+            "engine.activations=int8: engine.dtype=float16 computes on MLX",
+        ),
+        (
+            lambda: Engine(
+                activations=Activations.int8, attention=Attention(device=Device.emulated)
+            ),
+            "engine.activations=int8: engine.attention.device=emulated runs the model on MLX",
+        ),
+        (
+            lambda: Engine(name="mlx_lm", activations=Activations.int8),
+            "engine.activations=int8: engine=mlx_lm does not have this option; leave it float32",
         ),
         (lambda: Drafts(num_draft_tokens=0), "engine.drafts.num_draft_tokens=0"),
         (lambda: Drafts(ngram_min=5), "engine.drafts.ngram_min=5"),
@@ -320,9 +351,7 @@ def test_each_rule_names_its_option_in_one_line(make, names):
     assert "\n" not in str(caught.value)
 
 
-def preset(
-    name, layout="padded", backend="sdpa", scheduler=None, dtype=Precision.float32, **options
-):
+def preset(name, layout="padded", backend="sdpa", scheduler=None, dtype=KVDType.float32, **options):
     split = {"order": Order.prefill_first, "composition": Composition.split}
     return Engine(
         name=name,
@@ -362,7 +391,7 @@ def test_every_layout_preset_can_be_built():
         (lambda: preset("contiguous", "contiguous", "gather"), "backend=gather: it needs blocks"),
         (lambda: preset("naive"), "engine.scheduler.admission=continuous"),
         (
-            lambda: preset("contiguous", "contiguous", dtype=Precision.float16),
+            lambda: preset("contiguous", "contiguous", dtype=KVDType.float16),
             "engine.kv.dtype=float16: engine.kv.layout=contiguous holds float32",
         ),
         (

@@ -20,6 +20,7 @@ from labkit.config.engine import (
     ENGINES,
     EXTERNAL_ENGINES,
     PRESET_LAYOUTS,
+    Activations,
     Blas,
     DecodeShape,
     DType,
@@ -40,7 +41,7 @@ from labkit.config.experiment import (
     Redo,
     Scale,
 )
-from labkit.config.kv_cache import KV, KVLayout, Precision
+from labkit.config.kv_cache import KV, KVDType, KVLayout, Precision
 from labkit.config.mlx_variables import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
 from labkit.config.openai_server import (
@@ -96,6 +97,7 @@ __all__ = [
     "SIMULATED_MAC_NAMES",
     "YAML_KEYWORDS",
     "Ablation",
+    "Activations",
     "Admission",
     "Api",
     "ArrivalKind",
@@ -124,6 +126,7 @@ __all__ = [
     "FramePicks",
     "Identity",
     "Isolation",
+    "KVDType",
     "KVLayout",
     "LatencySLO",
     "LengthKind",

@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.attention import Attention, Device
 from labkit.config.budget import Budget, BudgetPolicy
-from labkit.config.kv_cache import KV, KVLayout, Precision
+from labkit.config.kv_cache import KV, KVDType, KVLayout
 from labkit.config.mlx_variables import Mlx
 from labkit.config.openai_server import OpenAIServer
 from labkit.config.option import Group, is_class_path, option, override_text, require
@@ -48,6 +48,18 @@ class Weights(Enum):
 
     model = "model"
     float32 = "float32"
+
+
+class Activations(Enum):
+    """Precision of the activations that labkit's own CPU kernels multiply by quantised weights.
+
+    float32: the weights are dequantised in registers. int8: the activations are quantised, row by
+    row and group by group, and multiplied by weights of 4 or 8 bits as integers, which is faster
+    and less precise. Weights of other formats are multiplied in float32.
+    """
+
+    float32 = "float32"
+    int8 = "int8"
 
 
 class DecodeShape(Enum):
@@ -108,6 +120,7 @@ class Engine(Group, place="engine"):
     )
     dtype: DType = option(DType.model, mlx_lm=True)
     weights: Weights = option(Weights.model, mlx_lm=True)
+    activations: Activations = option(Activations.float32)
     blas: Blas = option(Blas.openblas, mlx_lm=True, openai=True)
     threads: int | None = option(
         None,
@@ -171,6 +184,8 @@ class Engine(Group, place="engine"):
             f"engine.weights=float32: engine.dtype={self.dtype.value} computes in half precision; "
             "leave engine.weights=model",
         )
+        if self.activations is Activations.int8:
+            self._check_activations()
         if self.batch_invariant:
             self._check_invariance()
         if self.name in PRESET_LAYOUTS:
@@ -235,10 +250,31 @@ class Engine(Group, place="engine"):
             "device, or leave engine.dtype=model",
         )
 
+    def _check_activations(self) -> None:
+        """Refuse int8 activations if labkit's own kernels do not multiply quantised weights."""
+        where, device = "engine.activations=int8", self.attention.device
+        require(
+            self.weights is Weights.model,
+            f"{where}: engine.weights={self.weights.value} dequantises the weights, and only "
+            "quantised weights are multiplied in int8; set engine.weights=model",
+        )
+        require(
+            self.dtype in (DType.model, DType.float32),
+            f"{where}: engine.dtype={self.dtype.value} computes on MLX, which multiplies in "
+            "floating point; leave engine.dtype=model",
+        )
+        require(
+            self.name not in PRESET_LAYOUTS or device is Device.cpu,
+            f"{where}: engine.attention.device={device.value} runs the model on MLX, which "
+            "multiplies in floating point; set engine.attention.device=cpu",
+        )
+
     def _check_kv_dtype(self) -> None:
-        """Refuse a half-precision KV cache if the attention backend cannot read it."""
+        """Refuse a KV cache in less than float32 if the attention backend cannot read it."""
         where, attention = f"engine.kv.dtype={self.kv.dtype.value}", self.attention
-        if self.kv.dtype is Precision.float32:
+        if self.kv.dtype is KVDType.float32:
+            return
+        if self.kv.dtype.quantised and self.kv.layout is KVLayout.contiguous:
             return
         require(
             self.kv.layout is KVLayout.paged,

@@ -10,7 +10,7 @@ from labkit.config.attention import Device
 from labkit.config.budget import BudgetPolicy
 from labkit.config.design import Design
 from labkit.config.engine import PRESET_LAYOUTS, Engine
-from labkit.config.kv_cache import Precision
+from labkit.config.kv_cache import KVDType, Precision
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, override_text, require
 from labkit.config.sweep import check_sweep
@@ -361,7 +361,7 @@ class Experiment(Group):
             "kernels of a single process; set workload=chat or engine.parallel.size=1",
         )
         require(
-            kv_dtype is Precision.float32,
+            kv_dtype is KVDType.float32,
             f"engine.kv.dtype={kv_dtype.value}: workload={workload.name} generates keys and values "
             "in workload.dtype; leave engine.kv.dtype=float32",
         )

@@ -29,16 +29,32 @@ class Precision(Enum):
     bfloat16 = "bfloat16"
 
 
+class KVDType(Enum):
+    """Precision in which keys and values are stored; attention computes in float32.
+
+    int8, int4: quantised in groups of 64 elements along the head, each with a scale and a bias in
+    float32, as in mlx_lm's QuantizedKVCache.
+    """
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    int4 = "int4"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether keys and values are stored as integers with scales and biases."""
+        return self in (KVDType.int8, KVDType.int4)
+
+
 @dataclass
 class KV(Group, place="engine.kv"):
     """KV cache: layout, block size, precision, and how a request's memory grows."""
 
     layout: KVLayout = option(KVLayout.paged)
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
-    dtype: Precision = option(
-        Precision.float32,
-        "Precision in which keys and values are stored; attention computes in float32.",
-    )
+    dtype: KVDType = option(KVDType.float32)
     set_aside: int | None = option(
         None,
         "KV memory reserved for every request when it starts, regardless of its length.",

@@ -12,8 +12,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from labkit.cpu.half_precision import BFLOAT16, FLOAT16, ElementType, element_type
+from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, ElementType
 from labkit.cpu.jit import intrinsic
+from labkit.cpu.kv_dtypes import KV_GROUP
+from labkit.cpu.pool_elements import element_type
+from labkit.cpu.quantized_kv import INT4, INT8, QuantizedType
 from labkit.cpu.simd_emitter import F32, I32, I32_VECTOR, I64, POINTER, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 
@@ -118,34 +121,40 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 
 @intrinsic
-def element_bytes(typing_context: Any, params: Any) -> Any:
-    """Return the bytes per element of the KV pools, a compile-time constant."""
-    size = element_type(params).bytes
+def pool_row_bytes(typing_context: Any, params: Any, head_dim: Any) -> Any:
+    """Return the bytes of one head's key or value in the KV pools."""
+    element = element_type(params)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return I64(size)
+        head_dim = arguments[1]
+        if isinstance(element, QuantizedType):
+            groups = builder.udiv(head_dim, I64(KV_GROUP))
+            return builder.mul(groups, I64(element.block_bytes))
+        return builder.mul(head_dim, I64(element.bytes))
 
-    return types.int64(params), emit
+    return types.int64(params, types.int64), emit
 
 
 @intrinsic
 def copy_widened(typing_context: Any, params: Any, target: Any, source: Any, vectors: Any) -> Any:
-    """Copy ``vectors`` vectors from a KV pool and widen them to float32."""
+    """Copy ``vectors`` vectors from a row of a KV pool and widen them to float32."""
     element = element_type(params)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, target, source, vectors = arguments
-        if element.bytes == 4:
+        if element is FLOAT32:
             pointers = (builder.inttoptr(address, POINTER) for address in (target, source))
             cgutils.raw_memcpy(builder, *pointers, builder.mul(vectors, I64(VECTOR_BYTES)), 1)
             return context.get_dummy_value()
         code = Emitter(builder)
 
-        def widen(index: Any) -> None:
-            wide = element.load(code, code.offset(source, index, element.vector_bytes))
-            code.store(wide, code.offset(target, index, VECTOR_BYTES))
+        def widen(block: Any) -> None:
+            for v in range(element.block_vectors):
+                wide = element.load_vector(code, source, block, v)
+                place = code.offset(target, block, VECTOR_BYTES * element.block_vectors)
+                code.store(wide, place, VECTOR_BYTES * v)
 
-        code.for_each(vectors, widen)
+        code.for_each(code.blocks(vectors, element.block_vectors), widen)
         return context.get_dummy_value()
 
     return types.void(params, *[types.int64] * 3), emit
@@ -172,7 +181,29 @@ def _round_row(element: ElementType) -> Any:
     return round_row
 
 
+def _quantize_row(element: QuantizedType) -> Any:
+    """Return an intrinsic that quantises groups of float32 to ``element``."""
+
+    @intrinsic
+    def quantize_row(typing_context: Any, target: Any, source: Any, groups: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            code = Emitter(builder)
+            target, source, groups = arguments
+
+            def quantize(group: Any) -> None:
+                numbers = code.offset(source, group, VECTOR_BYTES * element.block_vectors)
+                element.store(code, numbers, target, group)
+
+            code.for_each(groups, quantize)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), emit
+
+    return quantize_row
+
+
 round_to_float16, round_to_bfloat16 = _round_row(FLOAT16), _round_row(BFLOAT16)
+quantize_to_int8, quantize_to_int4 = _quantize_row(INT8), _quantize_row(INT4)
 
 
 @intrinsic

@@ -19,17 +19,20 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
+from labkit.cpu import kv_dtypes
 from labkit.cpu.attention_intrinsics import (
     call_body,
     copy_bytes,
     exp2_scalar,
+    quantize_to_int4,
+    quantize_to_int8,
     round_to_bfloat16,
     round_to_float16,
     take_ticket,
 )
 from labkit.cpu.attention_params import PARAMS_BYTES
 from labkit.cpu.jit import inner, kernel
-from labkit.cpu.kv_dtypes import NUMPY_DTYPES
+from labkit.cpu.kv_dtypes import KV_GROUP, group_bytes
 from labkit.cpu.resolver_variants import (
     find_qblock,
     find_token,
@@ -52,8 +55,9 @@ from labkit.kernel_constants import (
 
 COUNTER_COLUMNS = 8  # int64 per worker: a cache line of its own
 SURPLUS_UNIT = -1  # returned by a unit without work instead of its number of KV blocks
-POOL_DTYPES = tuple(NUMPY_DTYPES.values())
-_FLOAT32, _FLOAT16, _BFLOAT16 = range(len(POOL_DTYPES))
+POOL_DTYPES = tuple(kv_dtypes.POOL_DTYPES.values())
+_FLOAT32, _FLOAT16, _BFLOAT16, _INT8, _INT4 = range(len(POOL_DTYPES))
+_INT8_GROUP_BYTES, _INT4_GROUP_BYTES = group_bytes("int8"), group_bytes("int4")
 _REDUCE = KERNEL_IDS["reduce"]
 _NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
 
@@ -294,10 +298,16 @@ def write_token_kv(write: KVWrite, token: int) -> None:
 
 @inner
 def write_row(pool_dtype: int, pool: int, first: int, source: int, numbers: int) -> None:
-    """Write ``numbers`` float32 to a pool, rounded to its dtype, starting at element ``first``."""
+    """Write ``numbers`` float32 to a pool, in its type, starting at element ``first``."""
     if pool_dtype == _FLOAT32:
         copy_bytes(pool + 4 * first, source, 4 * numbers)
     elif pool_dtype == _FLOAT16:
         round_to_float16(pool + 2 * first, source, numbers // LANES)
-    else:
+    elif pool_dtype == _BFLOAT16:
         round_to_bfloat16(pool + 2 * first, source, numbers // LANES)
+    elif pool_dtype == _INT8:
+        target = pool + first // KV_GROUP * _INT8_GROUP_BYTES
+        quantize_to_int8(target, source, numbers // KV_GROUP)
+    else:
+        target = pool + first // KV_GROUP * _INT4_GROUP_BYTES
+        quantize_to_int4(target, source, numbers // KV_GROUP)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.address_views import StructType, address_of
-from labkit.cpu.half_precision import MARKER_DTYPES
-from labkit.cpu.kv_dtypes import NUMPY_DTYPES
+from labkit.cpu.kv_dtypes import POOL_DTYPES
+from labkit.cpu.pool_elements import MARKER_DTYPES
 from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
@@ -42,7 +42,7 @@ _FIELDS = (
 # tells numba the element type of the pools, so that kernels are compiled separately for each.
 PARAMS_DTYPES = {
     dtype: np.dtype([*_FIELDS, ("kv_dtype_marker", MARKER_DTYPES[name])], align=True)
-    for name, dtype in NUMPY_DTYPES.items()
+    for name, dtype in POOL_DTYPES.items()
 }
 (PARAMS_BYTES,) = {dtype.itemsize for dtype in PARAMS_DTYPES.values()}
 
@@ -101,7 +101,7 @@ def pack(
     if softcap is not None:
         values["query_scale"] = scale / softcap
         values["softcap"] = softcap * LOG2E
-    packed = np.zeros(1, PARAMS_DTYPES[NUMPY_DTYPES[kv_dtype]])
+    packed = np.zeros(1, PARAMS_DTYPES[POOL_DTYPES[kv_dtype]])
     # A single assignment of the tuple takes as long as assigning one field by name.
     packed[0] = tuple(values.get(name, 0) for name in packed.dtype.names or ())
     return packed

@@ -16,11 +16,11 @@ from labkit.cpu.attention_intrinsics import TILE_KEYS
 from labkit.cpu.attention_params import PARAMS_DTYPES, params_type
 from labkit.cpu.decode_microkernels import (
     RUN_KEYS,
-    RUN_ROWS,
     add_value,
     add_value_run,
     dot_key,
     dot_run,
+    run_rows,
     sum_lanes,
 )
 from labkit.cpu.jit import inlined, inner
@@ -156,7 +156,7 @@ def score_run(
             dot_key(params, 1, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 1
         else:
-            rows = min(RUN_ROWS, end - row)
+            rows = min(run_rows(params), end - row)
             dot_run(params, rows, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += rows
 
@@ -194,7 +194,7 @@ def add_value_rows(
             add_value(params, 1, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 1
         else:
-            rows = min(RUN_ROWS, end - row)
+            rows = min(run_rows(params), end - row)
             add_value_run(params, rows, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += rows
 

@@ -6,18 +6,40 @@ bytes. Elements are float32, except in the pools, whose dtype the launch's param
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba import types
 
-from labkit.cpu.half_precision import ElementType, element_type
+from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.jit import intrinsic
+from labkit.cpu.pool_elements import PoolElement, element_type
+from labkit.cpu.quantized_kv import QuantizedType
 from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
 RUN_KEYS = 4  # adjacent keys or values that are read together
-RUN_ROWS = HOST_REGISTERS.tile_rows(RUN_KEYS, max_rows=4)  # query rows multiplied by each run
+# Query rows that are multiplied by each run: as many as fit the registers. Quantised keys are read
+# one by one, so that more rows fit, because it takes longer to dequantise a key than to load it.
+_MAX_ROWS = 4
+_RUN_ROWS = HOST_REGISTERS.tile_rows(RUN_KEYS, _MAX_ROWS)
+
+
+def _max_rows(element: PoolElement, keys: int) -> int:
+    if keys == 1:
+        return 1
+    return _MAX_ROWS if isinstance(element, QuantizedType) else _RUN_ROWS
+
+
+@intrinsic
+def run_rows(typing_context: Any, params: Any) -> Any:
+    """Return the largest number of rows of ``dot_run`` and ``add_value_run``."""
+    rows = _max_rows(element_type(params), RUN_KEYS)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return I64(rows)
+
+    return types.int64(params), emit
 
 
 class _Keys:
@@ -28,24 +50,27 @@ class _Keys:
     """
 
     def __init__(
-        self, code: Emitter, element: ElementType, count: int, key: Any, stride: Any, ahead: Any
+        self, code: Emitter, element: PoolElement, count: int, key: Any, stride: Any, ahead: Any
     ) -> None:
         self.code, self.element, self.count = code, element, count
         self._keys = code.strided(key, stride, count)
         self._keys_ahead = code.strided(ahead, code.builder.mul(stride, I64(RUN_KEYS)), count)
 
-    def load(self, index: Any) -> list[Any]:
-        """Load vector ``index`` of each key as float32, and prefetch that of later keys."""
-        code, size = self.code, self.element.vector_bytes
-        for key in self._keys_ahead:
-            code.prefetch(code.offset(key, index, size))
-        return [self.element.load(code, code.offset(key, index, size)) for key in self._keys]
+    def load(self, block: Any, vector: int, keys: Sequence[int]) -> list[Any]:
+        """Load a vector of block ``block`` of some keys as float32.
+
+        With the first vector, also prefetch the block of as many later keys.
+        """
+        code, size = self.code, self.element.block_bytes
+        for i in keys if vector == 0 else ():
+            place = code.offset(self._keys_ahead[i], block, size)
+            for line in range(0, size, CACHE_LINE_BYTES):
+                code.prefetch(code.offset(place, I64(line), 1) if line else place)
+        return [self.element.load_vector(code, self._keys[i], block, vector) for i in keys]
 
 
-def _intrinsic(
-    emit_rows: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int, max_rows: int
-) -> Any:
-    """Return an intrinsic for 1 to ``max_rows`` query rows and ``keys`` keys or values.
+def _intrinsic(emit_rows: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int) -> Any:
+    """Return an intrinsic for up to ``_max_rows`` query rows and ``keys`` keys or values.
 
     ``emit_rows(code, rows, keys, vectors, addresses)`` emits the product for a given number of
     rows. The intrinsic contains the code for every number and branches on its argument ``rows``.
@@ -77,7 +102,7 @@ def _intrinsic(
                 block = _Keys(code, element, keys, key, stride, ahead)
                 emit_rows(code, height, block, vectors, addresses)
 
-            code.switch(rows, range(1, max_rows + 1), emit_height)
+            code.switch(rows, range(1, _max_rows(element, keys) + 1), emit_height)
             return context.get_dummy_value()
 
         return types.void(params, *[types.int64] * 9), emit
@@ -95,18 +120,26 @@ def _emit_dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: l
     """
     sums, pitch, queries, width = addresses
     targets, sources = code.strided(sums, pitch, rows), code.strided(queries, width, rows)
+    size, numbers = keys.element.block_vectors, range(keys.count)
+    blocks = code.blocks(vectors, size)
+    for run in [numbers] if size == 1 else [range(k, k + 1) for k in numbers]:
 
-    def multiply(index: Any, totals: list[Any]) -> list[Any]:
-        vectors, sums = keys.load(index), []
-        for row, source in enumerate(sources):
-            query = code.load(code.offset(source, index, VECTOR_BYTES))
-            for k, vector in enumerate(vectors):
-                sums.append(code.fma(query, vector, totals[row * keys.count + k]))
-        return sums
+        def multiply(block: Any, totals: list[Any], run: range = run) -> list[Any]:
+            for v in range(size):
+                vectors, sums = keys.load(block, v, run), []
+                for row, source in enumerate(sources):
+                    query = code.load(
+                        code.offset(source, block, VECTOR_BYTES * size), VECTOR_BYTES * v
+                    )
+                    for k, vector in enumerate(vectors):
+                        sums.append(code.fma(query, vector, totals[row * len(run) + k]))
+                totals = sums
+            return totals
 
-    totals = code.loop(vectors, multiply, [code.constant(0.0)] * (rows * keys.count))
-    for i, total in enumerate(totals):
-        code.store(total, targets[i // keys.count], VECTOR_BYTES * (i % keys.count))
+        totals = code.loop(blocks, multiply, [code.constant(0.0)] * (rows * len(run)))
+        for i, total in enumerate(totals):
+            row, k = divmod(i, len(run))
+            code.store(total, targets[row], VECTOR_BYTES * run[k])
 
 
 def _emit_add_values(
@@ -124,22 +157,24 @@ def _emit_add_values(
         for source in sources
     ]
 
-    def add(index: Any) -> None:
-        vectors = keys.load(index)
-        for target, weights in zip(targets, factors, strict=True):
-            address = code.offset(target, index, VECTOR_BYTES)
-            total = code.load(address)
-            for weight, vector in zip(weights, vectors, strict=True):
-                total = code.fma(weight, vector, total)
-            code.store(total, address)
+    size = keys.element.block_vectors
 
-    code.for_each(vectors, add)
+    def add(block: Any) -> None:
+        for v in range(size):
+            vectors = keys.load(block, v, range(keys.count))
+            for target, weights in zip(targets, factors, strict=True):
+                address = code.offset(target, block, VECTOR_BYTES * size)
+                total = code.load(address, VECTOR_BYTES * v)
+                for weight, vector in zip(weights, vectors, strict=True):
+                    total = code.fma(weight, vector, total)
+                code.store(total, address, VECTOR_BYTES * v)
+
+    code.for_each(code.blocks(vectors, size), add)
 
 
-dot_run = _intrinsic(_emit_dots, RUN_KEYS, RUN_ROWS)
-add_value_run = _intrinsic(_emit_add_values, RUN_KEYS, RUN_ROWS)
+dot_run, add_value_run = _intrinsic(_emit_dots, RUN_KEYS), _intrinsic(_emit_add_values, RUN_KEYS)
 # For keys that are not in a run of ``RUN_KEYS``: one key with one row.
-dot_key, add_value = _intrinsic(_emit_dots, 1, 1), _intrinsic(_emit_add_values, 1, 1)
+dot_key, add_value = _intrinsic(_emit_dots, 1), _intrinsic(_emit_add_values, 1)
 
 
 @intrinsic

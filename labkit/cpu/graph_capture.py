@@ -129,14 +129,14 @@ class GraphCapture:
         """Return the traced positions of the tokens, int32 [rows]."""
         return TracedPositions(Operand(0, 0, POSITIONS))
 
-    def new_array(self, shape: tuple[int, ...]) -> TracedArray:
-        """Return a float32 array in a new buffer. Its first axis must be the rows."""
+    def new_array(self, shape: tuple[int, ...], dtype: Any = np.float32) -> TracedArray:
+        """Return an array in a new buffer. Its first axis must be the rows."""
         if shape[0] != TRACED_ROWS:
             raise NotCapturable(
                 f"the model makes an array of shape {shape}, whose first axis is not the step's "
                 "rows"
             )
-        self.buffers.append(np.empty(shape, np.float32))
+        self.buffers.append(np.empty(shape, dtype))
         return TracedArray(self, len(self.buffers) - 1, self.buffers[-1])
 
     def add_node(self, op: int, out: TracedArray | None, **params: Parameter) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, types
 
-from labkit.cpu import activations, graph_ops, norms, rope
+from labkit.cpu import activations, graph_ops, int8_matmul, norms, rope
 from labkit.cpu.activations import activate
 from labkit.cpu.address_views import (
     byte_matrix,
@@ -56,6 +56,7 @@ NUM_FUNCTIONS = 5  # compiled functions per format of low-precision weights
 # Bytes of weights that are prefetched before a unit begins. The product itself prefetches the rest.
 PREFETCHED_BYTES = 8192
 PREFETCH_STRIDE = 4 * CACHE_LINE_BYTES  # bytes that one call of ``_prefetch`` covers
+_MATMULS = (graph_ops.MATMUL, graph_ops.LOW_PRECISION_MATMUL, graph_ops.INT8_MATMUL)
 
 
 def _params_at(op: int, name: str) -> Any:
@@ -69,6 +70,8 @@ rms_norm_at = _params_at(graph_ops.RMS_NORM, "RMSNorm")
 rope_at = _params_at(graph_ops.ROPE, "RoPE")
 matmul_at = _params_at(graph_ops.MATMUL, "Matmul")
 low_precision_matmul_at = _params_at(graph_ops.LOW_PRECISION_MATMUL, "LowPrecisionMatmul")
+quantize_at = _params_at(graph_ops.QUANTIZE, "Quantize")
+int8_matmul_at = _params_at(graph_ops.INT8_MATMUL, "Int8Matmul")
 activation_at = _params_at(graph_ops.ACTIVATION, "Activation")
 elementwise_at = _params_at(graph_ops.ADD, "Elementwise")
 scale_at = _params_at(graph_ops.SCALE, "Scale")
@@ -100,8 +103,8 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
     units = rows
     if op == graph_ops.ATTENTION:
         units = workers
-    elif op in (graph_ops.MATMUL, graph_ops.LOW_PRECISION_MATMUL):
-        matmul = matmul_at(params)  # the same fields come first in LOW_PRECISION_MATMUL
+    elif op in _MATMULS:
+        matmul = matmul_at(params)  # the same fields come first in the other products
         cost = matmul.num_panels * PANEL_COLUMNS * matmul.depth * (rows + WEIGHT_COST)
         most = workers * (1 if cost < LARGE_PRODUCT else UNITS_PER_THREAD)
         tasks = _num_tasks(op, matmul.num_panels, rows)
@@ -116,6 +119,8 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
     elif op == graph_ops.RMS_NORM:
         norm = rms_norm_at(params)
         units = 1 if norm.num_rows * norm.width < norms.MIN_PARALLEL_NUMBERS else rows
+    elif op == graph_ops.QUANTIZE:
+        units = 1 if rows * quantize_at(params).depth < int8_matmul.MIN_PARALLEL_NUMBERS else rows
     elif op == graph_ops.GREEDY:
         units = rows * num_parts(greedy_at(params).vocabulary)
     elif op == graph_ops.ROPE:
@@ -128,7 +133,7 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
 @inner
 def _num_tasks(op: int, num_panels: int, rows: int) -> int:
     """Return the number of tasks into which the matmul kernel splits its work outside a graph."""
-    if op == graph_ops.LOW_PRECISION_MATMUL:
+    if op != graph_ops.MATMUL:
         return num_panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else num_panels
     step = ROW_PANELS if rows == 1 else 1
     return (num_panels + step - 1) // step * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
@@ -168,6 +173,34 @@ def _low_precision_matmul(matmul: Any, rows: int, first: int, end: int) -> None:
             _prefetch(matmul.weights + first * matmul.span_bytes + offset)
     for task in range(first, end):
         multiply_task(task, functions, matmul.records, matmul.packs, x, spans, bias, columns, out)
+
+
+@inner
+def _quantize(quantize: Any, first: int, end: int) -> None:
+    """Quantise the rows from ``first`` to ``end``."""
+    x = float_matrix(quantize.x, end, quantize.depth)
+    out = byte_matrix(quantize.out, end, quantize.row_bytes)
+    functions = int64_array(quantize.functions, int8_matmul.NUM_FUNCTIONS)
+    for row in range(first, end):
+        int8_matmul.quantize_task(row, functions, quantize.groups, x, out)
+
+
+@inner
+def _int8_matmul(matmul: Any, rows: int, first: int, end: int) -> None:
+    """Compute the tasks of ``int8_matmul.matmul`` from ``first`` to ``end``."""
+    quantized = byte_matrix(matmul.x, rows, matmul.row_bytes)
+    out = float_array(matmul.out, rows * matmul.out_width)
+    bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
+    columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
+    spans = byte_matrix(matmul.weights, matmul.num_panels // SPAN_PANELS, matmul.span_bytes)
+    functions = int64_array(matmul.functions, int8_matmul.NUM_FUNCTIONS)
+    if rows <= MAX_FUSED_ROWS:
+        for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
+            _prefetch(matmul.weights + first * matmul.span_bytes + offset)
+    for task in range(first, end):
+        int8_matmul.multiply_task(
+            task, functions, matmul.groups, matmul.group_bytes, quantized, spans, bias, columns, out
+        )
 
 
 @inner
@@ -272,10 +305,12 @@ def _store_kv(store: Any, launches: int, slots: int, first: int, end: int) -> No
 def _compute(
     op: int, params: int, unit: int, units: int, rows: int, launches: int, slots: int
 ) -> None:
-    if op in (graph_ops.MATMUL, graph_ops.LOW_PRECISION_MATMUL):
+    if op in _MATMULS:
         first, end = _share(unit, units, _num_tasks(op, matmul_at(params).num_panels, rows))
         if op == graph_ops.MATMUL:
             _matmul(matmul_at(params), rows, first, end)
+        elif op == graph_ops.INT8_MATMUL:
+            _int8_matmul(int8_matmul_at(params), rows, first, end)
         else:
             _low_precision_matmul(low_precision_matmul_at(params), rows, first, end)
     elif op in (graph_ops.ADD, graph_ops.MULTIPLY):
@@ -297,6 +332,8 @@ def _compute(
         first, end = _share(unit, units, rows)
         if op == graph_ops.ROPE:
             _rotate(rope_at(params), first, end)
+        elif op == graph_ops.QUANTIZE:
+            _quantize(quantize_at(params), first, end)
         elif op == graph_ops.STORE_KV:
             _store_kv(store_kv_at(params), launches, slots, first, end)
         else:

@@ -7,7 +7,7 @@ Every parameter takes 8 bytes, so the parameters of all nodes form one array of 
 
 Every struct begins with ``out``, the address of the array that the operation writes. Fields without
 a comment are counts or addresses of arrays: ``token_ids`` and ``positions`` are int32 [rows], the
-other inputs float32 [rows, ...].
+other inputs float32 [rows, ...] unless a comment names another type.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ WORD_BYTES = 8
     ROPE,
     MATMUL,
     LOW_PRECISION_MATMUL,
+    QUANTIZE,
+    INT8_MATMUL,
     ACTIVATION,
     ADD,
     MULTIPLY,
@@ -31,7 +33,7 @@ WORD_BYTES = 8
     STORE_KV,
     ATTENTION,
     GREEDY,
-) = range(14)
+) = range(16)
 
 
 def _struct(*names: str, floats: tuple[str, ...] = ()) -> np.dtype[np.void]:
@@ -43,6 +45,10 @@ def _struct(*names: str, floats: tuple[str, ...] = ()) -> np.dtype[np.void]:
 # Additional parameters of ``low_precision_matmul``: the address of an array with the addresses of
 # the compiled functions, records per span, packs per record, bytes per span.
 _LOW_PRECISION = ("functions", "records", "packs", "span_bytes")
+# Additional parameters of ``int8_matmul``: the address of an array with the addresses of the
+# compiled functions, groups along the depth, and the bytes of a group of an unpacked panel, of a
+# quantised row and of a span.
+_INT8 = ("functions", "groups", "group_bytes", "row_bytes", "span_bytes")
 _MATMUL = ("x", "depth", "weights", "bias", "columns", "num_panels", "out_width")
 _ELEMENTWISE = _struct("a", "b", "size")  # size: number of elements of each array
 
@@ -60,6 +66,9 @@ PARAMS = {
     # columns: int64 [num_panels, 3], see ``gemm.matmul``; out_width: total columns of the matrices.
     MATMUL: _struct(*_MATMUL),
     LOW_PRECISION_MATMUL: _struct(*_MATMUL, *_LOW_PRECISION),
+    # out: uint8 [rows, row_bytes], which INT8_MATMUL reads as x.
+    QUANTIZE: _struct("x", "depth", "groups", "row_bytes", "functions"),
+    INT8_MATMUL: _struct(*_MATMUL, *_INT8),
     # kind: a constant of ``activations``; gate: equal to ``x`` if the activation is not gated.
     ACTIVATION: _struct("x", "gate", "size", "kind"),
     ADD: _ELEMENTWISE,

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import types
 
 from labkit.cpu.simd_emitter import F32_VECTOR, I32_VECTOR, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
@@ -36,10 +34,21 @@ class ElementType:
     widen: Callable[[Emitter, Any], Any]
     narrow: Callable[[Emitter, Any], Any]
 
+    block_vectors = 1
+
     @property
     def vector_bytes(self) -> int:
         """Bytes of ``LANES`` elements in memory."""
         return self.bytes * LANES
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of a KV pool's row, which is one vector."""
+        return self.vector_bytes
+
+    def load_vector(self, code: Emitter, row: Any, block: Any, _vector: int) -> Any:
+        """Load the vector of a block of a KV pool's row, and widen it to float32."""
+        return self.load(code, code.offset(row, block, self.vector_bytes))
 
     def load(self, code: Emitter, address: Any) -> Any:
         """Load ``LANES`` elements and widen them to float32."""
@@ -127,12 +136,3 @@ FLOAT16 = ElementType(
     _narrow_float16,
 )
 BFLOAT16 = ElementType(2, I16_VECTOR, _widen_bfloat16, _narrow_bfloat16)
-# The dtype of ``kv_dtype_marker`` in a launch's parameters, by the dtype of the KV pools. Integers
-# represent the half-precision types, because numba has no float16 on the CPU.
-MARKER_DTYPES = {"float32": np.float32, "float16": np.int16, "bfloat16": np.uint16}
-_BY_MARKER = {types.float32: FLOAT32, types.int16: FLOAT16, types.uint16: BFLOAT16}
-
-
-def element_type(params: Any) -> ElementType:
-    """Return the element type of a launch's KV pools, given the numba type of its parameters."""
-    return _BY_MARKER[params.typeof("kv_dtype_marker")]

@@ -1,6 +1,10 @@
-"""The element types of KV pools and their NumPy dtypes.
+"""The types of keys and values in KV pools, and the NumPy dtypes of the pools.
 
 NumPy has no bfloat16, so bfloat16 is stored as uint16: the upper half of a float32's bits.
+
+``int8`` and ``int4`` are quantised in groups of ``KV_GROUP`` elements along the head. A pool then
+contains bytes, whose layout ``kv_quantization`` describes. NumPy has no 4-bit integers: a pool of
+int8 has the dtype int8, one of int4 the dtype uint8.
 """
 
 from __future__ import annotations
@@ -17,7 +21,57 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
 }
+KV_GROUP = 64  # elements that share a scale and a bias, as in mlx_lm's QuantizedKVCache
+QUANTIZED_BITS = {"int8": 8, "int4": 4}
+GROUP_HEADER_BYTES = 8  # a group's scale and bias, float32 each
+POOL_DTYPES: dict[str, np.dtype[Any]] = {
+    **NUMPY_DTYPES,
+    "int8": np.dtype(np.int8),
+    "int4": np.dtype(np.uint8),
+}
 _NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+_POOL_NAMES = {dtype: name for name, dtype in POOL_DTYPES.items()}
+
+
+def group_bytes(name: str) -> int:
+    """Return the bytes of a group of ``KV_GROUP`` elements of a quantised type."""
+    return GROUP_HEADER_BYTES + KV_GROUP * QUANTIZED_BITS[name] // 8
+
+
+def row_bytes(name: str, head_dim: int) -> int:
+    """Return the bytes of one head's key or value. ``ValueError``: its size does not fit."""
+    if name not in QUANTIZED_BITS:
+        return ITEM_BYTES[name] * head_dim
+    if head_dim % KV_GROUP:
+        raise ValueError(
+            f"{name} keys and values are quantised in groups of {KV_GROUP}, and a head of "
+            f"{head_dim} does not consist of such groups; set engine.kv.dtype=float16"
+        )
+    return head_dim // KV_GROUP * group_bytes(name)
+
+
+def pool_columns(name: str, head_dim: int) -> int:
+    """Return the length of a pool's last axis, which contains one head's key or value."""
+    return row_bytes(name, head_dim) if name in QUANTIZED_BITS else head_dim
+
+
+def head_dim_of(pool: NDArray[Any]) -> int:
+    """Return the elements of one head's key or value in a pool."""
+    name, columns = pool_dtype_name(pool), int(pool.shape[-1])
+    return columns // group_bytes(name) * KV_GROUP if name in QUANTIZED_BITS else columns
+
+
+def pool_dtype_name(array: NDArray[Any]) -> str:
+    """Return the type of the keys or values in a pool.
+
+    Raises
+    ------
+    ValueError
+        The array has another dtype, which KV pools do not support.
+    """
+    if array.dtype not in _POOL_NAMES:
+        raise ValueError(f"a KV pool holds {', '.join(POOL_DTYPES)}, not {array.dtype}")
+    return _POOL_NAMES[array.dtype]
 
 
 def dtype_name(array: NDArray[Any]) -> str:
@@ -26,10 +80,10 @@ def dtype_name(array: NDArray[Any]) -> str:
     Raises
     ------
     ValueError
-        The array has another dtype, which KV pools do not support.
+        The array has another dtype.
     """
     if array.dtype not in _NAMES:
-        raise ValueError(f"a KV pool holds {', '.join(NUMPY_DTYPES)}, not {array.dtype}")
+        raise ValueError(f"must be {', '.join(NUMPY_DTYPES)}, not {array.dtype}")
     return _NAMES[array.dtype]
 
 

@@ -74,18 +74,18 @@ MANTISSA_CONVERTED_BITS = (2, 3, 4)  # bits per integer for which mantissa conve
 # The compiled functions of a format, as indices of ``FormatFunctions.addresses``.
 ONE_ROW, TWO_ROWS, LOW_TILE, HIGH_TILE, WIDEN = range(5)
 
-_ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
+ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _HALVES = ("float16", "bfloat16")
 # The formats by element or name, bits, and whether the mantissa conversion is used.
 _FORMATS: dict[tuple[str, int, bool], RecordFormat] = {
-    **{(element, 0, False): WeightFormat(_ELEMENTS[element]) for element in _HALVES},
+    **{(element, 0, False): WeightFormat(ELEMENTS[element]) for element in _HALVES},
     **{
-        (element, bits, False): WeightFormat(_ELEMENTS[element], bits)
-        for element in _ELEMENTS
+        (element, bits, False): WeightFormat(ELEMENTS[element], bits)
+        for element in ELEMENTS
         for bits in QUANTIZED_BITS
     },
     **{
-        (element, bits, True): WeightFormat(_ELEMENTS[element], bits, in_mantissa=True)
+        (element, bits, True): WeightFormat(ELEMENTS[element], bits, in_mantissa=True)
         for element in _HALVES
         for bits in MANTISSA_CONVERTED_BITS
     },
@@ -171,7 +171,7 @@ def _multiply_tile(_typing, format_index, max_rows, panels, call):  # type: igno
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         format_index, max_rows, panels = constants
-        call = TileCall(*_unpacked(builder, arguments[3], len(TileCall._fields)))
+        call = TileCall(*unpacked(builder, arguments[3], len(TileCall._fields)))
         code, vectors = Emitter(builder), panels * PANEL_VECTORS
         last = builder.sub(call.rows, I64(1))
         rows = [
@@ -206,7 +206,7 @@ def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
     index = format_index.literal_value
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = WidenCall(*_unpacked(builder, arguments[1], len(WidenCall._fields)))
+        call = WidenCall(*unpacked(builder, arguments[1], len(WidenCall._fields)))
         code = Emitter(builder)
 
         def step(k: Any, weights: list[Any], carried: list[Any]) -> list[Any]:
@@ -222,7 +222,7 @@ def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
     return types.void(format_index, call), emit
 
 
-def _unpacked(builder: Any, value: Any, count: int) -> list[Any]:
+def unpacked(builder: Any, value: Any, count: int) -> list[Any]:
     """Return the LLVM values of the ``count`` elements of a tuple."""
     return [builder.extract_value(value, i) for i in range(count)]
 
@@ -275,17 +275,18 @@ def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:
         call = TileCall(x, x_row_bytes, rows, span, records, packs, panel, bias, out, out_row_bytes)
         _multiply_tile(format_index, max_rows, panels, call)
 
-    return _compile(tile, len(TileCall._fields), format_index, max_rows, panels)
+    return compile_function(tile, len(TileCall._fields), format_index, max_rows, panels)
 
 
 def _compile_widen(format_index: int) -> Any:
     def widener(span, records, packs, panel, target):  # type: ignore[no-untyped-def]
         _widen_panel(format_index, WidenCall(span, records, packs, panel, target))
 
-    return _compile(widener, len(WidenCall._fields), format_index)
+    return compile_function(widener, len(WidenCall._fields), format_index)
 
 
-def _compile(function: Any, arguments: int, *constants: int) -> Any:
+def compile_function(function: Any, arguments: int, *constants: object) -> Any:
+    """Compile a function of ``arguments`` int64, which contains ``constants``, as a C function."""
     # A unique name, because the linker would merge two functions of the same name that were
     # compiled by different processes and loaded from the cache.
     function.__qualname__ = "_".join([function.__name__, *map(str, constants)])
@@ -293,15 +294,15 @@ def _compile(function: Any, arguments: int, *constants: int) -> Any:
 
 
 @intrinsic
-def _call(_typing, address, arguments):  # type: ignore[no-untyped-def]
-    """Call the function at an address with the elements of a ``TileCall`` or ``WidenCall``."""
+def call_function(_typing, address, arguments):  # type: ignore[no-untyped-def]
+    """Call the C function at an address with the elements of a tuple of int64."""
     count = len(arguments)
 
     def emit(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         address, arguments = values
         kind = ir.FunctionType(ir.VoidType(), [I64] * count)
         function = builder.inttoptr(address, kind.as_pointer())
-        builder.call(function, _unpacked(builder, arguments, count))
+        builder.call(function, unpacked(builder, arguments, count))
         return context.get_dummy_value()
 
     return types.void(types.int64, arguments), emit
@@ -328,7 +329,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
             x_at, x_row_bytes, m, span_at, records, packs, np.int64(0), bias_at, out_at,
             out_row_bytes,
         )  # fmt: skip
-        _call(functions[ONE_ROW if m == 1 else TWO_ROWS], call)
+        call_function(functions[ONE_ROW if m == 1 else TWO_ROWS], call)
     else:
         for panel in range(SPAN_PANELS):
             offset, row = panel * PANEL_ROW_BYTES, 0
@@ -338,7 +339,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
                     x_at + row * x_row_bytes, x_row_bytes, rows, span_at, records, packs, panel,
                     bias_at + offset, out_at + offset + row * out_row_bytes, out_row_bytes,
                 )  # fmt: skip
-                _call(functions[HIGH_TILE if rows > LOW_TILE_ROWS else LOW_TILE], call)
+                call_function(functions[HIGH_TILE if rows > LOW_TILE_ROWS else LOW_TILE], call)
                 row += rows
     if valid < SPAN_COLUMNS:
         for i in range(m):
@@ -355,7 +356,7 @@ def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, co
     span_at = np.int64(spans.ctypes.data) + panel // SPAN_PANELS * span_bytes
     widened = np.empty((x.shape[1], PANEL_COLUMNS), np.float32)
     widened_at = np.int64(widened.ctypes.data)
-    _call(functions[WIDEN], WidenCall(span_at, records, packs, panel_in_span, widened_at))
+    call_function(functions[WIDEN], WidenCall(span_at, records, packs, panel_in_span, widened_at))
     blocks = (x.shape[0] + BLOCK_ROWS - 1) // BLOCK_ROWS
     # Each block of rows prefetches its share of this panel's part of the next span.
     share = span_bytes // SPAN_PANELS // blocks
@@ -405,7 +406,7 @@ def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-unt
     widened = np.empty((out.size, PANEL_COLUMNS), np.float32)
     span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
     widened_at = np.int64(widened.ctypes.data)
-    _call(functions[WIDEN], WidenCall(span_at, records, packs, panel, widened_at))
+    call_function(functions[WIDEN], WidenCall(span_at, records, packs, panel, widened_at))
     for k in range(out.size):
         out[k] = widened[k, column]
 

@@ -14,8 +14,8 @@ from typing import Any
 from numba import types
 
 from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.half_precision import element_type
 from labkit.cpu.jit import intrinsic
+from labkit.cpu.pool_elements import element_type
 from labkit.cpu.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
@@ -254,14 +254,18 @@ def transpose_strip(
         _, rows, target, stride, vectors = arguments
         sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
 
-        def transpose_vectors(index: Any) -> None:
-            places = [code.offset(row, index, element.vector_bytes) for row in sources]
-            block = code.transpose([element.load(code, place) for place in places])
-            for nth, lane in enumerate(_tree_order()):
-                line = code.offset(index, vectors, I64(nth))
-                code.store(block[lane], code.offset(target, line, stride))
+        def transpose_block(block: Any) -> None:
+            for v in range(element.block_vectors):
+                index = block
+                if element.block_vectors > 1:
+                    index = code.offset(I64(v), block, element.block_vectors)
+                loaded = [element.load_vector(code, row, block, v) for row in sources]
+                columns = code.transpose(loaded)
+                for nth, lane in enumerate(_tree_order()):
+                    line = code.offset(index, vectors, I64(nth))
+                    code.store(columns[lane], code.offset(target, line, stride))
 
-        code.for_each(vectors, transpose_vectors)
+        code.for_each(code.blocks(vectors, element.block_vectors), transpose_block)
         return context.get_dummy_value()
 
     return types.void(params, *[types.int64] * 4), emit

@@ -18,10 +18,10 @@ from labkit.cpu.attention_intrinsics import (
     TILE_KEYS,
     clear_row,
     copy_bytes,
-    element_bytes,
     exp2_scalar,
     load_float,
     load_int32,
+    pool_row_bytes,
     scale_row,
     softcap_tile,
     softmax_tile,
@@ -65,7 +65,7 @@ def divide_scratch(memory: int, rows: int, head_dim: int) -> Scratch:
 @inlined
 def head_bytes(params: Any) -> int:
     """Return the bytes of one KV head of one key (or value) in the pools."""
-    size: int = element_bytes(params) * params.head_dim
+    size: int = pool_row_bytes(params, params.head_dim)
     return size
 
 

@@ -1,8 +1,9 @@
-"""Linear layers with packed weights: x[M, K] @ W[N, K].T + bias, in float32.
+"""Linear layers with packed weights: x[M, K] @ W[N, K].T + bias, for float32 x.
 
 ``PackedLinear`` packs one or more matrices that are applied to the same input, in float32
-(``gemm``) or in low precision (``low_precision_matmul``), and multiplies by all of them in one
-launch.
+(``gemm``) or in low precision, and multiplies by all of them in one launch. With low-precision
+weights it computes in float32 (``low_precision_matmul``) or, with quantised weights, in int8
+(``int8_matmul``).
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import graph_ops, low_precision_matmul
+from labkit.cpu import graph_ops, int8_dot, int8_matmul, low_precision_matmul
 from labkit.cpu.address_views import address_of
 from labkit.cpu.aligned_memory import SlabAllocator
 from labkit.cpu.gemm import PANEL_COLUMNS, matmul, pack_panels, take
-from labkit.cpu.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS, LowPrecisionMatrix
+from labkit.cpu.low_precision_weights import (
+    SPAN_COLUMNS,
+    SPAN_PANELS,
+    LowPrecisionMatrix,
+    QuantizedMatrix,
+)
 from labkit.cpu.traced_array import NotCapturable, TracedArray
 
 Array = NDArray[np.float32]
@@ -43,6 +49,9 @@ class PackedPanels(Protocol):
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return ``multiply`` as an operation of ``graph_ops``: (code, weight parameters)."""
+
+    def capture_input(self, x: TracedArray) -> TracedArray:
+        """Return the array that ``matmul_node`` reads, for the input x of the layer."""
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
         """Return ``take`` as an operation of ``graph_ops``: (code, weight parameters)."""
@@ -80,6 +89,10 @@ class FloatPanels:
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return ``multiply`` as an operation: its code and weight parameters."""
         return graph_ops.MATMUL, {"weights": address_of(self._panels)}
+
+    def capture_input(self, x: TracedArray) -> TracedArray:
+        """Return x."""
+        return x
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
         """Return ``take`` as an operation: its code and weight parameters."""
@@ -132,6 +145,10 @@ class LowPrecisionPanels:
         """Return ``multiply`` as an operation: its code and weight parameters."""
         return graph_ops.LOW_PRECISION_MATMUL, self._params()
 
+    def capture_input(self, x: TracedArray) -> TracedArray:
+        """Return x."""
+        return x
+
     def embedding_node(self) -> tuple[int, dict[str, int]]:
         """Return ``take`` as an operation: its code and weight parameters."""
         return graph_ops.LOW_PRECISION_EMBEDDING, self._params()
@@ -150,6 +167,72 @@ class LowPrecisionPanels:
     def arrays(self) -> tuple[Any, ...]:
         """The spans, and the addresses of the compiled functions."""
         return self._spans, self._arguments[0]
+
+
+class Int8Panels(LowPrecisionPanels):
+    """Quantised matrices in the same spans, multiplied by activations quantised to int8."""
+
+    __slots__ = ("_depth", "_functions", "_groups")
+
+    def __init__(
+        self,
+        weights: Sequence[QuantizedMatrix],
+        first: Sequence[int],
+        count: int,
+        slabs: SlabAllocator,
+    ) -> None:
+        super().__init__(weights, first, count, slabs)
+        element, bits = weights[0].kernel_format
+        self._depth, group_size = weights[0].shape[1], weights[0].group_size
+        self._groups = self._depth // group_size
+        self._functions = int8_matmul.int8_functions(element, bits, group_size)
+
+    def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Quantise x [M, K] and multiply it into ``out``."""
+        addresses, spec = self._functions.addresses, self._functions.spec
+        rows = np.empty((len(x), self._functions.row_bytes(self._depth)), np.uint8)
+        int8_matmul.matmul(
+            addresses,
+            self._groups,
+            spec.panel_group_bytes,
+            x,
+            rows,
+            self._spans,
+            bias,
+            columns,
+            out,
+        )
+
+    def matmul_node(self) -> tuple[int, dict[str, int]]:
+        """Return ``multiply`` as an operation: its code and weight parameters."""
+        return graph_ops.INT8_MATMUL, {
+            "weights": address_of(self._spans),
+            "functions": address_of(self._functions.addresses),
+            "groups": self._groups,
+            "group_bytes": self._functions.spec.panel_group_bytes,
+            "row_bytes": self._functions.row_bytes(self._depth),
+            "span_bytes": self._spans.shape[1],
+        }
+
+    def capture_input(self, x: TracedArray) -> TracedArray:
+        """Add the quantisation of x as a node, and return its result."""
+        rows, row_bytes = x.shape[0], self._functions.row_bytes(self._depth)
+        out = x.capture.new_array((rows, row_bytes), np.uint8)
+        x.capture.add_node(
+            graph_ops.QUANTIZE,
+            out,
+            x=x,
+            depth=self._depth,
+            groups=self._groups,
+            row_bytes=row_bytes,
+            functions=address_of(self._functions.addresses),
+        )
+        return out
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The spans, and the addresses of the compiled functions."""
+        return *super().arrays, self._functions.addresses
 
 
 def _layout(weight: WeightMatrix) -> tuple[Any, ...]:
@@ -174,6 +257,9 @@ class PackedLinear:
         One bias per matrix: float32 [N_i] or None.
     slabs
         Allocator of the packed weights. None: the weights get a separate allocation.
+    activations
+        ``int8``: the input is quantised if the weights have 4 or 8 bits (``int8_matmul``).
+        ``float32``: it never is.
 
     Raises
     ------
@@ -181,13 +267,17 @@ class PackedLinear:
         The matrices differ in depth or format.
     """
 
-    __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "weight_format", "widths")
+    __slots__ = (
+        *("_bias", "_columns", "_panels", "activations", "depth", "total", "weight_format"),
+        "widths",
+    )
 
     def __init__(
         self,
         weights: Sequence[WeightMatrix],
         biases: Sequence[Array | None],
         slabs: SlabAllocator | None = None,
+        activations: str = "float32",
     ) -> None:
         if not share_format(weights):
             depths = sorted({weight.shape[1] for weight in weights})
@@ -204,7 +294,9 @@ class PackedLinear:
         self.total = sum(self.widths)
         counts = [_panel_count(weight) for weight in weights]
         first = [sum(counts[:i]) for i in range(len(counts))]
-        self._panels = _pack(weights, first, sum(counts), slabs or SlabAllocator(slab_bytes=0))
+        slabs = slabs or SlabAllocator(slab_bytes=0)
+        self._panels = _pack(weights, first, sum(counts), slabs, activations == "int8")
+        self.activations = "int8" if isinstance(self._panels, Int8Panels) else "float32"
         self._bias: Array = np.zeros(sum(counts) * PANEL_COLUMNS, np.float32)
         self._columns = np.zeros((sum(counts), 3), np.int64)
         start = 0
@@ -280,7 +372,7 @@ class PackedLinear:
         capture.add_node(
             op,
             out,
-            x=x,
+            x=self._panels.capture_input(x),
             depth=self.depth,
             bias=address_of(self._bias),
             columns=address_of(self._columns),
@@ -318,10 +410,17 @@ def _panel_count(weight: WeightMatrix) -> int:
 
 
 def _pack(
-    weights: Sequence[WeightMatrix], first: Sequence[int], count: int, slabs: SlabAllocator
+    weights: Sequence[WeightMatrix],
+    first: Sequence[int],
+    count: int,
+    slabs: SlabAllocator,
+    int8_activations: bool,
 ) -> PackedPanels:
     floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if floats:
         return FloatPanels(floats, first, count, slabs)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+    if int8_activations and quantized and quantized[0].bits in int8_dot.BITS:
+        return Int8Panels(quantized, first, count, slabs)
     low_precision = [weight for weight in weights if not isinstance(weight, np.ndarray)]
     return LowPrecisionPanels(low_precision, first, count, slabs)

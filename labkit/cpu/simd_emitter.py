@@ -61,10 +61,15 @@ class Emitter:
         """Store a vector or a scalar at ``address + offset``."""
         self.builder.store(value, self._pointer(address, offset), align=4)
 
+    def copy_vectors(self, target: Any, source: Any, count: int) -> None:
+        """Copy ``count`` vectors from one address to another."""
+        for offset in range(0, VECTOR_BYTES * count, VECTOR_BYTES):
+            self.store(self.load(source, offset), target, offset)
+
     def prefetch(self, address: Any) -> None:
         """Prefetch the cache line at ``address`` into the second-level cache."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
-        function = self._declared("llvm.prefetch.p0", kind)
+        function = self.declared("llvm.prefetch.p0", kind)
         self.builder.call(function, [self._pointer(address, 0), I32(0), I32(2), I32(1)])
 
     def constant(self, value: float) -> Any:
@@ -88,7 +93,7 @@ class Emitter:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return ``a * b + c``, rounded once."""
         kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR] * 3)
-        return self.builder.call(self._declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
+        return self.builder.call(self.declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
 
     def outer_product(
         self, factors: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]
@@ -120,7 +125,7 @@ class Emitter:
             return build.bitcast(self._select_bytes(table, lanes), I32_VECTOR)
         name, width = _BYTE_LOOKUPS[HOST_REGISTERS]
         kind = ir.VectorType(I8, width)
-        function = self._declared(name, ir.FunctionType(kind, [kind, kind]))
+        function = self.declared(name, ir.FunctionType(kind, [kind, kind]))
         values = ir.Constant(kind, list(table) * (width // 16))
         parts = []
         for first in range(0, 4 * LANES, width):
@@ -148,6 +153,16 @@ class Emitter:
     def maximum(self, a: Any, b: Any) -> Any:
         """Return the larger of ``a`` and ``b`` in each lane."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def absolute(self, x: Any) -> Any:
+        """Return ``x`` without its sign."""
+        kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR])
+        return self.builder.call(self.declared(f"llvm.fabs.v{LANES}f32", kind), [x])
+
+    def round(self, x: Any) -> Any:
+        """Return ``x`` rounded to the nearest integer, ties to even."""
+        kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR])
+        return self.builder.call(self.declared(f"llvm.rint.v{LANES}f32", kind), [x])
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Return a vector of the listed lanes, where ``LANES + i`` means lane i of ``b``."""
@@ -181,9 +196,7 @@ class Emitter:
         build = self.builder
         sign = self.constant(-0.0)
         bits = build.and_(build.bitcast(x, I32_VECTOR), build.bitcast(sign, I32_VECTOR))
-        size = build.call(
-            self._declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(F32_VECTOR, [F32_VECTOR])), [x]
-        )
+        size = self.absolute(x)
         decay = self.exp2(build.fmul(size, self.constant(-2 * LOG2E)))
         one = self.constant(1.0)
         far = build.fdiv(build.fsub(one, decay), build.fadd(one, decay))
@@ -259,6 +272,12 @@ class Emitter:
         build.position_at_end(after)
         return phis
 
+    def blocks(self, vectors: Any, block_vectors: int) -> Any:
+        """Return the number of blocks of ``block_vectors`` vectors in ``vectors`` vectors."""
+        if block_vectors == 1:
+            return vectors
+        return self.builder.udiv(vectors, I64(block_vectors))
+
     def for_each(self, vectors: Any, emit_body: Callable[[Any], None]) -> None:
         """Emit a loop of ``emit_body(index)`` for the indices from 0 to ``vectors`` (exclusive)."""
 
@@ -298,7 +317,7 @@ class Emitter:
             address = self.builder.add(address, I64(offset))
         return self.builder.inttoptr(address, POINTER)
 
-    def _declared(self, name: str, kind: Any) -> Any:
+    def declared(self, name: str, kind: Any) -> Any:
         """Return the LLVM intrinsic ``name``, and declare it in the module at the first use."""
         module = self.builder.module
         return module.globals.get(name) or ir.Function(module, kind, name)

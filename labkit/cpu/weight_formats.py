@@ -120,7 +120,7 @@ class WeightFormat:
         """Emit ``step`` for every step of a record and return the last carried values."""
         build = code.builder
         prefetch(code, record.address, self.header_bytes)
-        header = self._emit_header(code, record)
+        header = self.emit_header(code, record)
 
         def run_pack(pack: Any, carried: list[Any]) -> list[Any]:
             offset = build.add(build.mul(pack, I64(self.pack_bytes)), I64(self.header_bytes))
@@ -135,7 +135,7 @@ class WeightFormat:
 
         return code.loop(record.packs, run_pack, carried)
 
-    def _emit_header(self, code: Emitter, record: Record) -> list[tuple[Any, Any]]:
+    def emit_header(self, code: Emitter, record: Record) -> list[tuple[Any, Any]]:
         """Load (scale, bias) for each vector. Returns [] if the format has no scales."""
         if not self.bits:
             return []

@@ -20,6 +20,9 @@ from labkit.machine.macos import has_metal
 
 # Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Bits per element of quantised keys and values: of the integer, and one for the scale and the bias
+# (64 bits) of each group of 64.
+QUANTIZED_KV_BITS = {"int8": 9, "int4": 5}
 # The backends that call MLX's attention. With them the model runs on MLX's default device.
 MLX_BACKENDS = ("gather", "sdpa")
 INTEGER_DTYPES = ("uint32", "uint8", "int8")  # codes and scales of quantised matrices
@@ -77,17 +80,20 @@ def compute_itemsize(options: config.Engine, stored: int) -> int:
 
 def kv_dtype(options: config.Engine, computed: str) -> str:
     """Return the dtype of the KV memory, for a model that computes in dtype ``computed``."""
-    narrow = options.kv.dtype is not config.Precision.float32
+    narrow = options.kv.dtype is not config.KVDType.float32
     return str(options.kv.dtype.value) if narrow else computed
 
 
-def kv_itemsize(options: config.Engine, stored: int) -> int:
-    """Return the bytes per element of the KV memory.
+def kv_bits(options: config.Engine, stored: int) -> int:
+    """Return the bits per element of the KV memory, including scales and biases.
 
     ``stored`` is the bytes per element of the model's stored weights.
     """
-    narrow = options.kv.dtype is not config.Precision.float32
-    return ITEM_BYTES[options.kv.dtype.value] if narrow else compute_itemsize(options, stored)
+    dtype = options.kv.dtype
+    if dtype.quantised:
+        return QUANTIZED_KV_BITS[dtype.value]
+    narrow = dtype is not config.KVDType.float32
+    return 8 * (ITEM_BYTES[dtype.value] if narrow else compute_itemsize(options, stored))
 
 
 def cast_parameters(

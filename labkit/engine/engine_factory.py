@@ -131,12 +131,13 @@ def _create_own(
         matrix_storage=compute_dtype.matrix_storage(options),
         # Compile only for few shapes, because MLX keeps a graph for each.
         compiled=options.decode_shape is not config.DecodeShape.exact,
+        activations=options.activations,
     )
     choice, expected = prepared.choice, prepared.expected
     factory = kv_layout.create_factory(options, expected.dtype)
     small = expected.create_kv_cache(factory)
-    kv_dtype = options.kv.dtype.value
-    difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, kv_dtype)
+    dtypes = options.kv.dtype.value, options.activations.value
+    difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, *dtypes)
     if options.batch_invariant:
         logits_self_test.require_batch_invariance(options, choice.forward, factory, expected)
 
@@ -200,6 +201,7 @@ def _assemble(
             f"budget.{budget.policy}": 1,
             f"dtype.{expected.dtype}": 1,
             **compute_dtype.weight_counters(choice.weight_bytes),
+            **{f"activations.{name}": size for name, size in choice.multiplied_bytes.items()},
             "batch_invariant": float(options.batch_invariant),
             "ranks.kv_heads": max(shape.num_kv_heads for shape in expected.shapes),
         },

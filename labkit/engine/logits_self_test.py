@@ -35,10 +35,11 @@ from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
 from labkit.machine.numpy_blas import single_thread
 
-# The largest allowed difference as a fraction of the range of the logits, by dtype. A different
-# order of summation stays below it (at most 5e-3 in float16 and 2e-2 in bfloat16 over 46
-# architectures), while a wrong position exceeds it.
-TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+# The largest allowed difference as a fraction of the range of the logits, by the narrowest type of
+# weights, activations, keys and values. A different order of summation stays below it (at most 5e-3
+# in float16 and 2e-2 in bfloat16 over 46 architectures), and so do int8 activations (4e-2 with
+# smollm2), while a wrong position exceeds it.
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "int8": 1.5e-1, "int4": 5e-1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +190,12 @@ def verify(
     forward: PackedForward,
     kv_cache: KVCache,
     expected: ExpectedLogits,
-    kv_dtype: str = "float32",
+    *dtypes: str,
 ) -> float:
     """Compare the forward's logits with the expected ones.
 
-    ``kv_cache`` must have room for the test sequences. It stores keys and values in ``kv_dtype``.
+    ``kv_cache`` must have room for the test sequences. ``dtypes`` are the types of its keys and
+    values and of the activations, as far as they are not that of the expected logits.
 
     Returns
     -------
@@ -213,7 +215,7 @@ def verify(
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise EngineError(f"{where}: refused by the self-test: {_reason(error)}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
-    dtype = max((expected.dtype, kv_dtype), key=lambda name: TOLERANCE[name])
+    dtype = max((expected.dtype, *dtypes), key=lambda name: TOLERANCE[name])
     if not worst <= TOLERANCE[dtype]:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.config import Device
+from labkit.config import Activations, Device
 from labkit.engine import compute_dtype
 from labkit.engine.batch import Batch
 from labkit.engine.compiled_feed_forward import CompiledBlocks
@@ -224,42 +224,73 @@ class ForwardChoice:
 
     ``reason`` is the reason that the model runs on MLX arrays (None: it runs on NumPy arrays).
     ``weight_bytes`` has the bytes of the weights by dtype, named as in counters. On NumPy arrays
-    only matrices are included.
+    only matrices are included, and ``multiplied_bytes`` has the bytes of those that the forward
+    multiplies, by the type of the activations.
     """
 
     forward: PackedForward
     reason: str | None
     weight_bytes: Mapping[str, int]
+    multiplied_bytes: Mapping[str, int]
 
 
 def choose_forward(
-    loaded: LoadedModel, device: Device, first_layer: int = 0, *, compiled: bool = False
+    loaded: LoadedModel,
+    device: Device,
+    first_layer: int = 0,
+    *,
+    compiled: bool = False,
+    activations: Activations = Activations.float32,
 ) -> ForwardChoice:
     """Return a forward on NumPy arrays and labkit's kernels if the model allows it, else on MLX.
 
     If the attention does not run on device ``cpu``, the model runs on MLX. With ``compiled``, a
     model on MLX runs its feed-forward blocks compiled in steps of pure decodes. Parts of the model
     are replaced in place, so the self-test's expected logits must be computed first.
+
+    Raises
+    ------
+    EngineError
+        ``activations`` is ``int8``, and the model cannot be multiplied by such activations.
     """
-    conversion = _convert_to_numpy(loaded, device)
+    conversion = _convert_to_numpy(loaded, device, activations)
+    if activations is Activations.int8:
+        _require_int8(loaded, conversion)
     if conversion.ok:
         forward = PackedForward(loaded, "numpy", first_layer)
-        return ForwardChoice(forward, None, conversion.weights)
+        return ForwardChoice(forward, None, conversion.weights, conversion.activations)
     if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
         compute_dtype.cast_parameters(loaded.model, "float32")
     blocks = CompiledBlocks(loaded.model) if compiled else None
     forward = PackedForward(loaded, "mlx", first_layer, blocks)
     weight_bytes = compute_dtype.weight_bytes_by_dtype(loaded.model)
-    return ForwardChoice(forward, conversion.reason, weight_bytes)
+    return ForwardChoice(forward, conversion.reason, weight_bytes, {})
 
 
-def _convert_to_numpy(loaded: LoadedModel, device: Device) -> Conversion:
+def _require_int8(loaded: LoadedModel, conversion: Conversion) -> None:
+    """Raise ``EngineError`` unless labkit's kernels multiply quantised weights of the model."""
+    if conversion.ok and "int8" in conversion.activations:
+        return
+    reason = conversion.reason and f"the model runs on MLX ({conversion.reason})"
+    reason = reason or "it has no linear layer with weights of 4 or 8 bits"
+    raise EngineError(
+        f"engine.activations=int8: model_type={loaded.model_type}: {reason}; set "
+        "engine.activations=float32"
+    )
+
+
+def _convert_to_numpy(loaded: LoadedModel, device: Device, activations: Activations) -> Conversion:
     """Convert the model to NumPy arrays, or return the reason that it stays on MLX."""
     from labkit.engine.numpy_port.model_conversion import Conversion, convert
 
     if device is not Device.cpu:
         where = f"engine.attention.device={device.value}"
         return Conversion(f"{where}: the model runs where its attention does")
-    return convert(
-        loaded.model, low_precision=loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored
-    )
+    try:
+        return convert(
+            loaded.model,
+            low_precision=loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored,
+            activations=activations.value,
+        )
+    except ArithmeticError as error:  # the kernels for int8 activations fail their check
+        raise EngineError(str(error)) from error

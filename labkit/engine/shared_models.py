@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import Device
+from labkit.config import Activations, Device
 from labkit.engine import logits_self_test
 from labkit.engine.cache_shapes import cache_shapes
 from labkit.engine.compute_dtype import MatrixStorage
@@ -58,6 +58,7 @@ class SharedModels:
         layers: int | None = None,
         first_layer: int = 0,
         compiled: bool = False,
+        activations: Activations = Activations.float32,
     ) -> PreparedModel:
         """Load a model and choose its forward, or return the model that is loaded already.
 
@@ -67,12 +68,12 @@ class SharedModels:
             Tokens per KV block, for the self-test's sequences.
         dtype, matrix_storage, layers
             See ``model_loader.load_model``.
-        device, first_layer, compiled
+        device, first_layer, compiled, activations
             See ``choose_forward``. A model with compiled blocks is not shared, because the blocks
             count their calls for one engine.
         """
         weights = (model_dir, layers, dtype, matrix_storage)
-        expected_key, key = (*weights, block_size), (*weights, device, first_layer)
+        expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
         prepared = self._prepared.get(key)
         if prepared is not None and compiled and prepared.choice.reason is not None:
             prepared = None  # the model runs on MLX, where blocks can be compiled
@@ -94,7 +95,9 @@ class SharedModels:
             fresh = shard(fresh, self._ring)
             expected = replace(expected, shapes=cache_shapes(fresh).attention)
             self._expected[expected_key] = expected
-        choice = choose_forward(fresh, device, first_layer, compiled=compiled)
+        choice = choose_forward(
+            fresh, device, first_layer, compiled=compiled, activations=activations
+        )
         memory_capacity.trim_heap()  # frees dequantised weights, and MLX weights that were copied
         prepared = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:

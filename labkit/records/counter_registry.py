@@ -89,6 +89,8 @@ COUNTERS: tuple[Counter, ...] = (
             ("quantised", "float32", "float16", "bfloat16")),
     Counter("weights.narrow", "bytes",
             "of those, bytes in less than float32: quantised or half precision"),
+    _family_of("engine.activations", "activations.*", "bytes",
+               "bytes of weights that labkit's CPU kernels multiply by activations of this type"),
     _family_of("engine.kv.dtype", "kv_dtype.*", "launches",
                "launches over keys and values stored in this type"),
     Counter("mlx.evaluations", "evaluations", "evaluations of MLX graphs that steps waited for"),

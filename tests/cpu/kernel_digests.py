@@ -105,12 +105,50 @@ def low_precision():
         yield name, digest(*(packed.multiply(x[:rows])[0] for rows in (1, 2, 9, 30)))
 
 
+def int8():
+    from labkit.cpu.low_precision_weights import QuantizedMatrix
+    from labkit.cpu.packed_linear import PackedLinear
+
+    numbers = Numbers()
+    for bits in (4, 8):
+        words = numbers.random.integers(0, 1 << 32, (45, 3 * bits), np.uint32)
+        scales, biases = (numbers(45, 3).astype(np.float16) for _ in range(2))
+        matrix = QuantizedMatrix(words, scales, biases, bits)
+        packed = PackedLinear([matrix], [numbers(45)], activations="int8")
+        for rows in (1, 4, 9, 30):
+            yield f"int8 {bits} {rows}", digest(*packed.multiply(numbers(rows, 96)))
+
+
+def quantised_kv():
+    from labkit.cpu import kv_quantization
+    from labkit.engine import attention
+
+    numbers = Numbers()
+    for kind in ("int8", "int4"):
+        for lengths in ([(1, 70), (1, 9)], [(40, 70), (1, 9)]):
+            backend = attention.create()
+            pools = (kv_quantization.quantize(numbers(12, 16, 2, 64), kind) for _ in range(2))
+            backend.adopt(*([pool] for pool in pools))
+            backend.bind(0, scale=0.1, heads=6)
+            counts, contexts = np.array(lengths, np.int32).T
+            plan = backend.plan(
+                block_tables=np.arange(10, dtype=np.int32).reshape(2, 5),
+                seq_lens=np.ascontiguousarray(contexts),
+                cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            )
+            new = [numbers(counts.sum(), heads, 64) for heads in (6, 2, 2)]
+            out = backend.forward(0, *new, plan)
+            yield f"{kind} {lengths}", digest(out, *backend.keys, *backend.values)
+
+
 KERNELS = {
     "gemm": gemm,
     "attention": attention,
     "norms": norms,
     "elementwise": elementwise,
     "low_precision": low_precision,
+    "int8": int8,
+    "quantised_kv": quantised_kv,
 }
 
 if __name__ == "__main__":

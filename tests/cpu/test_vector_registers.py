@@ -41,9 +41,9 @@ def test_a_tile_fits_the_registers(cpu, rows, vectors):
     assert height == rows or (height + 2) * in_registers + 1 > cpu.count
 
 
-def compiled_facts(*target):
+def compiled_facts(*target, script="compile_intrinsics.py"):
     done = subprocess.run(
-        [sys.executable, TEST_DIR / "compile_intrinsics.py", *target],
+        [sys.executable, TEST_DIR / script, *target],
         capture_output=True,
         text=True,
         timeout=120,
@@ -76,6 +76,37 @@ def test_every_intrinsic_compiles_for_another_cpu(name, triple, cpu):
         assert facts_of[intrinsic]["on_stack"] == 0, intrinsic
 
 
+@pytest.mark.parametrize(
+    ("name", "triple", "cpu", "features", "instructions"),
+    [
+        ("AVX512", "x86_64-unknown-linux-gnu", "znver4", "+avx512vnni", ("vpdpbusd", "vpdpbusd")),
+        ("AVX2", "x86_64-unknown-linux-gnu", "alderlake", "+avxvnni", ("vpdpbusd", "vpdpbusd")),
+        (
+            "AVX512",
+            "x86_64-unknown-linux-gnu",
+            "x86-64-v4",
+            "+avx512bw",
+            ("vpmaddubsw", "vpmaddwd"),
+        ),
+        ("AVX2", "x86_64-unknown-linux-gnu", "haswell", "+avx2", ("vpmaddubsw", "vpmaddwd")),
+        ("NEON", "aarch64-unknown-linux-gnu", "neoverse-n1", "+dotprod", ("sdot", "sdot")),
+        ("NEON", "arm64-apple-macosx", "apple-m1", "", ("sdot", "sdot")),
+    ],
+)
+def test_integer_products_compile_for_another_cpu(name, triple, cpu, features, instructions):
+    """Nothing is run. A dot product is one instruction, for each operand and register of a tile."""
+    facts = compiled_facts(name, triple, cpu, features, script="compile_int8_products.py")
+    registers, tile_rows = LANES // ALL[name].lanes, 8 if ALL[name].lanes == LANES else 4
+    vectors = 2 if ALL[name].lanes == LANES else 1
+    for bits, instruction in zip((4, 8), instructions, strict=True):
+        operands = 32 // (2 if instruction == "vpmaddwd" else 4)
+        for intrinsic, rows, columns in (("multiply_row", 1, 2), ("multiply_tile", tile_rows, 1)):
+            counted = facts[f"{intrinsic}:{bits}"]
+            expected = operands * rows * columns * vectors * registers
+            assert counted[instruction] == expected, (intrinsic, bits)
+            assert not counted.keys() & {"call", "callq", "bl", "blr"}
+
+
 OTHERS = {
     "AVX2": ("haswell", "+avx,+avx2,+fma,+f16c,+sse4.2", 8),
     "SSE": ("nehalem", "+sse4.2", 4),
@@ -91,6 +122,7 @@ OTHERS = {
         pytest.param("AVX2", ["gemm"], marks=pytest.mark.slow),
         pytest.param("AVX2", ["gemm", "attention"], marks=pytest.mark.slow),
         pytest.param("AVX2", ["elementwise", "low_precision"], marks=pytest.mark.slow),
+        pytest.param("SSE", ["int8", "quantised_kv"], marks=pytest.mark.slow),
         pytest.param("SSE", ["gemm", "attention"], marks=pytest.mark.slow),
         pytest.param("SSE", ["low_precision"], marks=pytest.mark.slow),
     ],
@@ -111,4 +143,5 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     host = run()
     assert (narrow[0], host[0]) == (str(lanes), str(vector_registers.HOST_REGISTERS.lanes))
     results = {"gemm": 8, "attention": 2, "elementwise": 7, "low_precision": 7}
+    results |= {"int8": 8, "quantised_kv": 4}
     assert len(host) == 1 + sum(results[name] for name in kernels) and narrow[1:] == host[1:]

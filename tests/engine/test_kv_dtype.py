@@ -1,23 +1,25 @@
-"""Serving from half-precision KV memory: half the bytes, and no change but rounding."""
+"""Serving from KV memory in less than float32: fewer bytes, and no change but rounding."""
 
 import numpy as np
 import pytest
+from small_models import CONFIGS, build_model_dir
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.budget import model_footprint, plan
-from labkit.engine.engine_protocol import NO_TOKEN
+from labkit.engine.engine_protocol import NO_TOKEN, EngineError
 from labkit.engine.logits_self_test import TOLERANCE
 from labkit.machine import memory_capacity
 
 LENGTHS = (3, 40, 17, 33, 1, 40)
 HALVES = ("float16", "bfloat16")
+QUANTISED = {"int8": 9, "int4": 5}  # bits per element, with scales and biases
 
 
 def options(dtype, blocks=256, block_size=16, scheduler=None, **changes):
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 16, **(scheduler or {})}
     return config.Engine(
-        kv=config.KV(dtype=config.Precision(dtype), block_size=block_size),
+        kv=config.KV(dtype=config.KVDType(dtype), block_size=block_size),
         scheduler=config.Scheduler(**limits),
         budget=config.Budget(blocks=blocks),
         **changes,
@@ -60,7 +62,51 @@ def test_half_precision_holds_half_the_bytes(name, dtype, model_dir):
         assert 2 * counters[name] == expected[name] > 0
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("layout", ["paged", "contiguous"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+def test_quantised_memory_counts_integers_scales_and_biases(dtype, layout, model_dir):
+    def served(name):
+        chosen = options(name)
+        if layout == "contiguous":
+            kv = config.KV(layout=config.KVLayout.contiguous, dtype=config.KVDType(name))
+            attention = config.Attention(backend="sdpa")
+            chosen = config.Engine("contiguous", kv=kv, attention=attention, budget=chosen.budget)
+        engine = create(chosen, model_dir("qwen3"))
+        return engine.notes["self_test_difference"], *serve(engine)
+
+    _, _, wide = served("float32")
+    difference, tokens, counters = served(dtype)
+    assert TOLERANCE["float32"] < difference <= TOLERANCE[dtype] / 2
+    assert all(len(out) == 24 for out in tokens.values())
+    assert counters[f"kv_dtype.{dtype}"] == wide["kv_dtype.float32"] > 0
+    for name in ("peak_kv_bytes", "kv_used_bytes"):
+        assert 32 * counters[name] == QUANTISED[dtype] * wide[name] > 0
+
+
+def test_both_layouts_hold_the_same_numbers(model_dir):
+    """The self-test computes the same tokens in both, so its difference has the same rounding."""
+    notes = []
+    for name, backend in (("paged", "fused"), ("contiguous", "sdpa")):
+        kv = config.KV(layout=config.KVLayout[name], dtype=config.KVDType.int8)
+        engine = config.Engine(name, kv=kv, attention=config.Attention(backend=backend))
+        notes.append(create(engine, model_dir("llama")).notes["self_test_difference"])
+    assert abs(notes[0] - notes[1]) < 1e-3 * notes[0]
+
+
+@pytest.mark.parametrize("layout", ["paged", "contiguous"])
+def test_heads_of_other_sizes_are_refused(layout, tmp_path):
+    path = build_model_dir(tmp_path / "m", {**CONFIGS["llama"], "head_dim": 96})
+    backend = "fused" if layout == "paged" else "sdpa"
+    kv = config.KV(layout=config.KVLayout[layout], dtype=config.KVDType.int8)
+    engine = config.Engine(layout, kv=kv, attention=config.Attention(backend=backend))
+    with pytest.raises(EngineError, match="a head of 96 does not consist of such groups") as error:
+        create(engine, path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [*HALVES, pytest.param("int8"), pytest.param("int4", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("changes", "engaged"),
     [
@@ -85,19 +131,20 @@ def test_no_choice_changes_a_token(dtype, changes, engaged, model_dir):
     assert counters[engaged] > 0
 
 
-def test_a_budget_of_bytes_holds_twice_the_blocks():
+def test_a_budget_of_bytes_holds_more_blocks_of_fewer_bytes():
     model = model_footprint.from_shape(config.ModelShape(), "m")
     machine = memory_capacity.simulated_mac("sim_m3_ultra_512gb")
     fixed = config.Budget(policy=config.BudgetPolicy.fixed, bytes=1 << 30)
     pools = {
         dtype: plan(
-            config.Engine(kv=config.KV(dtype=config.Precision(dtype)), budget=fixed),
+            config.Engine(kv=config.KV(dtype=config.KVDType(dtype)), budget=fixed),
             model,
             machine,
         )
-        for dtype in ("float32", *HALVES)
+        for dtype in ("float32", *HALVES, *QUANTISED)
     }
     wide = pools.pop("float32")
-    for half in pools.values():
-        assert half.blocks == 2 * wide.blocks
-        assert half.pool_bytes == wide.pool_bytes
+    for dtype, pool in pools.items():
+        block = QUANTISED.get(dtype, 16) * wide.pool_bytes // (32 * wide.blocks)
+        assert pool.blocks == (1 << 30) // block
+        assert pool.pool_bytes == block * pool.blocks

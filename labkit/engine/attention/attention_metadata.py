@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.kv_dtypes import ITEM_BYTES
+from labkit.cpu.kv_dtypes import row_bytes
 from labkit.engine.attention.resolvers.resolver import Resolver
 
 Int32Array = NDArray[np.int32]
@@ -25,7 +25,7 @@ class AttentionLayer:
     num_kv_heads: int
     head_dim: int  # of queries and keys
     block_size: int
-    dtype: str  # of the pools: float32, float16, bfloat16 (the reference: float64)
+    dtype: str  # of the pools: a key of ``kv_dtypes.POOL_DTYPES`` (the reference: or float64)
     query_dtype: str | None  # of queries, new keys and values; None: any dtype is converted
     scale: float  # of the logits
     window: int | None  # number of keys that a query sees, including its own; None: all
@@ -39,18 +39,18 @@ class AttentionLayer:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token's key of one head in the pools."""
-        return self.head_dim * ITEM_BYTES[self.dtype]
+        return row_bytes(self.dtype, self.head_dim)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's key and value of one head in the pools."""
-        stored = self.head_dim if self.latent else self.head_dim + self.value_dim
-        return stored * ITEM_BYTES[self.dtype]
+        values = 0 if self.latent else row_bytes(self.dtype, self.value_dim)
+        return self.row_bytes + values
 
     @property
     def query_bytes(self) -> int:
         """Bytes of one token's query of one head."""
-        return self.head_dim * ITEM_BYTES[self.query_dtype or self.dtype]
+        return row_bytes(self.query_dtype or self.dtype, self.head_dim)
 
     @property
     def block_bytes(self) -> int:

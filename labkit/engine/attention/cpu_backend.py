@@ -21,7 +21,7 @@ from labkit.cpu.address_views import address_of
 from labkit.cpu.aligned_memory import aligned_zeros
 from labkit.cpu.attention_intrinsics import TILE_KEYS
 from labkit.cpu.attention_launch import AttentionLaunch, KVWrite
-from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
+from labkit.cpu.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import KernelSwitches
@@ -41,8 +41,9 @@ MAX_HEAD_DIM = 256
 class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on labkit's thread pool.
 
-    The pools may be in half precision, which is converted in registers. ``pool_addresses`` has the
-    addresses of each layer's key and value pools. ``scratch`` is uint8 [workers, bytes].
+    The pools may be in half precision or quantised. Their elements are then converted in registers.
+    ``pool_addresses`` has the addresses of each layer's key and value pools. ``scratch`` is uint8
+    [workers, bytes].
 
     The result of a query token is bit-identical in every batch, with either kernel and with every
     resolver, block size, thread count and switch except ``split_kv``, which changes the order of
@@ -51,7 +52,7 @@ class CpuBackend(PagedBackend):
     """
 
     name = "cpu"
-    dtypes = tuple(NUMPY_DTYPES)
+    dtypes = tuple(POOL_DTYPES)
 
     def __init__(self, switches: KernelSwitches) -> None:
         super().__init__(switches.resolver)
@@ -60,10 +61,13 @@ class CpuBackend(PagedBackend):
         self.pool_addresses: list[tuple[int, int]] = []
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return np.zeros(shape, NUMPY_DTYPES[dtype])
+        return np.zeros((*shape[:3], pool_columns(dtype, shape[3])), POOL_DTYPES[dtype])
 
     def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
-        return dtype_name(pool), "float32"
+        return pool_dtype_name(pool), "float32"
+
+    def _head_dim(self, pool: Any) -> int:
+        return head_dim_of(pool)
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Use existing pools; see ``PagedBackend.adopt``."""
@@ -154,7 +158,7 @@ class CpuBackend(PagedBackend):
         dispatch = kernel_dispatch.choose_kernel(
             metadata, layer, self._switches, kernel_dispatch.cpu_limits(workers)
         )
-        pool_dtype = NUMPY_DTYPES[layer.dtype]
+        pool_dtype = POOL_DTYPES[layer.dtype]
         if dispatch.kernel == "tiled":
             size = tiled_attention.scratch_bytes(BQ * group, layer.head_dim)
             body = tiled_attention.body(pool_dtype, self._switches.window_skip)

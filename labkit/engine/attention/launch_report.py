@@ -85,7 +85,8 @@ class LaunchReport:
         count = self.launches
         evaluations = {"mlx.evaluations": self.evaluations} if self.evaluations else {}
         if self.kernel == "sdpa":
-            return {**evaluations, "kernel.sdpa": count, **self._counted(_SDPA_COUNTERS)}
+            labels = self._labelled("kernel", "kv_dtype")
+            return {**evaluations, **labels, **self._counted(_SDPA_COUNTERS)}
         counters = {
             **evaluations,
             **self._labelled("kernel", "resolver"),

@@ -63,7 +63,8 @@ class PagedBackend:
         """Create a key pool and a value pool of zeros for each layer.
 
         They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
-        or ``bfloat16``. The two pools of a latent layer are the same array.
+        or ``bfloat16``, or have the bytes of ``int8`` or ``int4`` on their last axis. The two pools
+        of a latent layer are the same array.
 
         Raises
         ------
@@ -92,7 +93,7 @@ class PagedBackend:
             input_validation.check_dtype(self._pool_dtypes(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
         self.shapes = tuple(
-            KVShape(k_pool.shape[2], k_pool.shape[3], v_pool.shape[3])
+            KVShape(k_pool.shape[2], self._head_dim(k_pool), self._head_dim(v_pool))
             for k_pool, v_pool in zip(keys, values, strict=True)
         )
         self._layers = [None] * len(self.keys)
@@ -140,6 +141,10 @@ class PagedBackend:
     def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
         """Return a pool's dtype, and the dtype of queries and new keys and values (None: any)."""
         return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
+
+    def _head_dim(self, pool: Any) -> int:
+        """Return the elements of one head's key or value in a pool."""
+        return int(pool.shape[3])
 
     def _convert_sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.asarray(sinks)

@@ -44,13 +44,14 @@ class SdpaAttention:
     """The ``Attention`` of the KV layouts without blocks (padded, contiguous).
 
     It passes every call on to the layout's ``SdpaStep``, which stores keys and values and calls
-    MLX's attention.
+    MLX's attention. ``quantised`` is whether keys and values are quantised.
     """
 
     arrays: Literal["any"] = "any"
 
-    def __init__(self) -> None:
+    def __init__(self, *, quantised: bool = False) -> None:
         self._layers: dict[int, SdpaLayer] = {}
+        self._quantised = quantised
 
     def bind(
         self,
@@ -64,6 +65,12 @@ class SdpaAttention:
     ) -> None:
         """Set the constants of a layer; see ``Attention.bind``."""
         check_softcap(softcap, sinks)
+        if self._quantised and (sinks is not None or softcap is not None):
+            what = "sinks" if softcap is None else "softcap"
+            raise ValueError(
+                f"MLX's attention over quantised keys has no {what}; set engine.kv.dtype=float32 "
+                "or engine=paged"
+            )
         mlx_sinks = None if sinks is None else mx.array(sinks)
         self._layers[layer] = SdpaLayer(layer, scale, window, softcap, mlx_sinks)
 
@@ -129,13 +136,18 @@ def attend(
 
 
 def layer_report(
-    layer: int, launches: int, keys: int, padded_keys: int, nbytes: int
+    layer: int,
+    launches: int,
+    keys: int,
+    padded_keys: int,
+    nbytes: int,
+    kv_dtype: str | None = None,
 ) -> LaunchReport:
     """Return the report on a layer's calls of MLX's attention, which writes no stamp.
 
     ``launches`` is the number of calls, ``keys`` the number of keys read (padding included), and
     ``padded_keys`` the number of keys without a token. ``nbytes`` counts the bytes of the keys and
-    values read, of the queries and of the output.
+    values read, of the queries and of the output. ``kv_dtype`` is the type of keys and values.
     """
     return LaunchReport(
         kernel="sdpa",
@@ -147,6 +159,7 @@ def layer_report(
         keys=keys,
         padded_keys=padded_keys,
         bytes=nbytes,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -66,8 +66,8 @@ def plan(
 
 def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
     """Return the bytes of one token's keys and values in all layers, in the engine's KV dtype."""
-    width = compute_dtype.kv_itemsize(engine, model.float_bytes)
-    return width * model.kv_bytes_per_token // model_footprint.FLOAT32_BYTES
+    bits = compute_dtype.kv_bits(engine, model.float_bytes)
+    return bits * model.kv_bytes_per_token // (8 * model_footprint.FLOAT32_BYTES)
 
 
 def check(experiment: config.Experiment) -> BudgetDecision | None:

@@ -10,17 +10,21 @@ is called once per request, over the computed tokens.
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
+from labkit.cpu.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.kv_demand import round_up_to_step
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
 
 if TYPE_CHECKING:
     from labkit.config import KV
@@ -32,8 +36,16 @@ def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) 
     """Create a cache that may promise ``capacity`` tokens to all requests together.
 
     ``options`` sets the tokens set aside for every request and those by which its array grows.
+
+    Raises
+    ------
+    EngineError
+        Keys and values of these shapes cannot be stored as ``dtype``.
     """
-    manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
+    try:
+        manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
+    except ValueError as error:  # the heads do not consist of whole groups
+        raise EngineError(f"engine.kv.layout=contiguous: {error}") from error
     return KVCache(manager, ContiguousMemory(manager))
 
 
@@ -46,7 +58,7 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         self._set_aside = options.set_aside or 0
         self.growth_step = options.growth_step
         self._total_set_aside = 0
-        self._dtype = dtype
+        self.dtype = dtype
         self._promised: dict[str, int] = {}
         self.rows: dict[int, DenseKV] = {}
 
@@ -59,7 +71,7 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         if sum(self._promised.values()) + promise > (1 - spare) * self._capacity:
             return None
         self._promised[request_id] = promise
-        row = DenseKV(self._shapes, self.stats, self._dtype)
+        row = DenseKV(self._shapes, self.stats, self.dtype)
         if self._set_aside:
             row.reallocate(1, self._memory_tokens(0), [])
             self._total_set_aside += row.capacity
@@ -113,7 +125,7 @@ class ContiguousMemory:
     """The arrays of the requests; see ``KVMemory``."""
 
     def __init__(self, manager: ContiguousKVCacheManager) -> None:
-        self.attention = SdpaAttention()
+        self.attention = SdpaAttention(quantised=manager.dtype in QUANTIZED_BITS)
         self._manager = manager
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
@@ -128,23 +140,28 @@ class ContiguousMemory:
                 moves = [TokenMove(0, 0, 0, 0, num_cached)] if num_cached else []
                 row.reallocate(1, round_up_to_step(context, self._manager.growth_step), moves)
             segments.append(Segment(row, start, stop, context))
-        step = ContiguousStep(segments)
+        step = ContiguousStep(segments, self._manager.dtype)
         return batch, StepAttention(self.attention, step, {"layout.contiguous": 1})
 
 
 class ContiguousStep:
     """The attention of one step, request by request; see ``SdpaStep``."""
 
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(self, segments: list[Segment], dtype: str) -> None:
         self.launches: list[LaunchReport] = []
         self._segments = segments
+        self._dtype = dtype
 
     def write(self, layer: int, k: Any, v: Any) -> None:
         """Store each request's new keys and values after its cached tokens."""
         for row, start, stop, context in self._segments:
             where = (0, slice(None), slice(context - (stop - start), context))
             for array, new in zip(row.layer(layer), (k, v), strict=False):  # latent: no values
-                sdpa.store(array, where, new[start:stop].transpose(1, 0, 2))
+                numbers = new[start:stop].transpose(1, 0, 2)
+                if isinstance(array, QuantizedArrays):
+                    array.store(where, numbers)
+                else:
+                    sdpa.store(array, where, numbers)
 
     def pending(self) -> list[mx.array]:
         """Return the arrays that the step wrote."""
@@ -155,12 +172,27 @@ class ContiguousStep:
         outputs, num_keys, nbytes, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._segments:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            visible = (slice(None), slice(None), slice(first, context))
-            k, v, kv_bytes = row.keys_and_values(layer.index, itemgetter(visible))
+            queries = sdpa.heads_first(q[None, start:stop])
             mask = sdpa.causal_mask(stop - start, context - first, window)
-            output = sdpa.attend(sdpa.heads_first(q[None, start:stop]), k, v, layer, mask)
+            output, kv_bytes = _attend_row(row, layer, queries, first, context, mask)
             outputs.append(output[0].transpose(1, 0, 2))
             num_keys += context - first
             nbytes += kv_bytes
-        report = sdpa.layer_report(layer.index, len(outputs), num_keys, 0, nbytes)
+        report = sdpa.layer_report(layer.index, len(outputs), num_keys, 0, nbytes, self._dtype)
         return mx.concatenate(outputs), report
+
+
+def _attend_row(
+    row: DenseKV, layer: SdpaLayer, queries: mx.array, first: int, end: int, mask: Any
+) -> tuple[mx.array, int]:
+    """Attend to the tokens of a row from ``first`` to ``end`` (exclusive).
+
+    Returns the output [1, heads, tokens, value_dim] and the bytes of keys and values read.
+    """
+    arrays = row.layer(layer.index)
+    if all(isinstance(array, QuantizedArrays) for array in arrays):
+        k, v = (cast(QuantizedArrays, array).columns(first, end) for array in arrays)
+        return quantized_arrays.attend(queries, k, v, layer.scale, mask), k.nbytes + v.nbytes
+    visible = (slice(None), slice(None), slice(first, end))
+    keys, values, kv_bytes = row.keys_and_values(layer.index, itemgetter(visible))
+    return sdpa.attend(queries, keys, values, layer, mask), kv_bytes

@@ -11,15 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.cpu.kv_dtypes import QUANTIZED_BITS
 from labkit.engine.budget.kv_demand import CACHE_STEP_TOKENS, round_up_to_step
+from labkit.engine.kv_layout import quantized_arrays
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.quantized_arrays import QuantizedArrays
+
+# The keys or the values of one layer.
+KVArray = mx.array | QuantizedArrays
 
 
 @dataclass(slots=True)
@@ -55,7 +61,7 @@ class DenseKV:
     """Keys and values of ``rows`` x ``capacity`` tokens in every layer.
 
     Unwritten tokens are zeros, because a NaN would spoil the softmax even at a masked position.
-    ``dtype`` is float32, float16 or bfloat16.
+    ``dtype`` is float32, float16, bfloat16, int8 or int4.
     """
 
     def __init__(self, shapes: tuple[KVShape, ...], stats: AllocationStats, dtype: str) -> None:
@@ -65,16 +71,20 @@ class DenseKV:
         self._layer_bytes = [shape.token_bytes(dtype) for shape in shapes]
         self.token_bytes = sum(self._layer_bytes)
         self._stats = stats
-        self._layers: list[tuple[mx.array, ...]] = []
+        self._layers: list[tuple[KVArray, ...]] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self.rows * self.capacity * self.token_bytes
 
-    def layer(self, index: int) -> tuple[mx.array, ...]:
+    def layer(self, index: int) -> tuple[KVArray, ...]:
         """Return a layer's keys and, unless they are a part of the keys, its values."""
         return self._layers[index]
+
+    def plain_layer(self, index: int) -> tuple[mx.array, ...]:
+        """Return a layer's arrays, which are not quantised."""
+        return cast("tuple[mx.array, ...]", self._layers[index])
 
     def keys_and_values(
         self, index: int, select: Callable[[mx.array], mx.array]
@@ -83,13 +93,13 @@ class DenseKV:
 
         ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim].
         """
-        arrays = [select(array) for array in self._layers[index]]
+        arrays = [select(array) for array in self.plain_layer(index)]
         values = arrays[-1][..., : self.shapes[index].value_dim]
         return arrays[0], values, sum(array.nbytes for array in arrays)
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays of all layers."""
-        return [array for layer in self._layers for array in layer]
+        return [part for layer in self._layers for array in layer for part in _parts(array)]
 
     def reallocate(self, rows: int, capacity: int, moves: Iterable[TokenMove]) -> None:
         """Allocate new arrays, copy ``moves`` into them and free the old arrays, layer by layer."""
@@ -113,17 +123,28 @@ class DenseKV:
         self._layers, self.rows, self.capacity = [], 0, 0
 
 
-def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, ...]:
-    size, mlx_dtype = (rows, shape.num_kv_heads, capacity), getattr(mx, dtype)
-    arrays = tuple(mx.zeros((*size, dim), mlx_dtype) for dim in shape.stored_dims)
-    mx.eval(*arrays)
+def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[KVArray, ...]:
+    size = (rows, shape.num_kv_heads, capacity)
+    arrays = tuple(_zero_array((*size, dim), dtype) for dim in shape.stored_dims)
+    mx.eval(*(part for array in arrays for part in _parts(array)))
     return arrays
 
 
-def _copy(
-    old: tuple[mx.array, ...], new: tuple[mx.array, ...], moves: tuple[TokenMove, ...]
-) -> None:
-    for source, target in zip(map(_numpy_view, old), map(_numpy_view, new), strict=True):
+def _zero_array(shape: tuple[int, ...], dtype: str) -> KVArray:
+    if dtype in QUANTIZED_BITS:
+        return quantized_arrays.zeros(shape, dtype)
+    return mx.zeros(shape, getattr(mx, dtype))
+
+
+def _parts(array: KVArray) -> tuple[mx.array, ...]:
+    return array.parts if isinstance(array, QuantizedArrays) else (array,)
+
+
+def _copy(old: tuple[KVArray, ...], new: tuple[KVArray, ...], moves: tuple[TokenMove, ...]) -> None:
+    sources, targets = (
+        [_numpy_view(part) for array in layer for part in _parts(array)] for layer in (old, new)
+    )
+    for source, target in zip(sources, targets, strict=True):
         for move in moves:
             target[move.new_row, :, move.new_start : move.new_start + move.length] = source[
                 move.old_row, :, move.old_start : move.old_start + move.length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.cpu.kv_dtypes import ITEM_BYTES
+from labkit.cpu.kv_dtypes import QUANTIZED_BITS, row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +33,13 @@ class KVShape:
         return (self.key_dim,) if self.latent else (self.key_dim, self.value_dim)
 
     def token_bytes(self, dtype: str = "float32") -> int:
-        """Return the size in bytes of one token's keys and values, stored as ``dtype``."""
-        return ITEM_BYTES[dtype] * self.num_kv_heads * sum(self.stored_dims)
+        """Return the size in bytes of one token's keys and values, stored as ``dtype``.
+
+        Scales and biases of quantised keys and values are included. ``ValueError``: the heads do
+        not consist of whole groups, or the layer is latent.
+        """
+        if self.latent and dtype in QUANTIZED_BITS:
+            raise ValueError(
+                f"the keys of a latent layer are not stored as {dtype}; set engine.kv.dtype=float16"
+            )
+        return self.num_kv_heads * sum(row_bytes(dtype, dim) for dim in self.stored_dims)

@@ -145,7 +145,8 @@ class PaddedStep:
         if isinstance(k, mx.array):
             target = mx.array(target)
             where = (mx.array(places), slice(None), mx.array(self._columns))
-        for array, new in zip(self._dense.layer(layer), (k, v), strict=False):  # latent: no values
+        arrays = self._dense.plain_layer(layer)
+        for array, new in zip(arrays, (k, v), strict=False):  # latent: no values
             sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:

@@ -43,12 +43,15 @@ def create(
     Raises
     ------
     EngineError
-        The backend does not support the shapes or the dtype of the keys and values.
+        The backend does not support the shapes or the dtype of the keys and values, or its
+        kernels fail their check.
     """
     try:
         backend.allocate(shapes, num_blocks, kv.block_size, dtype)
     except ValueError as error:
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
+    if kv.dtype.quantised:
+        _check_quantisation(dtype)
     pool = BlockPool(num_blocks)
     manager = PagedKVCacheManager(
         pool,
@@ -58,6 +61,16 @@ def create(
         block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
     )
     return KVCache(manager, PagedMemory(backend))
+
+
+def _check_quantisation(dtype: str) -> None:
+    """Raise ``EngineError`` if the kernels do not have the bits of their reference."""
+    from labkit.engine.attention import quantised_kv_check
+
+    try:
+        quantised_kv_check.verify(dtype)
+    except quantised_kv_check.KVMismatchError as error:
+        raise EngineError(str(error)) from error
 
 
 class PagedKVCacheManager(KVCacheManager):

@@ -9,7 +9,8 @@ Replacement: ``convert`` copies a loaded model's tree of modules.
 
 - A layer with arithmetic (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled variants, an
   activation) becomes a layer of ``numpy_layers``, which calls a kernel. Quantised and
-  half-precision matrices are multiplied in their stored format. Projections of the same input
+  half-precision matrices are multiplied in their stored format, with float32 or, if
+  ``engine.activations=int8``, with quantised activations. Projections of the same input
   (q, k, v; gate, up) become one product, computed when the first of them is called.
 - A class that contains layers (attention, MLP, block, model) becomes the same class of a copy of
   its module. ``engine.rebound_model_modules`` executes the copy with ``mlx_shim`` in place of

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.cpu import int8_dot, int8_reference
 from labkit.cpu.aligned_memory import SlabAllocator
 from labkit.cpu.block_arrays import BlockArrays
 from labkit.cpu.low_precision_weights import (
@@ -41,12 +42,14 @@ class Conversion:
     """The layers that now run on NumPy arrays, or the reason that the model does not.
 
     ``reason`` is None if the model was converted. ``layers`` has the number of converted layers by
-    class, ``weights`` the bytes of the matrices by format (``quantised``, ``float32``).
+    class, ``weights`` the bytes of the matrices by format (``quantised``, ``float32``), and
+    ``activations`` the bytes of those that are multiplied, by the type of the activations.
     """
 
     reason: str | None
     layers: dict[str, int] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
+    activations: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -54,7 +57,7 @@ class Conversion:
         return self.reason is None
 
 
-def convert(model: Any, *, low_precision: bool = False) -> Conversion:
+def convert(model: Any, *, low_precision: bool = False, activations: str = "float32") -> Conversion:
     """Convert an mlx_lm model in place, so that its forward runs on NumPy arrays without MLX.
 
     The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
@@ -62,12 +65,18 @@ def convert(model: Any, *, low_precision: bool = False) -> Conversion:
     logits [T, 1, vocabulary].
 
     Weights must be float32. With ``low_precision``, matrices may also be quantised or in half
-    precision, and are read in that format.
+    precision, and are read in that format. ``activations`` is that of ``PackedLinear``. With
+    ``int8``, the kernels are checked against their reference first.
 
     A trial forward of two tokens decides. If the trial fails, the model is left unchanged, to be
     run by MLX, and the result has the reason.
+
+    Raises
+    ------
+    Int8MismatchError
+        The kernels for int8 activations fail their check.
     """
-    converter = _Converter(low_precision)
+    converter = _Converter(low_precision, activations)
     try:
         converted = converter.module(model, "model")
         _try_forward(converted, len(import_plain("cache").make_prompt_cache(model)))
@@ -79,19 +88,22 @@ def convert(model: Any, *, low_precision: bool = False) -> Conversion:
         return Conversion(
             f"the model's forward fails on NumPy arrays: {type(error).__name__}: {line}"
         )
+    for weight_format in sorted(converter.int8_formats):
+        int8_reference.verify(*weight_format)
     # In place, so that every existing reference to the model refers to the converted model.
     model.clear()
     dict.update(model, converted)
     model.__dict__.clear()
     model.__dict__.update(converted.__dict__)
     model.__class__ = type(converted)
-    return Conversion(None, dict(sorted(converter.converted.items())), converter.weights())
+    layers = dict(sorted(converter.converted.items()))
+    return Conversion(None, layers, converter.weights(), converter.activations())
 
 
 class _Converter:
     """Copies a tree of modules. A layer that is used twice is copied once."""
 
-    def __init__(self, low_precision: bool) -> None:
+    def __init__(self, low_precision: bool, activations: str) -> None:
         import mlx.core
         import mlx.nn
 
@@ -100,7 +112,9 @@ class _Converter:
         self.mx, self.nn = mlx.core, mlx.nn
         self._block_layer = BlockLayer
         self.converted: Counter[str] = Counter()
+        self.int8_formats: set[tuple[str, int, int]] = set()
         self._low_precision = low_precision
+        self._activations = activations
         self._slabs = SlabAllocator()
         # Layers sharded over their outputs need no sum, because each rank has the whole input.
         self._linear = (
@@ -121,8 +135,15 @@ class _Converter:
         """Return the bytes of all matrices by format."""
         total: Counter[str] = Counter()
         for layer in self._weight_layers:
-            weight_format, size = layer.format_and_bytes
-            total[weight_format] += size
+            total[layer.weights.format] += layer.weights.bytes
+        return dict(total)
+
+    def activations(self) -> dict[str, int]:
+        """Return the bytes of the matrices that a forward multiplies, by type of activations."""
+        total: Counter[str] = Counter()
+        for layer in self._weight_layers:
+            if layer.weights.activations is not None:
+                total[layer.weights.activations] += layer.weights.bytes
         return dict(total)
 
     def module(self, module: Any, path: str) -> Any:
@@ -165,7 +186,7 @@ class _Converter:
             if not share_format(weights):
                 continue
             biases = [self._array(layer.get("bias"), path) for layer in siblings]
-            group = numpy_layers.ProjectionGroup(weights, biases, self._slabs)
+            group = numpy_layers.ProjectionGroup(weights, biases, self._slabs, self._activations)
             self._weight_layers.append(group)
             members |= {name: numpy_layers.GroupedLinear(group, i) for i, name in enumerate(names)}
             self.converted.update(type(layer).__name__ for layer in siblings)
@@ -222,7 +243,11 @@ class _Converter:
         weight, stored_scales = parameter(layer.weight), parameter(layer.scales)
         words, scales = self._words(weight), self._words(stored_scales)
         if mode == "affine":
-            return QuantizedMatrix(words, scales, self._words(parameter(layer.biases)), bits)
+            biases = self._words(parameter(layer.biases))
+            matrix = QuantizedMatrix(words, scales, biases, bits)
+            if self._activations == "int8" and bits in int8_dot.BITS:
+                self.int8_formats.add((matrix.kernel_format[0], bits, group))
+            return matrix
         if mode == "mxfp4":
             return BlockMatrix(BlockArrays("mxfp4", words, {"scales": scales}))
         if mode == "nvfp4":
@@ -244,15 +269,16 @@ class _Converter:
         weight: Any = self._matrix(module, path)
         layer: Any
         if type(module) in self._linear:
-            layer = numpy_layers.Linear(weight, self._array(module.get("bias"), path), self._slabs)
+            bias = self._array(module.get("bias"), path)
+            layer = numpy_layers.Linear(weight, bias, self._slabs, self._activations)
         elif type(module) in self._summed:
             add_up = partial(mlx_ring.all_sum, group=module.group)
             bias = self._array(module.get("bias"), path)
-            layer = numpy_layers.SummedLinear(weight, bias, self._slabs, add_up)
+            layer = numpy_layers.SummedLinear(weight, bias, self._slabs, self._activations, add_up)
         elif isinstance(weight, np.ndarray):
             layer = numpy_layers.Embedding(weight)
         else:
-            layer = numpy_layers.StoredEmbedding(weight, self._slabs)
+            layer = numpy_layers.StoredEmbedding(weight, self._slabs, self._activations)
         self._weight_layers.append(layer)
         return layer
 

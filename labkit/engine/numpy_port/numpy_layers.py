@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,35 @@ from labkit.cpu.traced_array import NotCapturable, TracedArray
 Array = NDArray[np.float32]
 
 
+class LayerWeights(NamedTuple):
+    """The weights of a layer: their format, bytes, and the type of the activations.
+
+    ``activations`` is None if the layer has multiplied nothing by the weights yet.
+    """
+
+    format: str
+    bytes: int
+    activations: str | None
+
+
+def _weights(packed: PackedLinear) -> LayerWeights:
+    return LayerWeights(packed.weight_format, packed.bytes, packed.activations)
+
+
 class Linear:
     """``x @ weight.T + bias`` for float32 x [..., K]."""
 
     __slots__ = ("_packed",)
 
-    def __init__(self, weight: WeightMatrix, bias: Array | None, slabs: SlabAllocator) -> None:
-        self._packed = PackedLinear([weight], [bias], slabs)
+    def __init__(
+        self, weight: WeightMatrix, bias: Array | None, slabs: SlabAllocator, activations: str
+    ) -> None:
+        self._packed = PackedLinear([weight], [bias], slabs, activations)
 
     @property
-    def format_and_bytes(self) -> tuple[str, int]:
-        """The format of the layer's weights, and their size in bytes."""
-        return self._packed.weight_format, self._packed.bytes
+    def weights(self) -> LayerWeights:
+        """The layer's weights."""
+        return _weights(self._packed)
 
     def __call__(self, x: Array) -> Array:
         """Return the projection of x, float32 [..., N]."""
@@ -50,16 +67,17 @@ class SummedLinear:
         weight: WeightMatrix,
         bias: Array | None,
         slabs: SlabAllocator,
+        activations: str,
         all_sum: Callable[[Array], Array],
     ) -> None:
-        self._packed = PackedLinear([weight], [None], slabs)
+        self._packed = PackedLinear([weight], [None], slabs, activations)
         self._bias = bias
         self._all_sum = all_sum
 
     @property
-    def format_and_bytes(self) -> tuple[str, int]:
-        """The format of the layer's weights, and their size in bytes."""
-        return self._packed.weight_format, self._packed.bytes
+    def weights(self) -> LayerWeights:
+        """The layer's weights."""
+        return _weights(self._packed)
 
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N], equal in all ranks, for this rank's inputs x [..., K]."""
@@ -79,17 +97,21 @@ class ProjectionGroup:
     __slots__ = ("_input", "_packed", "_ready", "_waiting")
 
     def __init__(
-        self, weights: Sequence[WeightMatrix], biases: Sequence[Array | None], slabs: SlabAllocator
+        self,
+        weights: Sequence[WeightMatrix],
+        biases: Sequence[Array | None],
+        slabs: SlabAllocator,
+        activations: str,
     ) -> None:
-        self._packed = PackedLinear(weights, biases, slabs)
+        self._packed = PackedLinear(weights, biases, slabs, activations)
         self._input: Array | None = None
         self._ready: list[Array | None] = []
         self._waiting = 0
 
     @property
-    def format_and_bytes(self) -> tuple[str, int]:
-        """The format of the layer's weights, and their size in bytes."""
-        return self._packed.weight_format, self._packed.bytes
+    def weights(self) -> LayerWeights:
+        """The layer's weights."""
+        return _weights(self._packed)
 
     def project(self, member: int, x: Array) -> Array:
         """Return the projection of x [..., K] by the member with index ``member``."""
@@ -165,12 +187,12 @@ class Embedding:
         return self._packed.take(np.arange(self._packed.total))
 
     @property
-    def format_and_bytes(self) -> tuple[str, int]:
-        """The format of the layer's weights, and their size in bytes."""
+    def weights(self) -> LayerWeights:
+        """The layer's weights."""
         if self._table is not None:
-            return "float32", self._table.nbytes
+            return LayerWeights("float32", self._table.nbytes, None)
         assert self._packed is not None
-        return "float32", self._packed.bytes
+        return _weights(self._packed)
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return the embeddings of ids as a new array, float32 [*ids.shape, D]."""
@@ -202,15 +224,18 @@ class Embedding:
 class StoredEmbedding:
     """An embedding in low precision. Lookups and products read the same packed copy."""
 
-    __slots__ = ("_packed",)
+    __slots__ = ("_is_output", "_packed")
 
-    def __init__(self, weight: LowPrecisionMatrix, slabs: SlabAllocator) -> None:
-        self._packed = PackedLinear([weight], [None], slabs)
+    def __init__(self, weight: LowPrecisionMatrix, slabs: SlabAllocator, activations: str) -> None:
+        self._packed = PackedLinear([weight], [None], slabs, activations)
+        self._is_output = False  # until the first product
 
     @property
-    def format_and_bytes(self) -> tuple[str, int]:
-        """The format of the layer's weights, and their size in bytes."""
-        return self._packed.weight_format, self._packed.bytes
+    def weights(self) -> LayerWeights:
+        """The layer's weights."""
+        if not self._is_output:
+            return _weights(self._packed)._replace(activations=None)
+        return _weights(self._packed)
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return the embeddings of ids as a new array, float32 [*ids.shape, D]."""
@@ -218,6 +243,7 @@ class StoredEmbedding:
 
     def as_linear(self, x: Array) -> Array:
         """Return ``x @ weight.T``."""
+        self._is_output = True
         return self._packed.multiply(x)[0]
 
 

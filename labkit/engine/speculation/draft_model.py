@@ -197,6 +197,7 @@ def load_draft(
             matrix_storage=compute_dtype.matrix_storage(options),
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
+            activations=options.activations,
         )
         loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
         target_vocab, vocab = (e.logits[0].shape[-1] for e in (target, expected))
@@ -206,7 +207,8 @@ def load_draft(
             )
         shapes = target.shapes + expected.shapes
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
-        logits_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
+        dtypes = options.kv.dtype.value, options.activations.value
+        logits_self_test.verify(loaded, choice.forward, small, expected, *dtypes)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error
     layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from labkit.cpu import kv_dtypes
+from labkit.cpu import kv_dtypes, kv_quantization
 from labkit.engine import attention
 from labkit.engine.attention import array_adapter
 from labkit.metal.emulator.cpp_compilation import find_compiler
@@ -60,11 +60,16 @@ class Batch:
 
     def stored(self, dtype):
         """Return the batch with pools of this dtype."""
-        pools = (kv_dtypes.from_float32(pool, dtype) for pool in (self.k_pool, self.v_pool))
-        return self._with(*pools)
+        quantised = dtype in kv_dtypes.QUANTIZED_BITS
+        store = kv_quantization.quantize if quantised else kv_dtypes.from_float32
+        return self._with(*(store(pool, dtype) for pool in (self.k_pool, self.v_pool)))
 
     def widened(self):
         """Return the batch with pools of the same numbers in float32, for the oracle."""
+        name = kv_dtypes.pool_dtype_name(self.k_pool)
+        if name in kv_dtypes.QUANTIZED_BITS:
+            pools = (kv_quantization.dequantize(p, name) for p in (self.k_pool, self.v_pool))
+            return self._with(*pools)
         return self._with(*map(kv_dtypes.to_float32, (self.k_pool, self.v_pool)))
 
     def _with(self, k_pool, v_pool):

@@ -137,7 +137,7 @@ def test_mangled_names_differ_between_pool_dtypes():
     """Else functions that were compiled in different processes could be confused."""
     kinds = {name: params_type(layer) for name, layer in PARAMS_DTYPES.items()}
     names = [mangle("f", [types.CPointer(kind), kind]) for kind in kinds.values()]
-    assert len(set(names)) == len(kv_dtypes.NUMPY_DTYPES)
+    assert len(set(names)) == len(kv_dtypes.POOL_DTYPES)
     for kind in kinds.values():  # numba's own name of a record differs between processes
         assert kind.mangling_args == (f"AttentionParams_{kind.typeof('kv_dtype_marker')}", ())
 
@@ -219,5 +219,5 @@ def test_mlx_converts_queries_to_the_dtype_of_its_pools(make_batch, device, requ
 
 
 def test_a_pool_of_another_type_is_refused():
-    with pytest.raises(ValueError, match="a KV pool holds float32, float16, bfloat16, not float64"):
+    with pytest.raises(ValueError, match="must be float32, float16, bfloat16, not float64"):
         kv_dtypes.dtype_name(np.zeros(1))

@@ -75,9 +75,11 @@ def serve_unreplayed(monkeypatch):
     [
         ("qwen3", {}),
         ("llama", {"attention": {"resolver": "seq_map"}}),
-        pytest.param("llama", {"kv": {"dtype": config.Precision.float16}}, marks=pytest.mark.slow),
+        pytest.param("llama", {"kv": {"dtype": config.KVDType.float16}}, marks=pytest.mark.slow),
+        ("llama", {"kv": {"dtype": config.KVDType.int8}}),
         ("gemma3", {}),  # windows of two kinds, a scaled embedding, gated GELU
         ("quantised", {}),
+        ("quantised", {"activations": config.Activations.int8}),
         ("quantised", {"weights": config.Weights.float32}),
         ("qwen3", {"decode_shape": config.DecodeShape.fixed}),
         ("qwen3", {"pipeline": config.Pipeline.overlap}),

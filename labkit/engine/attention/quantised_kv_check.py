@@ -1,0 +1,65 @@
+"""The check at load that the kernels quantise and read keys and values as their reference does.
+
+A kernel that took another group's scale, or lost a sign, would still return plausible numbers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from labkit.cpu import kv_quantization
+from labkit.cpu.kv_dtypes import KV_GROUP
+from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.engine.kv_layout.kv_shape import KVShape
+
+_TOKENS, _HEADS, _HEAD_DIM, _BLOCK_SIZE = 6, 2, 2 * KV_GROUP, 8
+
+
+class KVMismatchError(ArithmeticError):
+    """The kernels' numbers differ from the reference."""
+
+
+def find_mismatch(dtype: str) -> str | None:
+    """Return what differs from the reference, as text, or None if nothing does.
+
+    Each sequence has a single token, whose attention is its own value: the bits that the kernels
+    read must be those that ``kv_quantization`` computes.
+    """
+    from labkit.engine.attention.cpu_backend import CpuBackend
+
+    backend = CpuBackend(KernelSwitches())
+    backend.allocate([KVShape(_HEADS, _HEAD_DIM, _HEAD_DIM)], _TOKENS, _BLOCK_SIZE, dtype)
+    backend.bind(0, scale=1.0, heads=_HEADS)
+    metadata = backend.plan(
+        block_tables=np.arange(_TOKENS, dtype=np.int32)[:, None],
+        seq_lens=np.ones(_TOKENS, np.int32),
+        cu_seqlens_q=np.arange(_TOKENS + 1, dtype=np.int32),
+    )
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((_TOKENS, _HEADS, _HEAD_DIM), np.float32) for _ in range(3))
+    for rows in (k, v):  # groups of one sign, of a single number, and of zeros
+        rows[0], rows[1], rows[2, :, ::2], rows[3, 0] = np.abs(rows[0]), -np.abs(rows[1]), 3.0, 0.0
+    out = backend.forward(0, q, k, v, metadata)
+    for name, rows, pool in (("keys", k, backend.keys[0]), ("values", v, backend.values[0])):
+        if not np.array_equal(pool[:, 0], kv_quantization.quantize(rows, dtype)):
+            return f"the stored {name} differ"
+    expected = kv_quantization.dequantize(kv_quantization.quantize(v, dtype), dtype)
+    return None if np.array_equal(out, expected) else "the values that attention reads differ"
+
+
+@cache
+def verify(dtype: str) -> None:
+    """Check that the kernels for keys and values of type ``dtype`` have the reference's bits.
+
+    Raises
+    ------
+    KVMismatchError
+        They have not.
+    """
+    mismatch = find_mismatch(dtype)
+    if mismatch is not None:
+        raise KVMismatchError(
+            f"engine.kv.dtype={dtype}: {mismatch} from their reference; set engine.kv.dtype=float32"
+        )
