@@ -106,6 +106,14 @@ class RunList:
     kind: ClassVar[str] = "runs"
 
 
+@dataclass(frozen=True)
+class StepPlayer:
+    """The player of traced steps, an HTML element with its script; HTML only."""
+
+    html: str
+    kind: ClassVar[str] = "step_player"
+
+
 Part = (
     Prose
     | BulletList
@@ -116,6 +124,7 @@ Part = (
     | ChartPart
     | TimelinePart
     | RunList
+    | StepPlayer
 )
 Parts = Sequence[Part]
 

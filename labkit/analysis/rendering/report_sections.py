@@ -43,6 +43,7 @@ from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables impor
     failures_section,
     sensitivity_table,
 )
+from labkit.analysis.rendering.step_player import step_player_section
 from labkit.analysis.rendering.sweep_tables import curves_section
 from labkit.analysis.rendering.text_quality_tables import quality_section
 from labkit.analysis.rendering.video_tables import (
@@ -192,6 +193,7 @@ HTML_SECTIONS = (
     *WORK_SECTIONS,
     _latencies,
     memory_timeline_section,
+    step_player_section,
     _runs_in_order,
     _drift,
     _noise,
