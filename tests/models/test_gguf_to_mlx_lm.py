@@ -41,7 +41,8 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
     ours, theirs = weights(local(path).path), mx.load(str(path))
     targets = gguf_architectures.read_architecture(gguf_header.read_header(path)).targets()
     compared = 0
-    for name, target in targets.items():
+    for target in targets:
+        name = target.tensor
         for part in ("weight", "scales", "biases"):
             expected = theirs.get(f"{name.removesuffix('.weight')}.{part}")
             converted = ours.get(f"{target.path}.{part}")
@@ -51,7 +52,7 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
                 assert expected.dtype == converted.dtype
                 assert expected.tobytes() == converted.tobytes(), f"{name} {part}"
                 compared += 1
-    assert compared == len(ours) >= len(targets)
+    assert compared == len(ours) >= 20
 
 
 def test_bfloat16_weights_stay_bfloat16(tmp_path, no_cache):
