@@ -261,8 +261,8 @@ def test_an_invalid_file_is_one_line_that_names_the_option(tmp_path, no_cache):
     with pytest.raises(ConfigError) as error:
         local(path)
     assert str(error.value) == f"model.path={path}: not a GGUF file"
-    gguf_files.model(path, tokenizer__ggml__model="llama")
-    with pytest.raises(ConfigError, match=r"tokenizer 'llama' is not supported; must be gpt2"):
+    gguf_files.model(path, tokenizer__ggml__model="t5")
+    with pytest.raises(ConfigError, match=r"tokenizer 't5' is not supported; must be gpt2"):
         local(path)
     assert not any((no_cache / "models").iterdir())
 
