@@ -9,7 +9,7 @@ from typing import Any
 from labkit.config.attention import Device
 from labkit.config.budget import BudgetPolicy
 from labkit.config.design import Design
-from labkit.config.engine import PRESET_LAYOUTS, Engine
+from labkit.config.engine import EXTERNAL_ENGINES, PRESET_LAYOUTS, Engine
 from labkit.config.kv_cache import KVDType, Precision
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, override_text, require
@@ -235,6 +235,7 @@ class Experiment(Group):
                 f"workload={self.workload.name} begin with a prefill; set another resolver",
             )
             self._check_memory()
+            self._check_step_trace()
         if self.model.shape is not None and self.engine.name == "paged":
             self._check_shares(self.model.shape, self.engine.parallel.size)
 
@@ -249,6 +250,18 @@ class Experiment(Group):
             or budget.bytes < limit,
             f"engine.budget.bytes={budget.bytes}: must be below engine.memory_limit={limit}; set a "
             "smaller pool or a larger limit",
+        )
+
+    def _check_step_trace(self) -> None:
+        """Refuse to trace the steps of an engine that are taken in other processes or libraries."""
+        steps, engine = self.workload.step_trace, self.engine
+        ranks = engine.parallel.size
+        own = engine.name not in EXTERNAL_ENGINES and ranks == 1
+        which = f"engine.parallel.size={ranks}" if ranks > 1 else f"engine={engine.name}"
+        require(
+            steps is None or own,
+            f"workload.step_trace={steps}: {which} takes its steps in another process or library, "
+            "where they cannot be traced; set workload.step_trace=null for this arm",
         )
 
     def _check_shares(self, shape: ModelShape, size: int) -> None:

@@ -89,9 +89,11 @@ class Case(Group, place="workload.cases"):
         return f"workload.cases: case {self.name!r}: {name}"
 
 
+MAX_TRACED_STEPS = 10_000
 KIND = "workload.kind"
 KERNEL = ReadBy(KIND, ("kernel",))
 REQUESTS = ReadBy(KIND, ("requests", "headroom", CLASS_PATH))
+SERVED = ReadBy(KIND, ("requests", CLASS_PATH))
 VIDEO = ReadBy(KIND, ("video",))
 SCORING = ReadBy(KIND, ("scoring",))
 REPEATED = ReadBy(KIND, ("kernel", "video"))
@@ -170,6 +172,16 @@ class Workload(Group, place="workload"):
     )
     per_request: bool = option(
         False, "Report every request as its own case, named by its text.", read_by=REQUESTS
+    )
+    step_trace: int | None = option(
+        None,
+        "Engine steps that every run traces: chunks, KV blocks and times. The runs of the first "
+        "block store theirs, for python -m labkit.trace (docs/steps.md).",
+        ge=1,
+        le=MAX_TRACED_STEPS,
+        unit="steps",
+        null_means="none",
+        read_by=SERVED,
     )
     ignore_eos: bool = option(
         True, "Generate the full output length past the end-of-sequence token.", read_by=REQUESTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,24 @@ class Observable(Protocol):
 
     def kv_bytes(self) -> KVBytes:
         """Return the KV memory reserved and used now."""
+
+
+class StepReport(Protocol):
+    """The steps that an engine has traced."""
+
+    def report(self) -> dict[str, Any]:
+        """Return the traced steps as JSON values; ``labkit.engine.step_trace`` describes them."""
+
+
+@runtime_checkable
+class StepTracing(Protocol):
+    """An engine that can record what its steps do."""
+
+    def trace_steps(self, limit: int, clock: Callable[[], float]) -> StepReport:
+        """Trace the next ``limit`` steps. There must be no request in flight.
+
+        ``clock`` returns seconds and must be callable from any thread.
+        """
 
 
 @runtime_checkable

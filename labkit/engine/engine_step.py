@@ -28,7 +28,7 @@ Invariants, each pinned by a test:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from labkit import config
@@ -103,7 +103,7 @@ class StepLoop:
             return []
         batch = self._build(scheduled)
         step = self._launch(scheduled, batch)
-        return self._scheduler.update(step.scheduled, *self._sample(step))
+        return self._update(step, *self._sample(step))
 
     def overlap(self) -> list[TokenEvent]:
         """Launch a step; while it runs, process the previous step and return that step's events."""
@@ -116,12 +116,15 @@ class StepLoop:
             self._in_flight = self._launch(scheduled, batch)
             if last:
                 self._counters.add("pipeline.overlapped")
-        return self._scheduler.update(last.scheduled, sampled, scored) if last else []
+        return self._update(last, sampled, scored) if last else []
 
     def _schedule(self) -> SchedulerOutput:
-        scheduled = self._speculation.draft(self._scheduler.schedule())
+        scheduled = self._draft(self._scheduler.schedule())
         self._schedule_check.check_step(scheduled, self._counters)
         return scheduled
+
+    def _draft(self, scheduled: SchedulerOutput) -> SchedulerOutput:
+        return self._speculation.draft(scheduled)
 
     def _build(self, scheduled: SchedulerOutput) -> Batch:
         return self._decode_padding.pad(self._input_builder.build(scheduled))
@@ -150,6 +153,11 @@ class StepLoop:
         rows = self._sampler(logits, batch.sampling)
         scored = score_step(logits, len(batch.sampling), batch.scored) if batch.scored else {}
         return self._speculation.accept(step.scheduled, rows), scored
+
+    def _update(
+        self, step: PendingStep, sampled: SampledTokens, scored: Mapping[str, ScoredPart]
+    ) -> list[TokenEvent]:
+        return self._scheduler.update(step.scheduled, sampled, scored)
 
     def discard(self) -> None:
         """Wait for the step in flight and drop its results. Its requests must all have ended."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, KVBytes, TokenEvent
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Scheduler
+from labkit.engine.step_trace import StepTrace, TracedStepLoop
 
 # Counters that are returned even if they are 0.
 ALWAYS_COUNTED = (
@@ -162,6 +163,12 @@ class LLMEngine:
     def lingering_requests(self) -> Collection[str]:
         """Return the ids of the finished requests whose rows every step still computes."""
         return self._cache.lingering_requests()
+
+    def trace_steps(self, limit: int, clock: Callable[[], float]) -> StepTrace:
+        """Trace the next ``limit`` steps; see ``StepTracing``."""
+        trace = StepTrace(limit, clock, self._scheduler, self._cache)
+        self._loop = TracedStepLoop(self._loop, trace)
+        return trace
 
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.

@@ -97,6 +97,11 @@ class Scheduler:
         """Tokens of running requests whose keys and values are computed."""
         return sum(state.num_computed_tokens for state in self._running.values())
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be admitted."""
+        return len(self._waiting)
+
     def is_running(self, request_id: str) -> bool:
         """Return whether the request ``request_id`` is admitted and has not ended."""
         state = self._live.get(request_id)

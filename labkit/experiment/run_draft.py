@@ -79,12 +79,15 @@ class RunDraft:
         The number of numba compilations in each stage.
     output_values
         Array outputs by digest, for reports on arms whose outputs differ.
+    step_trace
+        The traced steps of the run, if it traced any.
     """
 
     record: Record
     timer: StageTimer
     compiles: dict[str, int] = field(default_factory=dict)
     output_values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    step_trace: Mapping[str, Any] | None = None
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager that times a stage."""
@@ -131,6 +134,7 @@ class RunDraft:
             if math.isfinite(value)
         }
         self.output_values |= measurement.values
+        self.step_trace = measurement.step_trace
         self.set(cases=measurement.cases, counters=finite)
         self.note(**measurement.notes)
         for failure in _broken_claims(measurement, arm, finite):

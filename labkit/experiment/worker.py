@@ -4,8 +4,9 @@
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
 (:mod:`labkit.experiment.worker_run`). ``--turns FD`` is a socket over which a coordinator
 grants the only arm its turns (:mod:`labkit.experiment.live_set`). ``--keep CELL`` stores array
-outputs in that cell's folder (:mod:`labkit.experiment.output_values`). ``--prepare ARM ...``
-loads and warms up arms without measuring, so that nothing is compiled during a measured run.
+outputs (:mod:`labkit.experiment.output_values`) and traced steps
+(:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
+warms up arms without measuring, so that nothing is compiled during a measured run.
 
 A record is written by rename. If the parent process has died, no record is written.
 """
@@ -21,10 +22,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError
 from labkit.experiment import output_values, worker_stages
@@ -40,7 +41,9 @@ from labkit.records import (
     RecordError,
     parse_run_name,
     read_arm,
+    step_counts,
     write_record,
+    write_step_trace,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def perform(
     spawned_ns
         The monotonic clock (ns) when the parent started this process.
     outputs_dir
-        The cell's folder if array outputs are to be stored there, else None.
+        The cell's folder if array outputs and traces are to be stored there, else None.
     turns
         The connection to the coordinator of live workers, else None.
 
@@ -80,12 +83,28 @@ def perform(
     process = WorkerProcess(records, arms, timer, granted)
     records = process.run()
     _store_outputs(outputs_dir, process.output_values)
-    return records
+    traces = zip(records, process.step_traces, strict=True)
+    return [_with_step_trace(record, trace, outputs_dir) for record, trace in traces]
 
 
 def _store_outputs(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
         output_values.save(cell_dir, values)
+
+
+def _with_step_trace(
+    record: Record, trace: Mapping[str, Any] | None, cell_dir: Path | None
+) -> Record:
+    """Store a run's traced steps, if it has any and ``cell_dir`` is not None, and note them."""
+    if trace is None:
+        return record
+    note: Mapping[str, Any] = step_counts(trace)
+    if cell_dir is not None:
+        try:
+            note = write_step_trace(cell_dir, trace)
+        except OSError as error:
+            print(f"{cell_dir}: {error.strerror or error}; no trace is stored", file=sys.stderr)
+    return replace(record, notes={**record.notes, "step_trace": note})
 
 
 def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:

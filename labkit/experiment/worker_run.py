@@ -12,7 +12,7 @@ record per arm. An arm alone in its process runs the same code.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -145,6 +145,11 @@ class WorkerProcess:
             for run in self.runs
             for digest, values in run.draft.output_values.items()
         }
+
+    @property
+    def step_traces(self) -> list[Mapping[str, Any] | None]:
+        """The traced steps of every arm's run, in the order of the arms; None: it traced none."""
+        return [run.draft.step_trace for run in self.runs]
 
     def _start_probe(self) -> Any:
         probe, pool = worker_stages.start_probe(self.shared.count_compilation)

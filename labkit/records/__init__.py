@@ -45,6 +45,7 @@ from labkit.records.record_store import (
     unlisted_records,
     write_record,
 )
+from labkit.records.step_trace_file import read_step_trace, step_counts, write_step_trace
 from labkit.records.study_archive import (
     ARCHIVE_SUFFIX,
     ArchivePath,
@@ -91,13 +92,16 @@ __all__ = [
     "read_output_values",
     "read_record",
     "read_runs",
+    "read_step_trace",
     "record_paths",
     "regular_files",
     "run_name",
     "session_path",
+    "step_counts",
     "unlisted_records",
     "unpack_archive",
     "write_archive",
     "write_json",
     "write_record",
+    "write_step_trace",
 ]

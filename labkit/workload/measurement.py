@@ -32,13 +32,15 @@ class Measurement:
     A case's ``outputs`` are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}``, built by
     ``labkit.workload.output_digest`` and ``labkit.workload.serving_session``. ``values``: the
     arrays themselves, by their digest in ``outputs``, if arms differ. They are too large for the
-    record and are stored in files.
+    record and are stored in files. ``step_trace``: the traced steps of a request workload
+    (``workload.step_trace``), also for a file (``labkit.records.step_trace_file``).
     """
 
     cases: tuple[CaseRecord, ...]
     counters: Mapping[str, float]
     notes: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    step_trace: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

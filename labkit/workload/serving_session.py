@@ -34,7 +34,7 @@ from labkit.workload.serving_metrics import (
 from labkit.workload.tokenized_prompts import Prompt
 
 if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine
+    from labkit.engine.engine_protocol import InferenceEngine, StepReport
     from labkit.engine.request import Request
 
 PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
@@ -90,6 +90,7 @@ class ServingSession:
         self._model_digest = model_digest
         self._block_size = block_size
         self._clock, self._wait = clock, wait
+        self._step_trace: StepReport | None = None
 
     def warm_up(self) -> None:
         """Serve ``workload.warmup`` requests, then clear the cache and the counters.
@@ -129,9 +130,27 @@ class ServingSession:
         return self.measurement(generator)
 
     def start(self, heartbeat: Callable[[str], None]) -> LoadGenerator:
-        """Return a load generator for all requests. It has submitted nothing yet."""
+        """Return a load generator for all requests. It has submitted nothing yet.
+
+        Raises
+        ------
+        EngineError
+            ``workload.step_trace`` is set, and the engine cannot trace its steps.
+        """
+        if self._workload.step_trace is not None:
+            self._step_trace = self._trace_steps(self._workload.step_trace)
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
         return self._drive(self._prompts, heartbeat, due)
+
+    def _trace_steps(self, limit: int) -> StepReport:
+        from labkit.engine.engine_protocol import EngineError, StepTracing
+
+        if not isinstance(self._engine, StepTracing):
+            raise EngineError(
+                f"workload.step_trace={limit}: engine.name={self._engine.name} has no method "
+                "trace_steps; set workload.step_trace=null for this arm"
+            )
+        return self._engine.trace_steps(limit, self._clock)
 
     @property
     def is_remote(self) -> bool:
@@ -193,7 +212,8 @@ class ServingSession:
             "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": generator.timeline.report(),
         }
-        return Measurement(cases=tuple(cases), counters=counters, notes=notes)
+        trace = None if self._step_trace is None else self._step_trace.report()
+        return Measurement(cases=tuple(cases), counters=counters, notes=notes, step_trace=trace)
 
     def _cases(
         self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float

@@ -41,7 +41,8 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
     ours, theirs = weights(local(path).path), mx.load(str(path))
     targets = gguf_architectures.read_architecture(gguf_header.read_header(path)).targets()
     compared = 0
-    for name, target in targets.items():
+    for target in targets:
+        name = target.tensor
         for part in ("weight", "scales", "biases"):
             expected = theirs.get(f"{name.removesuffix('.weight')}.{part}")
             converted = ours.get(f"{target.path}.{part}")
@@ -51,7 +52,7 @@ def test_weights_are_bitwise_those_of_mlxs_reader(tmp_path, no_cache, kind):
                 assert expected.dtype == converted.dtype
                 assert expected.tobytes() == converted.tobytes(), f"{name} {part}"
                 compared += 1
-    assert compared == len(ours) >= len(targets)
+    assert compared == len(ours) >= 20
 
 
 def test_bfloat16_weights_stay_bfloat16(tmp_path, no_cache):
@@ -260,8 +261,8 @@ def test_an_invalid_file_is_one_line_that_names_the_option(tmp_path, no_cache):
     with pytest.raises(ConfigError) as error:
         local(path)
     assert str(error.value) == f"model.path={path}: not a GGUF file"
-    gguf_files.model(path, tokenizer__ggml__model="llama")
-    with pytest.raises(ConfigError, match=r"tokenizer 'llama' is not supported; must be gpt2"):
+    gguf_files.model(path, tokenizer__ggml__model="t5")
+    with pytest.raises(ConfigError, match=r"tokenizer 't5' is not supported; must be gpt2"):
         local(path)
     assert not any((no_cache / "models").iterdir())
 

@@ -1,9 +1,11 @@
 import gguf_files
+import numpy as np
 import pytest
 
 from labkit.config import Model
 from labkit.models import resolve, tokenizer
 from labkit.models.gguf import GGUFError, gguf_header, gguf_tokenizer
+from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer
 
 
 def built(tmp_path, **changes):
@@ -55,9 +57,9 @@ def test_the_bos_token_is_prepended(tmp_path, no_cache):
 @pytest.mark.parametrize(
     ("changes", "added"),
     [
-        ({"pre": "llama-bpe"}, ([1], [])),
+        *(({"pre": pre}, ([1], [])) for pre in ("llama-bpe", "llama-v3", "tekken")),
         ({"pre": "llama-bpe", "add_bos_token": False}, ([], [])),
-        *(({"pre": pre}, ([], [])) for pre in ("gpt-2", "smollm", "qwen2")),
+        *(({"pre": pre}, ([], [])) for pre in ("default", "gpt-2", "smollm", "qwen2", "gpt-4o")),
         ({"pre": "qwen2", "add_bos_token": True}, ([1], [])),
         ({"add_eos_token": True}, ([], [2])),
         ({"add_bos_token": True, "add_eos_token": True, "eos_token_id": 1}, ([1], [1])),
@@ -79,7 +81,8 @@ def test_end_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama' is not supported; must be gpt2"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported; must be gpt2"),
+        ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.scores must have"),
         (
             {"tokenizer__ggml__pre": "llama-bpe", "tokenizer__ggml__bos_token_id": None},
             "tokenizer.ggml.bos_token_id is missing",
@@ -89,8 +92,8 @@ def test_end_tokens(tmp_path):
             "tokenizer.ggml.add_bos_token is 1; it must be true or false",
         ),
         (
-            {"tokenizer__ggml__pre": "tekken"},
-            "pre-tokenizer 'tekken' is not supported; must be one of: gpt-2",
+            {"tokenizer__ggml__pre": "viking"},
+            "pre-tokenizer 'viking' is not supported; must be one of: default, gpt-2",
         ),
         ({"tokenizer__ggml__tokens": ["a", "a"]}, "has duplicates"),
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),
@@ -111,3 +114,75 @@ def test_an_unknown_special_token_id_is_refused(tmp_path):
     )
     with pytest.raises(GGUFError, match=r"eos_token_id is 9999, but the vocabulary has"):
         gguf_tokenizer.tokenizer_config(file, 512)
+
+
+# One text in which the pre-tokenizers differ, and its pieces by llama.cpp's patterns.
+TEXT = "It's HelloWorld 12345 $5.\n\n  a/b don'T \u4e2d\u6587"
+PIECES = {
+    "gpt-2": "It|'s| HelloWorld| 12345| $|5|.|\n\n | a|/|b| don|'|T| \u4e2d\u6587",
+    "smollm": "It|'s| HelloWorld| |1|2|3|4|5| $|5|.|\n\n | a|/|b| don|'|T| \u4e2d\u6587",
+    "default": "It|'|s| HelloWorld| |123|45| |$|5|.|\n\n | a|/|b| don|'|T| \u4e2d\u6587",
+    "llama-v3": "It|'s| HelloWorld| |123|45| $|5|.\n\n| | a|/b| don|'T| \u4e2d\u6587",
+    "qwen2": "It|'s| HelloWorld| |1|2|3|4|5| $|5|.\n\n| | a|/b| don|'T| \u4e2d\u6587",
+    "gpt-4o": "It's| Hello|World| |123|45| $|5|.\n\n| | a|/b| don'T| \u4e2d\u6587",
+    "tekken": "It|'s| Hello|World| |1|2|3|4|5| $|5|.\n\n| | a|/b| don|'T| \u4e2d\u6587",
+}
+
+
+def pieces(name, text):
+    splits = find_pre_tokenizer(name).build().pre_tokenize_str(text)
+    return [text[start:end] for _, (start, end) in splits]
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_a_pre_tokenizer_splits_as_llama_cpp_does(name):
+    assert pieces(name, TEXT) == PIECES[name].split("|")
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_no_pre_tokenizer_loses_text(name):
+    text = TEXT + "\r\n\t \u00e9\u0301 \U0001f999 \u0660\u0661"
+    assert "".join(pieces(name, text)) == text
+
+
+SPM_TOKENS = {
+    "<unk>": (2, 0.0),
+    "<s>": (3, 0.0),
+    "</s>": (3, 0.0),
+    **{f"<0x{byte:02X}>": (6, 0.0) for byte in range(256)},
+    "\u2581": (1, -1.0),
+    "a": (1, -2.0),
+    "b": (1, -3.0),
+    "c": (1, -4.0),
+    "bc": (1, -5.0),
+    "ab": (1, -6.0),
+    "\u2581a": (1, -7.0),
+}
+
+
+def spm(tmp_path, **changes):
+    keys = {
+        "tokenizer__ggml__model": "llama",
+        "tokenizer__ggml__pre": "default",
+        "tokenizer__ggml__merges": None,
+        "tokenizer__ggml__tokens": [*SPM_TOKENS],
+        "tokenizer__ggml__token_type": np.array([kind for kind, _ in SPM_TOKENS.values()], "<i4"),
+        "tokenizer__ggml__scores": np.array([score for _, score in SPM_TOKENS.values()], "<f4"),
+    }
+    return built(tmp_path, **keys | changes)
+
+
+def test_sentence_piece_merges_the_pair_with_the_highest_score(tmp_path):
+    assert names(spm(tmp_path), "abc") == ["<s>", "\u2581a", "bc"]
+    bare = spm(tmp_path, tokenizer__ggml__add_space_prefix=False)
+    assert names(bare, "abc") == ["<s>", "a", "bc"]
+    # Both pairs "ab" score higher than the one that a space and "a" make.
+    assert names(bare, "ab ab") == ["<s>", "ab", "\u2581", "ab"]
+
+
+def test_sentence_piece_falls_back_to_bytes_and_round_trips(tmp_path):
+    for adds_space in (True, False):
+        tokenizer = spm(tmp_path, tokenizer__ggml__add_space_prefix=adds_space)
+        assert "<0xC3>" in names(tokenizer, "\u00fc")
+        for text in ("abc a", "\u00fc \U0001f999\n"):
+            assert tokenizer.decode(ids(tokenizer, text)) == text

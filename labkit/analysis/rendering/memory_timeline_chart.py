@@ -189,8 +189,8 @@ def requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
     count = len(timeline.requests)
     chart = Chart(
         "phases of the requests", (0.0, end_s), (0.0, float(count)), X_LABEL, "request",
-        height=70 + min(320, max(60, 9 * count)), y_ticks=False,
-        x_unit="s", link="time", zooms=True,
+        height=70 + min(320, max(60, 9 * count)), y_ticks=False, x_unit="s", link="time",
+        zooms=True,
     )  # fmt: skip
     for phase in timeline.phases:
         for index, request in enumerate(timeline.requests):

@@ -119,6 +119,14 @@ class RowCharts:
     kind: ClassVar[str] = "row_charts"
 
 
+@dataclass(frozen=True)
+class StepPlayer:
+    """The player of traced steps, an HTML element with its script; HTML only."""
+
+    html: str
+    kind: ClassVar[str] = "step_player"
+
+
 class Part(Protocol):
     """What a section consists of.
 

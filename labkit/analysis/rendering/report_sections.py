@@ -60,6 +60,7 @@ from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables impor
     failures_section,
     sensitivity_table,
 )
+from labkit.analysis.rendering.step_player import step_player_section
 from labkit.analysis.rendering.sweep_tables import curves_section
 from labkit.analysis.rendering.text_quality_tables import quality_section
 from labkit.analysis.rendering.video_tables import (
@@ -264,7 +265,13 @@ HTML_CHAPTERS = (
     ),
     Chapter(
         "Latency",
-        (_latencies, request_timeline_section, request_outcomes_section, http_section),
+        (
+            _latencies,
+            request_timeline_section,
+            step_player_section,
+            request_outcomes_section,
+            http_section,
+        ),
     ),
     Chapter("Memory", (kv_utilization_section, memory_timeline_section)),
     Chapter("Runs", (_pairs, _runs_in_order, _drift), (medians_section, runs_section)),

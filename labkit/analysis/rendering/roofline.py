@@ -29,6 +29,7 @@ X_LABEL = "intensity (FLOP per byte)"
 Y_LABEL = "GFLOP/s"
 PADDING_DECADES = 0.1  # between the outermost points and the edges
 MARK_SPACING = 0.018  # between marks of one case, as a share of the panel's width
+MAX_LABELS = 60  # more would cover the marks; tooltips name the cases of each
 LABEL_WIDTH, LABEL_HEIGHT = 0.03, 0.045  # of a case's number, as shares of the panel
 ExponentRange = tuple[float, float]  # exponents of ten
 
@@ -167,7 +168,10 @@ def cases_line(points: Sequence[RooflinePoint]) -> str:
 
     If there are several arms, the line explains why their marks are drawn side by side.
     """
-    text = "; ".join(f"{n} {case}" for case, n in case_numbers(points).items())
+    numbers = case_numbers(points)
+    text = f"{len(numbers):,}, named where a mark is pointed at"
+    if len(numbers) <= MAX_LABELS:
+        text = "; ".join(f"{n} {case}" for case, n in numbers.items())
     arms = len({p.arm for p in points})
     side_by_side = "; arms of a case have the same intensity and are drawn side by side"
     return f"Cases: {text}{side_by_side if arms > 1 else ''}"
@@ -204,14 +208,20 @@ class CaseLabel:
 def case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
 ) -> list[CaseLabel]:
-    """Return a label per case: right or left of its marks, or lower if neither place is free."""
+    """Return a label per case: right or left of its marks, or lower if neither place is free.
+
+    Very many cases have no labels.
+    """
+    numbers = case_numbers(points)
+    if len(numbers) > MAX_LABELS:
+        return []
     marks: dict[str, list[tuple[float, float]]] = {}
     for p, (a, b) in zip(points, _mark_positions(points, x), strict=True):
         position = (a - x[0]) / (x[1] - x[0]), (b - y[0]) / (y[1] - y[0])
         marks.setdefault(p.case, []).append(position)
     all_marks = [position for positions in marks.values() for position in positions]
     labels: list[CaseLabel] = []
-    for case, n in case_numbers(points).items():
+    for case, n in numbers.items():
         left, right = (end(a for a, _ in marks[case]) for end in (min, max))
         height = sum(b for _, b in marks[case]) / len(marks[case])
         while True:
@@ -284,7 +294,8 @@ def roofline_figure(cell: Json, points: Sequence[RooflinePoint]) -> Figure:
     panel.set_xlabel(X_LABEL)
     panel.set_ylabel(Y_LABEL)
     panel.legend(loc="lower right")
-    case_names = "\n".join(f"{n}  {case}" for case, n in case_numbers(points).items())
+    names = list(case_numbers(points))[:MAX_LABELS]
+    case_names = "\n".join(f"{n}  {case}" for n, case in enumerate(names, 1))
     panel.text(1.02, 1.0, case_names, transform=panel.transAxes, fontsize=8, va="top")
     return figure
 

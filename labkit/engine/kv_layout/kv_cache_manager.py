@@ -136,6 +136,11 @@ class KVCacheManager:
         """
         self._computed.update(state.request_id, state.num_computed_tokens)
 
+    @property
+    def tables(self) -> Mapping[str, BlockTable]:
+        """The block tables of all running requests by request id."""
+        return self._tables
+
     def table(self, request_id: str) -> BlockTable:
         """Return a request's block table."""
         return self._tables[request_id]

@@ -16,6 +16,7 @@ from labkit.models import safetensors_file
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
 
 RECIPE_VERSION = 3  # part of the cache key: raise it when the written files change
+ROW_MATRICES = ("shared_expert_gate",)  # matrices of one row, which are vectors in the file
 SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights held in memory
 
 
@@ -66,7 +67,6 @@ def write_model(
         **model.config(),
         **_quantization(file, model),
         **generation,
-        "attention_bias": model.traits.biases,
     }
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
@@ -85,8 +85,9 @@ def _quantization(
     """
     layouts = {
         target.path: layout
-        for name, target in model.targets().items()
-        if (layout := gguf_quants.layout_of(file.tensors[name].type.name)) is not None
+        for target in model.targets()
+        if (tensor := file.tensors.get(target.tensor)) is not None
+        and (layout := gguf_quants.layout_of(tensor.type.name)) is not None
     }
     if not layouts:
         return {}
@@ -120,17 +121,32 @@ def _write_weights(
 def _parameters(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    for name, target in model.targets().items():
-        tensor = file.tensors[name]
-        if gguf_quants.layout_of(tensor.type.name) is not None and len(tensor.shape) != 2:
-            raise gguf_header.GGUFError(f"tensor {name} is quantised but not a matrix")
+    """Yield the parameters by name. Biases that the file lacks are zeros."""
+    for target in model.targets():
+        tensor = file.tensors.get(target.tensor)
+        if tensor is None:
+            yield target.name, np.zeros(target.shape, np.float32)
+            continue
+        is_quantized = gguf_quants.layout_of(tensor.type.name) is not None
+        if is_quantized and (len(tensor.shape) < 2 or not target.name.endswith(".weight")):
+            raise gguf_header.GGUFError(f"tensor {target.tensor} is quantised but not a matrix")
         arrays = gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))
-        if name.endswith(".bias"):
-            arrays = {"bias": arrays["weight"]}
+        if target.minus_one:
+            arrays = {"weight": _wide(arrays["weight"]) - np.float32(1)}
         for part, array in arrays.items():
             if target.interleaved_heads is not None:
                 array = _deinterleave_heads(array, target.interleaved_heads)
-            yield f"{target.path}.{part}", np.ascontiguousarray(array)
+            if target.path.endswith(ROW_MATRICES):
+                array = array[None]
+            name = f"{target.path}.{part}" if is_quantized else target.name
+            yield name, np.ascontiguousarray(array)
+
+
+def _wide(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return numbers in float32. uint16 is bfloat16."""
+    if array.dtype != np.uint16:
+        return array.astype(np.float32)
+    return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _deinterleave_heads(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:

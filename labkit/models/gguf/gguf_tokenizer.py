@@ -1,38 +1,24 @@
 """Convert a GGUF file's vocabulary to ``tokenizer.json`` and ``tokenizer_config.json``.
 
-Only byte-level BPE is supported (``tokenizer.ggml.model`` = gpt2). ``tokenizer.ggml.pre`` names the
-pre-tokenizer, which splits a text before tokens are merged. The names are those of llama.cpp
-(``src/llama-vocab.cpp``).
+``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE, whose pre-tokenizer ``tokenizer.ggml.pre``
+names) or ``llama`` (SentencePiece). The names are those of llama.cpp (``src/llama-vocab.cpp``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
+from labkit.models.gguf.gguf_pre_tokenizers import find_pre_tokenizer
+from labkit.models.gguf.gguf_spm_tokenizer import build_spm
 
 MAX_TOKENS = 1 << 20
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
 
-# %s: the quantifier of runs of digits. Contractions match in upper and lower case; a run of
-# punctuation includes the line ends after it.
-SPLIT_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+BYTE_LEVEL_BPE, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -43,25 +29,46 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     GGUFError
         The tokenizer is not supported, or its lists do not match each other.
     """
-    kind, pre = file.string("tokenizer.ggml.model"), file.string("tokenizer.ggml.pre", "default")
-    if kind != "gpt2":
-        raise GGUFError(f"tokenizer {kind!r} is not supported; must be gpt2 (byte-level BPE)")
+    kind = _kind(file)
     tokens = file.strings("tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(tokens) > MAX_TOKENS or len(vocab) != len(tokens):
         raise GGUFError(
             f"the vocabulary of {len(tokens)} tokens has duplicates or more than {MAX_TOKENS}"
         )
+    if kind == SENTENCE_PIECE:
+        adds_space = _flag(file, "tokenizer.ggml.add_space_prefix", default=True)
+        built = build_spm(file, tokens, vocab, adds_space=adds_space)
+    else:
+        built = _build_bpe(file, vocab)
+    _add_added_tokens(built, file, tokens)
+    _add_special_tokens_processor(built, file, tokens)
+    return built
+
+
+def _kind(file: GGUFFile) -> str:
+    """Return ``tokenizer.ggml.model``, and refuse kinds that are not supported."""
+    kind = file.string("tokenizer.ggml.model")
+    if kind not in (BYTE_LEVEL_BPE, SENTENCE_PIECE):
+        raise GGUFError(
+            f"tokenizer {kind!r} is not supported; must be {BYTE_LEVEL_BPE} (byte-level BPE) or "
+            f"{SENTENCE_PIECE} (SentencePiece)"
+        )
+    return kind
+
+
+def _build_bpe(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
+    pre = find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default"))
     try:
         built = Tokenizer(
-            models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=_ignores_merges(pre))
+            models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=pre.ignores_merges)
         )
     except Exception as error:  # the library raises bare Exception
         raise GGUFError(f"the merges do not match the tokens ({one_line(error)})") from None
-    _set_pre_tokenizer(built, pre)
+    built.pre_tokenizer = pre.build()
+    if pre.normalizes:
+        built.normalizer = normalizers.NFC()
     built.decoder = decoders.ByteLevel()
-    _add_added_tokens(built, file, tokens)
-    _add_special_tokens_processor(built, file, tokens)
     return built
 
 
@@ -113,34 +120,6 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
     return merges
 
 
-def _ignores_merges(pre: str) -> bool:
-    """Return whether a word that is a token of its own is encoded without applying merges."""
-    return pre == "llama-bpe"
-
-
-def _set_pre_tokenizer(built: Tokenizer, pre: str) -> None:
-    """Set the pre-tokenizer named ``pre``, with its normalizer; refuse an unknown name."""
-    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    splitters: dict[str, Callable[[], list[Any]]] = {
-        "gpt-2": lambda: [gpt2],
-        "smollm": lambda: [pre_tokenizers.Digits(individual_digits=True), gpt2],
-        "qwen2": lambda: _regex_split(""),
-        "llama-bpe": lambda: _regex_split("{1,3}"),
-    }
-    if pre not in splitters:
-        raise GGUFError(
-            f"pre-tokenizer {pre!r} is not supported; must be one of: {', '.join(splitters)}"
-        )
-    built.pre_tokenizer = pre_tokenizers.Sequence(splitters[pre]())
-    if pre == "qwen2":
-        built.normalizer = normalizers.NFC()
-
-
-def _regex_split(digits: str) -> list[Any]:
-    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN % digits), behavior="isolated")
-    return [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-
-
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
     if len(kinds) not in (0, len(tokens)):
@@ -158,10 +137,13 @@ def _add_special_tokens_processor(built: Tokenizer, file: GGUFFile, tokens: list
     """Make the tokenizer add the BOS and EOS tokens that llama.cpp would add to a text.
 
     A file without ``add_bos_token`` leaves the choice to llama.cpp's default for its
-    pre-tokenizer.
+    pre-tokenizer, or for SentencePiece.
     """
-    pre = file.string("tokenizer.ggml.pre", "default")
-    adds_bos = _flag(file, "tokenizer.ggml.add_bos_token", default=pre == "llama-bpe")
+    if _kind(file) == SENTENCE_PIECE:
+        default_bos = True
+    else:
+        default_bos = find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default")).adds_bos
+    adds_bos = _flag(file, "tokenizer.ggml.add_bos_token", default=default_bos)
     adds_eos = _flag(file, "tokenizer.ggml.add_eos_token", default=False)
     bos = [_token_id(file, "tokenizer.ggml.bos_token_id")] if adds_bos else []
     eos = [_token_id(file, "tokenizer.ggml.eos_token_id")] if adds_eos else []

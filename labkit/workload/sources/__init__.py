@@ -10,7 +10,8 @@ from labkit.config import Experiment
 from labkit.models import ModelDir
 from labkit.workload.tokenized_prompts import Prompt
 
-_MODULES = {"chat": "packaged_questions"}  # the others are named after the option's value
+# Sources whose module is not named after the option's value.
+_MODULES = {"chat": "packaged_questions", "trace": "request_trace"}
 
 
 class PromptSource(Protocol):

@@ -1,0 +1,377 @@
+"""A trace of engine steps: what each step computed, which blocks requests held, and the times.
+
+A ``TracedStepLoop`` replaces the engine's loop while steps are traced; without a trace no code of
+this module runs. While a request is served, a trace only stores references, times and changes of
+block tables. ``StepTrace.report`` builds the values for the record's file afterwards. The file's
+schema is that of :mod:`labkit.records.step_trace_file`.
+
+Times are of these parts of a step, each with its start and its duration:
+
+    schedule    the scheduler's choice, drafting included
+    draft       drafting, a part of ``schedule``; without speculation next to nothing
+    build       packed arrays, and padding rows of pure decodes
+    plan        block tables and maps for attention (``KVMemory.prepare_step``)
+    forward     the model. With ``engine.pipeline=overlap`` on MLX's graphs it lasts until the
+                host has waited for it, so it contains other work of the host
+    sample      sampling and the acceptance of drafts. A captured graph of decodes samples greedily
+                within ``forward``
+    update      append, stop, publish and free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from labkit.engine.batch import Batch, Ints
+from labkit.engine.engine_protocol import TokenEvent
+from labkit.engine.engine_step import PendingStep, SampledTokens, StepLoop
+from labkit.engine.lazy_logits import Logits, WaitLogits
+from labkit.engine.model_runner import ModelRunner, RunModel
+from labkit.engine.prompt_logprobs import ScoredPart
+from labkit.engine.scheduler_output import SchedulerOutput
+
+if TYPE_CHECKING:
+    from labkit.engine.kv_layout.kv_cache_manager import (
+        BlockTable,
+        KVCacheManager,
+        KVMemory,
+        StepAttention,
+    )
+    from labkit.engine.scheduler import Scheduler
+
+Clock = Callable[[], float]
+# A trace ends early when its steps have this many chunks together.
+MAX_CHUNKS = 200_000
+
+
+@dataclass(slots=True)
+class TracedStep:
+    """What is known of one step.
+
+    Parameters
+    ----------
+    scheduled
+        The scheduler's output, drafts included.
+    tables
+        By request: the blocks of a table that is new or has changed, and how many of its first
+        blocks are as before.
+    released, preempted
+        Requests whose blocks were released, or that were preempted, since the previous step.
+    lingering
+        Finished requests whose rows a static batch computes.
+    waiting, free_blocks, evictable_blocks
+        Waiting requests and blocks after scheduling. None: the layout has no blocks.
+    reserved_bytes, used_bytes
+        KV memory after scheduling, before the step's tokens are computed.
+    slots
+        By request: tokens for which a layout without blocks has memory, after the step.
+    times
+        By part: start and end in seconds on the trace's clock.
+    """
+
+    scheduled: SchedulerOutput
+    tables: dict[str, tuple[int, Ints]]
+    released: list[str]
+    preempted: list[str]
+    lingering: Collection[str]
+    waiting: int
+    free_blocks: int | None
+    evictable_blocks: int | None
+    reserved_bytes: int
+    used_bytes: int
+    cu_seqlens_q: Ints | None = None
+    padding: int = 0
+    slots: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+class StepTrace:
+    """The first ``limit`` steps of an engine from now on, and the number of all steps.
+
+    Parameters
+    ----------
+    limit
+        The largest number of steps to trace.
+    clock
+        Returns seconds. It may be read in the thread that runs the model.
+    scheduler, cache
+        The engine's. They are only read.
+    """
+
+    def __init__(
+        self, limit: int, clock: Clock, scheduler: Scheduler, cache: KVCacheManager
+    ) -> None:
+        self.clock = clock
+        self.cache = cache
+        self._limit = limit
+        self._scheduler = scheduler
+        self._pool = getattr(cache, "pool", None)
+        self._chunks_left = MAX_CHUNKS
+        self._steps: list[TracedStep] = []
+        self._num_steps = 0
+        self._open: dict[int, TracedStep] = {}  # by the id of the scheduler's output, or of a batch
+        self._tables: dict[str, BlockTable] = {}  # of the previous step
+        self._preemptions: dict[str, int] = {}
+
+    def begin(self, scheduled: SchedulerOutput) -> TracedStep | None:
+        """Add a step that was just scheduled; return None if the trace is full."""
+        self._num_steps += 1
+        self._chunks_left -= len(scheduled.chunks)
+        if len(self._steps) >= self._limit or self._chunks_left < 0:
+            return None
+        changed, released = self._changed_tables()
+        pool, scheduler = self._pool, self._scheduler
+        step = TracedStep(
+            scheduled,
+            changed,
+            released,
+            self._preempted(scheduled, changed, released),
+            self.cache.lingering_requests(),
+            waiting=scheduler.num_waiting,
+            free_blocks=None if pool is None else pool.num_free,
+            evictable_blocks=None if pool is None else pool.num_evictable,
+            reserved_bytes=self.cache.reserved_bytes,
+            used_bytes=scheduler.num_computed_tokens * self.cache.token_bytes,
+        )
+        self._steps.append(step)
+        self._open[id(scheduled)] = step
+        return step
+
+    def _changed_tables(self) -> tuple[dict[str, tuple[int, Ints]], list[str]]:
+        """Return the changes of block tables, and the requests without one, since the last step."""
+        changed, tables = {}, self.cache.tables
+        for request_id, table in tables.items():
+            before = self._tables.get(request_id)
+            if before is not table:  # a table is immutable: the same object has the same blocks
+                changed[request_id] = _difference(before, table)
+        # Without a change, the old tables and the new ones are the same.
+        if not changed and len(tables) == len(self._tables):
+            return changed, []
+        released = [request_id for request_id in self._tables if request_id not in tables]
+        self._tables = dict(tables)
+        return changed, released
+
+    def _preempted(
+        self, scheduled: SchedulerOutput, changed: Collection[str], released: list[str]
+    ) -> list[str]:
+        """Return the requests that were preempted since the previous step.
+
+        A request may be admitted again in the step that preempted it. Then it has another table.
+        """
+        preempted = [r for r in released if self._scheduler.is_live(r)]
+        for request_id in preempted:
+            self._preemptions[request_id] = self._preemptions.get(request_id, 0) + 1
+        for chunk in scheduled.chunks if changed else ():
+            request_id, count = chunk.state.request_id, chunk.preemption_count
+            if count > self._preemptions.get(request_id, 0):
+                self._preemptions[request_id] = count
+                preempted.append(request_id)
+        return preempted
+
+    def step_of(self, key: object) -> TracedStep | None:
+        """Return the traced step of a scheduler's output or of a batch, or None."""
+        return self._open.get(id(key))
+
+    def built(self, scheduled: SchedulerOutput, batch: Batch) -> None:
+        """Set a step's arrays. From now on ``step_of`` also returns the step for the batch."""
+        step = self.step_of(scheduled)
+        if step is not None:
+            step.cu_seqlens_q, step.padding = batch.cu_seqlens_q, batch.padding
+            self._open[id(batch)] = step
+
+    def end(self, pending: PendingStep) -> None:
+        """Close a step. Neither its batch nor its output will be seen again."""
+        self._open.pop(id(pending.scheduled), None)
+        self._open.pop(id(pending.batch), None)
+
+    def report(self) -> dict[str, Any]:
+        """Return the trace as JSON values."""
+        requests = {
+            chunk.state.request_id: chunk.state.num_prompt_tokens
+            for step in self._steps
+            for chunk in step.scheduled.chunks
+        }
+        index = {request_id: number for number, request_id in enumerate(requests)}
+        times = [time for step in self._steps for time in step.times.values()]
+        origin = min((start for start, _ in times), default=0.0)
+        return {
+            "block_size": getattr(self.cache, "block_size", None),
+            "num_blocks": None if self._pool is None else self._pool.num_blocks,
+            "token_bytes": self.cache.token_bytes,
+            "steps_total": self._num_steps,
+            "requests": [{"id": r, "prompt_tokens": tokens} for r, tokens in requests.items()],
+            "steps": [_step_json(step, index, origin) for step in self._steps],
+        }
+
+
+def _difference(before: BlockTable | None, table: BlockTable) -> tuple[int, Ints]:
+    """Return the number of first blocks that both tables share, and the blocks after them."""
+    ids = table.block_ids
+    if before is None:
+        return 0, ids
+    shared = min(len(before), len(table))
+    equal = before.block_ids[:shared] == ids[:shared]
+    same = shared if equal.all() else int(equal.argmin())
+    return same, ids[same:]
+
+
+def _step_json(step: TracedStep, index: Mapping[str, int], origin: float) -> dict[str, Any]:
+    chunks = step.scheduled.chunks
+    # A decode is one token after the prompt that samples; see ``ScheduledChunk.is_prefill``.
+    prefill = [
+        not (c.samples and c.num_tokens == 1 and c.start >= c.state.num_prompt_tokens)
+        for c in chunks
+    ]
+    # An aborted request may have blocks, but no chunk, and so no index. A layout without blocks
+    # has a row for each request in place of blocks.
+    has_blocks = step.free_blocks is not None
+    tables = [(index[r], *c) for r, c in step.tables.items() if has_blocks and r in index]
+    return {
+        "chunks": [
+            [index[c.state.request_id], c.start, c.num_tokens, int(p), int(c.samples)]
+            for c, p in zip(chunks, prefill, strict=True)
+        ],
+        "drafts": [
+            [index[request_id], len(tokens), step.accepted.get(request_id, 0)]
+            for request_id, tokens in step.scheduled.drafts.items()
+        ],
+        "cu_seqlens_q": [] if step.cu_seqlens_q is None else step.cu_seqlens_q.tolist(),
+        "padding": step.padding,
+        "blocks": [[request, same, ids.tolist()] for request, same, ids in tables],
+        "released": [index[r] for r in step.released if r in index],
+        "preempted": [index[r] for r in step.preempted if r in index],
+        "lingering": [index[r] for r in step.lingering if r in index],
+        "slots": [[index[r], slots] for r, slots in step.slots.items() if r in index],
+        "waiting": step.waiting,
+        "free_blocks": step.free_blocks,
+        "evictable_blocks": step.evictable_blocks,
+        "reserved_bytes": step.reserved_bytes,
+        "used_bytes": step.used_bytes,
+        "times_us": {
+            part: [round((start - origin) * 1e6, 1), round((end - start) * 1e6, 1)]
+            for part, (start, end) in step.times.items()
+        },
+    }
+
+
+class TracedStepLoop(StepLoop):
+    """A ``StepLoop`` that adds its steps to a trace. It takes over another loop's parts."""
+
+    def __init__(self, loop: StepLoop, trace: StepTrace) -> None:
+        vars(self).update(vars(loop))
+        self._trace = trace
+        self._drafting = 0.0, 0.0  # start and end of the last drafting
+        self._waited = 0.0  # when the last logits were ready
+        self._launcher.run_model = TracedRunModel(self._launcher.run_model, trace)
+
+    def _schedule(self) -> SchedulerOutput:
+        trace, clock = self._trace, self._trace.clock
+        start = clock()
+        scheduled = super()._schedule()
+        end = clock()
+        if scheduled:
+            step = trace.begin(scheduled)
+            if step is not None:
+                step.times = {"schedule": (start, end), "draft": self._drafting}
+        return scheduled
+
+    def _draft(self, scheduled: SchedulerOutput) -> SchedulerOutput:
+        start = self._trace.clock()
+        scheduled = super()._draft(scheduled)
+        self._drafting = start, self._trace.clock()
+        return scheduled
+
+    def _build(self, scheduled: SchedulerOutput) -> Batch:
+        start = self._trace.clock()
+        batch = super()._build(scheduled)
+        self._add_time(scheduled, "build", start)
+        self._trace.built(scheduled, batch)
+        return batch
+
+    def _sample(self, step: PendingStep) -> tuple[SampledTokens, dict[str, ScoredPart]]:
+        timed = step._replace(wait_logits=lambda: self._wait(step))
+        sampled = super()._sample(timed)
+        self._add_time(step.scheduled, "sample", self._waited)
+        traced = self._trace.step_of(step.scheduled)
+        if traced is not None and step.scheduled.drafts:
+            traced.accepted = {r: len(tokens) - 1 for r, tokens in sampled[0].items()}
+        return sampled
+
+    def _wait(self, step: PendingStep) -> Logits:
+        logits = step.wait_logits()
+        self._waited = self._trace.clock()
+        return logits
+
+    def _update(
+        self, step: PendingStep, sampled: SampledTokens, scored: Mapping[str, ScoredPart]
+    ) -> list[TokenEvent]:
+        traced, cache = self._trace.step_of(step.scheduled), self._trace.cache
+        if traced is not None and traced.free_blocks is None:
+            tables = cache.tables
+            traced.slots = {r: cache.num_slots(table) for r, table in tables.items()}
+        start = self._trace.clock()
+        events = super()._update(step, sampled, scored)
+        self._add_time(step.scheduled, "update", start)
+        self._trace.end(step)
+        return events
+
+    def _add_time(self, scheduled: SchedulerOutput, part: str, start: float) -> None:
+        step = self._trace.step_of(scheduled)
+        if step is not None:
+            step.times[part] = start, self._trace.clock()
+
+
+class TracedRunModel:
+    """Runs the model and adds the times of a step's plan and forward to a trace."""
+
+    def __init__(self, run_model: RunModel, trace: StepTrace) -> None:
+        self._run_model = run_model
+        self._trace = trace
+        if isinstance(run_model, ModelRunner):
+            self.memory = run_model.memory = TracedKVMemory(run_model.memory, trace)
+
+    def __call__(self, batch: Batch) -> Logits:
+        """Run a step; see ``ModelRunner``. This may be the thread of a pipelined engine."""
+        step, start = self._trace.step_of(batch), self._trace.clock()
+        logits = self._run_model(batch)
+        self._add_forward(step, start)
+        return logits
+
+    def launch(self, batch: Batch) -> WaitLogits:
+        """Launch a step; see ``ModelRunner.launch``."""
+        assert isinstance(self._run_model, ModelRunner)
+        step, start = self._trace.step_of(batch), self._trace.clock()
+        wait_logits = self._run_model.launch(batch)
+
+        def wait() -> Logits:
+            logits = wait_logits()
+            self._add_forward(step, start)
+            return logits
+
+        return wait
+
+    def _add_forward(self, step: TracedStep | None, start: float) -> None:
+        if step is not None:
+            _, planned = step.times.get("plan", (start, start))
+            step.times["forward"] = planned, self._trace.clock()
+
+
+class TracedKVMemory:
+    """Prepares the attention of a step, and adds its time and the layout's padding to a trace."""
+
+    def __init__(self, memory: KVMemory, trace: StepTrace) -> None:
+        self.attention = memory.attention
+        self._memory = memory
+        self._trace = trace
+
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Prepare the attention of a step; see ``KVMemory``."""
+        step, start = self._trace.step_of(batch), self._trace.clock()
+        padded, attention = self._memory.prepare_step(batch)
+        if step is not None:
+            step.times["plan"] = start, self._trace.clock()
+            step.padding += padded.total_q - batch.total_q
+        return padded, attention

@@ -1,0 +1,135 @@
+"""The scaling of rotary embeddings (RoPE) in a GGUF file, as config.json of mlx_lm states it.
+
+The keys are those of llama.cpp's ``gguf-py/gguf/constants.py``. Llama 3's scaling has no key: its
+factors are the tensor ``rope_freqs.weight``, from which the parameters are recovered.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
+
+FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+TENSORS = (FACTORS, LONG, SHORT)
+MAX_RELATIVE_ERROR = 1e-5  # of Llama 3's factors, computed from the recovered parameters
+# YaRN's keys that mlx_lm has no option for, with the values that it computes with.
+YARN_CONSTANTS = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
+
+
+def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dict[str, Any] | None:
+    """Return ``rope_scaling`` of config.json, or None if positions are not scaled.
+
+    Parameters
+    ----------
+    file
+        The GGUF file.
+    name
+        The file's architecture, with which its keys begin.
+    theta
+        The base of the frequencies.
+    dims
+        The dimensions of a head that are rotated.
+
+    Raises
+    ------
+    GGUFError
+        mlx_lm has no such scaling.
+    """
+    prefix = f"{name}.rope.scaling"
+    if FACTORS in file.tensors:
+        return _llama3(_factors(file, FACTORS, dims), theta)
+    if LONG in file.tensors or SHORT in file.tensors:
+        factors = {
+            f"{word}_factor": _factors(file, f"rope_factors_{word}.weight", dims).tolist()
+            for word in ("long", "short")
+        }
+        return {"type": "longrope", "rope_type": "longrope", **factors}
+    # Older files have the factor of linear scaling under another key.
+    factor = float(file.number(f"{prefix}.factor", file.number(f"{name}.rope.scale_linear", 1.0)))
+    kind = file.string(f"{prefix}.type", "none" if factor == 1.0 else "linear")
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
+    if not 0 < factor < math.inf:
+        raise GGUFError(f"{prefix}.factor is {factor}; it must be finite and above 0")
+    if kind == "linear":
+        return {"type": "linear", "rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise GGUFError(f"{prefix}.type is {kind}; must be one of: none, linear, yarn")
+    return _yarn(file, prefix, factor)
+
+
+def _yarn(file: GGUFFile, prefix: str, factor: float) -> dict[str, Any]:
+    for word, value in YARN_CONSTANTS.items():
+        given = file.number(f"{prefix}.{word}", value)
+        if given != value:
+            raise GGUFError(f"{prefix}.{word} is {given}; mlx_lm computes with {value}")
+    if file.number(f"{prefix}.yarn_log_multiplier", 0.0) != 0.0:
+        raise GGUFError(f"{prefix}.yarn_log_multiplier is not 0; mlx_lm computes with 0")
+    return {
+        "type": "yarn",
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": file.count(f"{prefix}.original_context_length"),
+        "beta_fast": float(file.number(f"{prefix}.yarn_beta_fast", 32.0)),
+        "beta_slow": float(file.number(f"{prefix}.yarn_beta_slow", 1.0)),
+    }
+
+
+def _factors(file: GGUFFile, name: str, dims: int) -> npt.NDArray[np.float32]:
+    tensor = file.tensors.get(name)
+    if tensor is None or tensor.shape != (dims // 2,) or tensor.type.name != "F32":
+        raise GGUFError(f"tensor {name} must be F32 of shape ({dims // 2},)")
+    factors = np.array(file.blocks(tensor)).view("<f4").reshape(-1)
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise GGUFError(f"tensor {name} has a factor that is not above 0")
+    return factors
+
+
+def _llama3(factors: npt.NDArray[np.float32], theta: float) -> dict[str, Any] | None:
+    """Recover the parameters of Llama 3's scaling.
+
+    High frequencies are kept, low ones divided by ``factor``, and between them the factor is
+    ``1 / ((1 - s) / factor + s)``, where ``s`` falls linearly with the frequency. So a line
+    through the ``s`` of the factors between gives the two ends. Multiplying both ends and the
+    original context length by a number changes nothing; the lower end is set to 1.
+    """
+    factor = float(factors[-1])
+    if (factors == 1).all():
+        return None
+    frequencies = theta ** (-2.0 * np.arange(len(factors)) / (2 * len(factors))) / (2 * math.pi)
+    between = (factors > 1) & (factors < factor)
+    if between.sum() >= 2 and factor > 1:
+        s = (1 / factors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+        slope, start = np.polyfit(frequencies[between], s, 1)
+        scaling = {
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": _tidy(1 - 1 / start),
+            "original_max_position_embeddings": round(-slope / start),
+        }
+        if _deviation(scaling, factors, frequencies) < MAX_RELATIVE_ERROR:
+            return {"type": "llama3", "rope_type": "llama3", **scaling}
+    raise GGUFError(f"the factors of tensor {FACTORS} are not those of Llama 3's scaling")
+
+
+def _tidy(number: float) -> float:
+    """Round a number that is nearly an integer."""
+    return float(round(number)) if abs(number - round(number)) < 1e-3 else float(number)
+
+
+def _deviation(
+    scaling: dict[str, Any],
+    factors: npt.NDArray[np.float32],
+    frequencies: npt.NDArray[np.float64],
+) -> float:
+    """Return the largest relative difference of the scaling's factors from those of the file."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    cycles = scaling["original_max_position_embeddings"] * frequencies
+    s = np.clip((cycles - low) / (high - low), 0, 1)
+    computed = 1 / ((1 - s) / scaling["factor"] + s)
+    return float(np.abs(computed / factors - 1).max())

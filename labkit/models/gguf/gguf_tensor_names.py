@@ -1,0 +1,206 @@
+"""The tensors of each architecture in GGUF, and the parameters of mlx_lm that they become.
+
+The names of tensors in GGUF are those of llama.cpp's ``gguf-py/gguf/tensor_mapping.py``; the names
+of parameters are those of ``mlx_lm.models``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """How a tensor becomes a parameter.
+
+    Parameters
+    ----------
+    tensor
+        The tensor's name in GGUF, within its layer.
+    parameter
+        The parameter's path, within its layer, without ``.weight`` or ``.bias``.
+    shape
+        The names of the tensor's dimensions (``Dimensions.size_of``). The last is contiguous.
+    optional
+        The tensor may be missing, together with all others of the same ``optional`` word in its
+        layer. Missing biases of a layer that has some are zeros.
+    minus_one
+        Whether 1 is subtracted: GGUF stores the factor of a norm, mlx_lm's gemma adds 1 to it.
+    bare
+        Whether the parameter's name is ``parameter`` itself.
+    """
+
+    tensor: str
+    parameter: str
+    shape: tuple[str, ...]
+    optional: str = ""
+    minus_one: bool = False
+    bare: bool = False
+
+    @property
+    def name(self) -> str:
+        """The parameter's name, within its layer."""
+        return self.parameter if self.bare else f"{self.parameter}.{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """``weight`` or ``bias``."""
+        return self.tensor.rpartition(".")[2]
+
+
+def _matrix(tensor: str, parameter: str, *shape: str) -> TensorRule:
+    return TensorRule(f"{tensor}.weight", parameter, shape)
+
+
+def _bias(tensor: str, parameter: str, *shape: str, optional: str = "") -> TensorRule:
+    return TensorRule(f"{tensor}.bias", parameter, shape, optional=optional)
+
+
+def _norm(tensor: str, parameter: str, size: str = "hidden", *, minus: bool = False) -> TensorRule:
+    return TensorRule(f"{tensor}.weight", parameter, (size,), minus_one=minus)
+
+
+_NORMS = (_norm("attn_norm", "input_layernorm"), _norm("ffn_norm", "post_attention_layernorm"))
+_ATTENTION = (
+    _matrix("attn_q", "self_attn.q_proj", "queries", "hidden"),
+    _matrix("attn_k", "self_attn.k_proj", "keys", "hidden"),
+    _matrix("attn_v", "self_attn.v_proj", "keys", "hidden"),
+    _matrix("attn_output", "self_attn.o_proj", "hidden", "queries"),
+)
+_MLP = (
+    _matrix("ffn_gate", "mlp.gate_proj", "inner", "hidden"),
+    _matrix("ffn_up", "mlp.up_proj", "inner", "hidden"),
+    _matrix("ffn_down", "mlp.down_proj", "hidden", "inner"),
+)
+_QKV_BIASES = (
+    _bias("attn_q", "self_attn.q_proj", "queries"),
+    _bias("attn_k", "self_attn.k_proj", "keys"),
+    _bias("attn_v", "self_attn.v_proj", "keys"),
+)
+# In mlx_lm one option (``attention_bias``, ``mlp_bias``) stands for all biases of a kind.
+_OPTIONAL_BIASES = (
+    _bias("attn_q", "self_attn.q_proj", "queries", optional="attention_bias"),
+    _bias("attn_k", "self_attn.k_proj", "keys", optional="attention_bias"),
+    _bias("attn_v", "self_attn.v_proj", "keys", optional="attention_bias"),
+    _bias("attn_output", "self_attn.o_proj", "hidden", optional="attention_bias"),
+    _bias("ffn_gate", "mlp.gate_proj", "inner", optional="mlp_bias"),
+    _bias("ffn_up", "mlp.up_proj", "inner", optional="mlp_bias"),
+    _bias("ffn_down", "mlp.down_proj", "hidden", optional="mlp_bias"),
+)
+# glm4 has no bias of the output projection.
+_OPTIONAL_QKV_BIASES = _OPTIONAL_BIASES[:3]
+_HEAD_NORMS = (
+    _norm("attn_q_norm", "self_attn.q_norm", "head"),
+    _norm("attn_k_norm", "self_attn.k_norm", "head"),
+)
+_FULL_NORMS = (
+    _norm("attn_q_norm", "self_attn.q_norm", "queries"),
+    _norm("attn_k_norm", "self_attn.k_norm", "keys"),
+)
+_GEMMA_NORMS = (
+    _norm("attn_norm", "input_layernorm", minus=True),
+    _norm("post_attention_norm", "post_attention_layernorm", minus=True),
+    _norm("ffn_norm", "pre_feedforward_layernorm", minus=True),
+    _norm("post_ffw_norm", "post_feedforward_layernorm", minus=True),
+)
+_GEMMA_HEAD_NORMS = (
+    _norm("attn_q_norm", "self_attn.q_norm", "head", minus=True),
+    _norm("attn_k_norm", "self_attn.k_norm", "head", minus=True),
+)
+_FUSED_MLP = (
+    _matrix("ffn_up", "mlp.gate_up_proj", "twice inner", "hidden"),
+    _matrix("ffn_down", "mlp.down_proj", "hidden", "inner"),
+)
+
+
+def _experts(path: str) -> tuple[TensorRule, ...]:
+    """Return the stacked matrices of experts at ``path``."""
+    return (
+        _matrix("ffn_gate_exps", f"{path}.gate_proj", "experts", "expert inner", "hidden"),
+        _matrix("ffn_up_exps", f"{path}.up_proj", "experts", "expert inner", "hidden"),
+        _matrix("ffn_down_exps", f"{path}.down_proj", "experts", "hidden", "expert inner"),
+    )
+
+
+def _router(path: str) -> TensorRule:
+    return _matrix("ffn_gate_inp", path, "experts", "hidden")
+
+
+_SHARED_EXPERT = (
+    TensorRule("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate", ("hidden",)),
+    _matrix("ffn_gate_shexp", "mlp.shared_expert.gate_proj", "shared inner", "hidden"),
+    _matrix("ffn_up_shexp", "mlp.shared_expert.up_proj", "shared inner", "hidden"),
+    _matrix("ffn_down_shexp", "mlp.shared_expert.down_proj", "hidden", "shared inner"),
+)
+_SINKS_AND_BIASES = (
+    TensorRule("attn_sinks.weight", "self_attn.sinks", ("heads",), bare=True),
+    *_QKV_BIASES,
+    _bias("attn_output", "self_attn.o_proj", "hidden"),
+    _bias("ffn_gate_inp", "mlp.router", "experts"),
+    _bias("ffn_gate_exps", "mlp.experts.gate_proj", "experts", "expert inner"),
+    _bias("ffn_up_exps", "mlp.experts.up_proj", "experts", "expert inner"),
+    _bias("ffn_down_exps", "mlp.experts.down_proj", "experts", "hidden"),
+)
+
+# The tensors of a layer by the class of mlx_lm.
+LAYER_RULES: dict[str, tuple[TensorRule, ...]] = {
+    "llama": (*_NORMS, *_ATTENTION, *_MLP, *_OPTIONAL_BIASES),
+    "smollm3": (*_NORMS, *_ATTENTION, *_MLP, *_OPTIONAL_BIASES),
+    "granite": (*_NORMS, *_ATTENTION, *_MLP, *_OPTIONAL_BIASES),
+    "qwen2": (*_NORMS, *_ATTENTION, *_QKV_BIASES, *_MLP),
+    "qwen3": (*_NORMS, *_ATTENTION, *_HEAD_NORMS, *_MLP),
+    "mixtral": (
+        *_NORMS,
+        *_ATTENTION,
+        _router("block_sparse_moe.gate"),
+        *_experts("block_sparse_moe.switch_mlp"),
+    ),
+    "qwen2_moe": (
+        *_NORMS,
+        *_ATTENTION,
+        *_QKV_BIASES,
+        _router("mlp.gate"),
+        *_experts("mlp.switch_mlp"),
+        *_SHARED_EXPERT,
+    ),
+    "qwen3_moe": (
+        *_NORMS,
+        *_ATTENTION,
+        *_HEAD_NORMS,
+        _router("mlp.gate"),
+        *_experts("mlp.switch_mlp"),
+    ),
+    "gemma2": (*_GEMMA_NORMS, *_ATTENTION, *_MLP),
+    "gemma3_text": (*_GEMMA_NORMS, *_ATTENTION, *_GEMMA_HEAD_NORMS, *_MLP),
+    "phi3": (
+        *_NORMS,
+        _matrix("attn_qkv", "self_attn.qkv_proj", "queries, keys, values", "hidden"),
+        _matrix("attn_output", "self_attn.o_proj", "hidden", "queries"),
+        *_FUSED_MLP,
+    ),
+    "olmo2": (
+        _norm("post_attention_norm", "post_attention_layernorm"),
+        _norm("post_ffw_norm", "post_feedforward_layernorm"),
+        *_ATTENTION,
+        *_FULL_NORMS,
+        *_MLP,
+    ),
+    "glm4": (
+        _norm("attn_norm", "input_layernorm"),
+        _norm("post_attention_norm", "post_self_attn_layernorm"),
+        _norm("ffn_norm", "post_attention_layernorm"),
+        _norm("post_ffw_norm", "post_mlp_layernorm"),
+        *_ATTENTION,
+        *_OPTIONAL_QKV_BIASES,
+        *_FUSED_MLP,
+    ),
+    "gpt_oss": (
+        _norm("attn_norm", "input_layernorm"),
+        _norm("post_attention_norm", "post_attention_layernorm"),
+        *_ATTENTION,
+        _router("mlp.router"),
+        *_experts("mlp.experts"),
+        *_SINKS_AND_BIASES,
+    ),
+}
+LAYER_RULES["olmo3"] = LAYER_RULES["olmo2"]

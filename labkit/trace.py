@@ -1,0 +1,43 @@
+"""``python -m labkit.trace STUDY``: the traced steps of a study, for Perfetto and as a player.
+
+STUDY is the folder or the archive of a study that ran with ``workload.step_trace``. The program
+writes one file per traced run, ``traces/CELL--RUN.json``, in Chrome's trace-event format, which
+https://ui.perfetto.dev and ``chrome://tracing`` open, and ``traces/steps.html``, a page that plays
+the steps. Of an archive, they are written beside it, into ``STUDY.report``. Exit codes: 0 on
+success; 2, with a one-line message, if the study cannot be read or no run was traced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.cli_errors import OneLineParser, print_error
+from labkit.records import RecordError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.analysis.rendering.trace_files import write_traces
+
+    parser = OneLineParser(
+        prog="python -m labkit.trace",
+        description="Export the traced steps of a study for Perfetto, and as a page that plays "
+        "them.",
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY", help="folder or archive of a study")
+    options = parser.parse_args(argv)
+    try:
+        paths = write_traces(options.study)
+    except (RecordError, OSError) as error:
+        return print_error(parser.prog, error)
+    except KeyboardInterrupt:
+        return 130
+    for path in paths:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Chrome's trace events: every step, part, chunk and preemption is an event in its place."""
+
+import itertools
+import json
+from collections import Counter, defaultdict
+
+import pytest
+from traced_steps import traced_steps
+
+from labkit.analysis.chrome_trace import HOST, MODEL, REQUESTS, STEPS, chrome_trace
+
+
+@pytest.fixture(scope="module", params=["sync", "overlap"])
+def exported(request):
+    trace = traced_steps(pipeline=request.param)
+    return trace, chrome_trace(trace, "b00-p00-base")["traceEvents"]
+
+
+def test_every_event_has_what_the_format_requires(exported):
+    _, events = exported
+    required = {"X": {"ts", "dur"}, "i": {"ts", "s"}, "C": {"ts"}, "M": set()}
+    for event in events:
+        assert {"name", "ph", "pid", "tid", "args"} | required[event["ph"]] == set(event)
+    json.loads(json.dumps(events), parse_constant=pytest.fail)
+
+
+def test_steps_chunks_and_preemptions_are_complete(exported):
+    trace, events = exported
+    steps, count = trace["steps"], Counter((e["ph"], e["pid"], e["tid"]) for e in events)
+    assert count["X", 1, STEPS] == len(steps)
+    assert count["X", 1, HOST] + count["X", 1, MODEL] == sum(len(s["times_us"]) for s in steps)
+    chunks = [e for e in events if e["ph"] == "X" and e["pid"] == REQUESTS]
+    assert len(chunks) == sum(len(s["chunks"]) for s in steps)
+    accepted = [sum(d[2] for d in s["drafts"]) for s in steps]
+    assert sum(e["args"].get("accepted", 0) for e in chunks) == sum(accepted)
+    assert (sum(accepted) > 0) == any(s["drafts"] for s in steps)
+    preempted = [e for e in events if e["name"] == "preempted"]
+    assert len(preempted) == sum(len(s["preempted"]) for s in steps) > 0
+    cached = [e["args"]["cached"] for e in chunks if "cached" in e["args"]]
+    assert cached and all(tokens % 4 == 0 for tokens in cached)  # whole blocks of the stub
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {"steps", "host", "model", *(f"r{i}" for i in range(12))}
+
+
+def test_slices_of_a_track_never_cross(exported):
+    """A viewer draws slices of one track in each other or beside each other."""
+    _, events = exported
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            span = event["ts"], event["ts"] + event["dur"]
+            tracks[event["pid"], event["tid"]].append(span)
+    for spans in tracks.values():
+        for (a, b), (c, d) in itertools.combinations(spans, 2):
+            assert b <= c or d <= a or (a <= c and d <= b) or (c <= a and b <= d)
+
+
+def test_counters_of_blocks_add_up_to_the_pool(exported):
+    trace, events = exported
+    for event in events:
+        if event["ph"] == "C" and event["name"] == "KV blocks":
+            assert sum(event["args"].values()) == trace["num_blocks"] - 1
+    tokens = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "tokens"]
+    totals = [s["cu_seqlens_q"][-1] for s in trace["steps"]]
+    assert [sum(values.values()) for values in tokens] == totals
