@@ -118,7 +118,7 @@ class Attending:
     def __init__(self, keys, values, window):
         self.keys, self.values, self.window = keys, values, window
 
-    def attend(self, queries, scale, mask, sinks):
+    def attend(self, queries, _values, scale, mask, sinks):
         assert mask is None
         assert sinks is None
         group = queries.shape[1] // self.keys.shape[1]
@@ -382,7 +382,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
         def __init__(self, values):
             self.values = values
 
-        def attend(self, queries, scale, mask, sinks):
+        def attend(self, queries, _values, scale, mask, sinks):
             return np.repeat(self.values, queries.shape[1] // self.values.shape[1], axis=1)
 
     model = build(*ARCHITECTURES[name])
@@ -405,9 +405,9 @@ def test_projections_of_different_inputs_are_not_fused():
 
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((n, 8)).astype(np.float32) for n in (4, 6)]
-    group = ProjectionGroup(weights, [None, None], SlabAllocator())
+    group = ProjectionGroup(weights, [None, None], SlabAllocator(), "float32")
     first, second = (GroupedLinear(group, i) for i in range(2))
-    alone = [Linear(weight, None, SlabAllocator()) for weight in weights]
+    alone = [Linear(weight, None, SlabAllocator(), "float32") for weight in weights]
     a, b = rng.standard_normal((2, 3, 1, 8)).astype(np.float32)
     for layer, single, x in [
         (first, alone[0], a),
