@@ -1,0 +1,116 @@
+"""Generator of docs/gguf.md: the types, architectures and tokenizers of GGUF that labkit reads.
+
+``python -m docs.generators.gguf > docs/gguf.md``.
+"""
+
+from __future__ import annotations
+
+from labkit.models.gguf.gguf_architectures import MODEL_TYPES, TRAITS
+from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS
+from labkit.models.gguf.gguf_quants import layout_of
+from labkit.models.gguf.gguf_tensor_types import REFUSED_TYPES, TENSOR_TYPES, WIDENED_TYPES
+
+HEAD = """\
+# GGUF files
+
+`model=local model.path=FILE.gguf`, `labkit.serve` and `LLM("FILE.gguf")` take a GGUF file of
+version 2 or 3. It is converted once, into a model directory in the user's cache. Integers and
+scales are copied, so every weight has the bits that llama.cpp's package `gguf` dequantises it to.
+
+This page is generated from `labkit/models/gguf/`: `python -m docs.generators.gguf > docs/gguf.md`.
+
+## Types
+
+*As it lies*: on the CPU the matrix stays in this format in memory and is decoded in registers. With
+`engine.weights=float32` it is dequantised at load. MLX has no product with the formats marked *.
+There (`engine=mlx_lm`, Metal, other servers, stacked experts) Q4_K and Q5_K become MLX's integers
+with scales in float32, and the other marked ones float32. A file of mixed types is read type by
+type: llama.cpp's quantiser uses other types where 256 does not divide a matrix.
+
+| type | values in a block | bits per value | read |
+| --- | ---: | ---: | --- |
+"""
+SPLIT = (
+    "A file that is split into parts is refused; merge the parts with `llama-gguf-split --merge`.\n"
+)
+ARCHITECTURES = """
+## Architectures
+
+A tensor or a key that mlx_lm's class does not compute is refused in one line. Missing biases of a
+layer that has some are zeros. `rope_freqs.weight` becomes Llama 3's scaling if its factors are
+those of such a scaling. Long RoPE takes the long factors, as mlx_lm does.
+
+| architecture | mlx_lm's class | scaling of RoPE | sliding window |
+| --- | --- | --- | --- |
+"""
+WINDOWS = {
+    "context": "the context ends with it",
+    "layers": "per layer",
+    "ignored": "ignored, as in llama.cpp",
+}
+# Pre-tokenizers whose published vocabulary test (llama.cpp's ``models/ggml-vocab-*``) passes.
+PUBLISHED = (
+    *("gpt-2", "llama-bpe", "qwen2", "deepseek-llm", "deepseek-coder", "command-r", "falcon"),
+    *("mpt", "refact", "starcoder"),
+)
+TOKENIZERS = """
+## Tokenizers
+
+`tokenizer.ggml.model` is `gpt2` (byte-level BPE) or `llama` (SentencePiece); other kinds are
+refused. Of byte-level BPE these values of `tokenizer.ggml.pre` are read. *BOS*: whether a text
+begins with the BOS token if the file does not say. *Published test*: whether the ids are those of
+llama.cpp's vocabulary test (47 texts each). SentencePiece passes its two, of Llama and Phi-3. The
+others were not compared with llama.cpp.
+
+| pre-tokenizer | BOS | published test |
+| --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """Return ``docs/gguf.md``."""
+    return HEAD + _types() + "\n" + SPLIT + ARCHITECTURES + _architectures() + TOKENIZERS + _pre()
+
+
+def _types() -> str:
+    rows = []
+    for kind in TENSOR_TYPES.values():
+        bits = 8 * kind.block_bytes / kind.block_values
+        rows.append(f"| {kind.name} | {kind.block_values} | {bits:g} | {_reading(kind.name)} |\n")
+    refused = ", ".join(REFUSED_TYPES.values())
+    return "".join(rows) + f"\nRefused: {refused}.\n"
+
+
+def _reading(name: str) -> str:
+    if name in WIDENED_TYPES:
+        return "widened to float32 by the package `gguf` (`pip install gguf`)"
+    layout = layout_of(name)
+    if layout is None:
+        return "as it lies"
+    own = layout.mode not in ("affine", "mxfp4", "nvfp4")
+    return f"as it lies{' *' if own else ''}"
+
+
+def _architectures() -> str:
+    types = {name: [model_type] for name, model_type in MODEL_TYPES.items()}
+    types["llama"].append("mixtral")  # with experts
+    types["olmo2"].append("olmo3")  # with a window
+    rows = []
+    for name, classes in types.items():
+        for model_type in classes:
+            traits = TRAITS[model_type]
+            scaling = ", ".join(traits.scaling) or "none"
+            rows.append(f"| {name} | {model_type} | {scaling} | {WINDOWS[traits.windows]} |\n")
+    return "".join(rows)
+
+
+def _pre() -> str:
+    rows = []
+    for name, pre in PRE_TOKENIZERS.items():
+        bos, test = "yes" if pre.adds_bos else "no", "passes" if name in PUBLISHED else ""
+        rows.append(f"| {name} | {bos} | {test} |\n")
+    return "".join(rows)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
