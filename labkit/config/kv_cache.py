@@ -8,6 +8,8 @@ from enum import Enum
 from labkit.config.option import Group, ReadBy, option
 from labkit.config.requests import MAX_LENGTH_TOKENS
 
+MAX_STATE_SNAPSHOTS = 1 << 16
+
 
 class KVLayout(Enum):
     """Memory layout of keys and values.
@@ -38,6 +40,15 @@ class KV(Group, place="engine.kv"):
     dtype: Precision = option(
         Precision.float32,
         "Precision in which keys and values are stored; attention computes in float32.",
+    )
+    state_snapshots: int | None = option(
+        None,
+        "Snapshots of recurrent states kept for engine.prefix_cache; models without such states "
+        "need none.",
+        ge=1,
+        le=MAX_STATE_SNAPSHOTS,
+        unit="snapshots",
+        null_means="engine.scheduler.max_num_seqs",
     )
     set_aside: int | None = option(
         None,

@@ -133,7 +133,7 @@ def _create_own(
         compiled=options.decode_shape is not config.DecodeShape.exact,
     )
     choice, expected = prepared.choice, prepared.expected
-    factory = kv_layout.create_factory(options, expected.dtype)
+    factory = kv_layout.create_factory(options, expected.dtype, expected.states)
     small = expected.create_kv_cache(factory)
     kv_dtype = options.kv.dtype.value
     difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, kv_dtype)
@@ -150,6 +150,7 @@ def _create_own(
         lambda: measure_activation_bytes(
             choice.forward, factory, expected.shapes, options.scheduler
         ),
+        expected.states,
     )
     kv_cache = factory.create(shapes, budget.blocks)
     return _assemble(options, prepared, kv_cache, draft, budget, difference, schedule_check)
@@ -201,7 +202,7 @@ def _assemble(
             f"dtype.{expected.dtype}": 1,
             **compute_dtype.weight_counters(choice.weight_bytes),
             "batch_invariant": float(options.batch_invariant),
-            "ranks.kv_heads": max(shape.num_kv_heads for shape in expected.shapes),
+            "ranks.kv_heads": max((shape.num_kv_heads for shape in expected.shapes), default=0),
         },
         name=options.name,
     )

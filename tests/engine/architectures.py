@@ -301,6 +301,101 @@ SERVED = {
     "telechat3": on_numpy(),
 }
 
+# Served with the states of their recurrent or convolutional layers in slots.
+RECURRENT = {
+    "bailing_moe_linear": Served({"layer_group_size": 2, "group_norm_size": 2}, numpy=False),
+    "falcon_h1": Served(
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+        numpy=False,
+    ),
+    "granitemoehybrid": Served(
+        {
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_proj_bias": False,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_n_groups": 1,
+            "mamba_conv_bias": False,
+        },
+        numpy=False,
+    ),
+    "jamba": Served(
+        {
+            "attn_layer_offset": 1,
+            "attn_layer_period": 2,
+            "expert_layer_offset": 1,
+            "expert_layer_period": 2,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+        },
+        numpy=False,
+    ),
+    "lfm2": Served(CONVOLUTION, numpy=False),
+    "lfm2-vl": Served(text("lfm2", **CONVOLUTION), numpy=False),
+    "lfm2_moe": Served(
+        {**CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1}, numpy=False
+    ),
+    "mamba": Served(
+        {"state_size": 16, "conv_kernel": 4, "use_conv_bias": True, "time_step_rank": 8},
+        numpy=False,
+    ),
+    "mamba2": Served(
+        {
+            "num_heads": 8,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_conv_bias": True,
+            "time_step_limit": [0.001, 100.0],
+            "time_step_rank": "auto",
+        },
+        numpy=False,
+    ),
+    "nemotron_h": Served(
+        {
+            "hybrid_override_pattern": ["M", "*"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "mamba_proj_bias": False,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_conv_bias": True,
+        },
+        numpy=False,
+    ),
+    "olmo_hybrid": Served(
+        {
+            **LINEAR,
+            "linear_allow_neg_eigval": True,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        numpy=False,
+    ),
+    "qwen3_5": Served(text("qwen3_5_text", **LINEAR, num_experts=0), numpy=False),
+    "qwen3_5_moe": Served(text("qwen3_5_moe_text", **LINEAR), numpy=False),
+    "qwen3_next": Served(LINEAR, numpy=False),
+    "recurrent_gemma": Served(
+        {
+            "conv1d_width": 4,
+            "logits_soft_cap": 30.0,
+            "attention_window_size": 8,
+            "block_types": ["recurrent", "attention"],
+        },
+        numpy=False,
+    ),
+    "rwkv7": Served(
+        dict.fromkeys(
+            ("a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim", "decay_low_rank_dim"), 8
+        ),
+        numpy=False,
+    ),
+}
+SERVED |= RECURRENT
+
 HOLDS = "not one key and one value per token"
 OWN_ATTENTION = (
     r"mlx_lm's class computes attention itself, .* \({}\.py, line \d+: .*set engine=mlx_lm$"
@@ -321,57 +416,25 @@ REFUSED = {
         },
         OWN_ATTENTION,
     ),
-    "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, HOLDS),
-    "bailing_hybrid": Refused({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, HOLDS),
-    "bailing_moe_linear": Refused({"layer_group_size": 2, "group_norm_size": 2}, HOLDS),
-    "bailing_moe_v3": Refused({**LATENT, "layer_group_size": 2}, HOLDS),
+    "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, ONE_POSITION),
+    "bailing_hybrid": Refused({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, UNEQUAL),
+    "bailing_moe_v3": Refused({**LATENT, "layer_group_size": 2}, UNEQUAL),
     "deepseek_v2": Refused(
         {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, UNEQUAL
     ),
     "deepseek_v3": Refused(LATENT, UNEQUAL),
     "deepseek_v32": Refused(SPARSE, HOLDS),
     "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
-    "falcon_h1": Refused(
-        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}, HOLDS
-    ),
     "gemma2": Refused(GEMMA, OWN_ATTENTION),
     "glm4_moe_lite": Refused(LATENT, UNEQUAL),
     "glm_moe_dsa": Refused(
         {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
     ),
     "gpt_bigcode": Refused({}, ONE_POSITION),
-    "granitemoehybrid": Refused(
-        {
-            "layer_types": ["mamba", "attention"],
-            "mamba_n_heads": 4,
-            "mamba_d_head": 16,
-            "mamba_proj_bias": False,
-            "mamba_d_state": 16,
-            "mamba_d_conv": 4,
-            "mamba_n_groups": 1,
-            "mamba_conv_bias": False,
-        },
-        HOLDS,
-    ),
-    "jamba": Refused(
-        {
-            "attn_layer_offset": 1,
-            "attn_layer_period": 2,
-            "expert_layer_offset": 1,
-            "expert_layer_period": 2,
-            "mamba_d_conv": 4,
-            "mamba_d_state": 16,
-            "mamba_expand": 2,
-        },
-        HOLDS,
-    ),
     "kimi_k25": Refused(text("deepseek_v3", **LATENT), UNEQUAL),
-    "kimi_k3": Refused(text("kimi_k3", **LATENT, **KIMI), HOLDS),
-    "kimi_linear": Refused({**LATENT, **KIMI, "model_max_length": 256}, HOLDS),
+    "kimi_k3": Refused(text("kimi_k3", **LATENT, **KIMI), UNEQUAL),
+    "kimi_linear": Refused({**LATENT, **KIMI, "model_max_length": 256}, UNEQUAL),
     "kimi_vl": Refused(text("deepseek_v3", **LATENT), UNEQUAL),
-    "lfm2": Refused(CONVOLUTION, HOLDS),
-    "lfm2-vl": Refused(text("lfm2", **CONVOLUTION), HOLDS),
-    "lfm2_moe": Refused({**CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1}, HOLDS),
     "llama4": Refused(
         text(
             "llama4_text",
@@ -387,21 +450,6 @@ REFUSED = {
         {**LONGCAT, "attention_method": "MLA", "zero_expert_type": "identity"}, HOLDS
     ),
     "longcat_flash_ngram": Refused({**LONGCAT, "ngram_vocab_size_ratio": 2}, HOLDS),
-    "mamba": Refused(
-        {"state_size": 16, "conv_kernel": 4, "use_conv_bias": True, "time_step_rank": 8}, HOLDS
-    ),
-    "mamba2": Refused(
-        {
-            "num_heads": 8,
-            "state_size": 16,
-            "conv_kernel": 4,
-            "n_groups": 1,
-            "use_conv_bias": True,
-            "time_step_limit": [0.001, 100.0],
-            "time_step_rank": "auto",
-        },
-        HOLDS,
-    ),
     "minicpm3": Refused(
         {
             **LATENT,
@@ -427,55 +475,16 @@ REFUSED = {
         HOLDS,
     ),
     "mistral4": Refused({**LATENT, "rope_parameters": SCALED}, UNEQUAL),
-    "nemotron_h": Refused(
-        {
-            "hybrid_override_pattern": ["M", "*"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "mamba_proj_bias": False,
-            "ssm_state_size": 16,
-            "conv_kernel": 4,
-            "n_groups": 1,
-            "use_conv_bias": True,
-        },
-        HOLDS,
-    ),
     "olmo": Refused(
         {"d_model": 64, "n_layers": 2, "mlp_hidden_size": 192, "n_heads": 4},
         "mlx_lm needs a Python package that is not installed",
     ),
-    "olmo_hybrid": Refused(
-        {
-            **LINEAR,
-            "linear_allow_neg_eigval": True,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        HOLDS,
-    ),
     "plamo": Refused({"n_shared_head": 2}, OWN_ATTENTION),
     "plamo2": Refused(
-        {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16}, HOLDS
+        {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16}, OWN_ATTENTION
     ),
     # Its masks and its caches have windows of different lengths.
     "plamo3": Refused({"sliding_window_pattern": 2, "window_size": 8}, OTHER_WINDOW),
-    "qwen3_5": Refused(text("qwen3_5_text", **LINEAR, num_experts=0), HOLDS),
-    "qwen3_5_moe": Refused(text("qwen3_5_moe_text", **LINEAR), HOLDS),
-    "qwen3_next": Refused(LINEAR, HOLDS),
-    "recurrent_gemma": Refused(
-        {
-            "conv1d_width": 4,
-            "logits_soft_cap": 30.0,
-            "attention_window_size": 8,
-            "block_types": ["recurrent", "attention"],
-        },
-        HOLDS,
-    ),
-    "rwkv7": Refused(
-        dict.fromkeys(
-            ("a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim", "decay_low_rank_dim"), 8
-        ),
-        HOLDS,
-    ),
     "stablelm": Refused({"use_qkv_bias": True}, OWN_ATTENTION),
     "youtu_llm": Refused(LATENT, UNEQUAL),
 }
