@@ -194,6 +194,11 @@ class Engine(Group, place="engine"):
             self._check_kv_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
+        require(
+            self.kv.state_snapshots is None or self.prefix_cache is not PrefixCache.none,
+            f"engine.kv.state_snapshots={self.kv.state_snapshots}: engine.prefix_cache=none reuses "
+            "no prefix; set engine.prefix_cache to hash or radix, or leave null",
+        )
         if not self.parallel.single_process:
             self._check_parallel()
         if self.name in EXTERNAL_ENGINES:

@@ -8,6 +8,8 @@ from enum import Enum
 from labkit.config.option import Group, ReadBy, option
 from labkit.config.requests import MAX_LENGTH_TOKENS
 
+MAX_STATE_SNAPSHOTS = 1 << 16
+
 
 class KVLayout(Enum):
     """Memory layout of keys and values.
@@ -55,6 +57,15 @@ class KV(Group, place="engine.kv"):
     layout: KVLayout = option(KVLayout.paged)
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
     dtype: KVDType = option(KVDType.float32)
+    state_snapshots: int | None = option(
+        None,
+        "Snapshots of recurrent states kept for engine.prefix_cache; models without such states "
+        "need none.",
+        ge=1,
+        le=MAX_STATE_SNAPSHOTS,
+        unit="snapshots",
+        null_means="engine.scheduler.max_num_seqs",
+    )
     set_aside: int | None = option(
         None,
         "KV memory reserved for every request when it starts, regardless of its length.",

@@ -10,7 +10,10 @@ from labkit.config.option import Group, option, require
 
 @dataclass
 class ModelShape(Group, place="model.shape"):
-    """Shape of a model that labkit builds from a seed (mlx_lm's qwen3)."""
+    """Shape of a model that labkit builds from a seed.
+
+    It is mlx_lm's qwen3, or qwen3_next if ``full_attention_interval`` is set.
+    """
 
     hidden_size: int = option(256, "Hidden size.", ge=1)
     num_layers: int = option(4, "Number of layers.", ge=1)
@@ -27,6 +30,20 @@ class ModelShape(Group, place="model.shape"):
         ge=1,
         null_means="heads with keys and values of their own",
     )
+    full_attention_interval: int | None = option(
+        None,
+        "Every layer whose number is a multiple of this has attention; the others have a recurrent "
+        "state (gated delta net).",
+        ge=2,
+        null_means="attention in every layer",
+    )
+    num_experts: int | None = option(
+        None,
+        "Experts of a feed-forward block, of which a token uses two; models with recurrent states "
+        "only.",
+        ge=2,
+        null_means="no experts",
+    )
 
     def __post_init__(self) -> None:
         """Check the rules between options."""
@@ -41,6 +58,32 @@ class ModelShape(Group, place="model.shape"):
             f"model.shape.num_kv_heads={self.num_kv_heads}: latent attention "
             f"(model.shape.kv_lora_rank={self.kv_lora_rank}) has 1",
         )
+        require(
+            self.kv_lora_rank is None or self.full_attention_interval is None,
+            "model.shape.kv_lora_rank and model.shape.full_attention_interval: a model that labkit "
+            "builds has latent attention or recurrent states, not both",
+        )
+        interval = self.full_attention_interval
+        require(
+            interval is None or interval <= self.num_layers,
+            f"model.shape.full_attention_interval={interval}: model.shape.num_layers="
+            f"{self.num_layers} leaves no layer with attention",
+        )
+        require(
+            self.num_experts is None or self.is_hybrid,
+            f"model.shape.num_experts={self.num_experts}: set model.shape.full_attention_interval, "
+            "or leave null",
+        )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some layers have a recurrent state instead of attention."""
+        return self.full_attention_interval is not None
+
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer (the first is 0) has attention."""
+        interval = self.full_attention_interval
+        return interval is None or (layer + 1) % interval == 0
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.kv_layout.state_slots import StatePlan
 from labkit.engine.request import RequestState, ScoredRows
 
 Ints = NDArray[np.int32]
@@ -30,6 +31,8 @@ class Batch(NamedTuple):
     # Prompt rows to score. Their logits follow those of ``sampling`` in ``logit_rows``.
     scored: tuple[ScoredRows, ...] = ()
     padding: int = 0  # rows at the end that belong to no request
+    # What the step does with recurrent states, if the model has any.
+    states: StatePlan | None = None
 
     @property
     def total_q(self) -> int:
@@ -60,6 +63,7 @@ def pack(
     prefill_tokens: int = 0,
     placeholders: tuple[tuple[int, str], ...] = (),
     scored: tuple[ScoredRows, ...] = (),
+    states: StatePlan | None = None,
 ) -> Batch:
     """Return the batch of packed tokens.
 
@@ -82,6 +86,7 @@ def pack(
         prefill_tokens=prefill_tokens,
         placeholders=placeholders,
         scored=scored,
+        states=states,
     )
 
 

@@ -16,7 +16,7 @@ prefix cache choose the blocks to evict, and then allocates.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 NULL_BLOCK = 0
 
@@ -27,7 +27,7 @@ class BlockPool:
     The block freed last is allocated first, so that few requests touch little of a large pool.
     ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
-    use at the same time.
+    use at the same time. ``on_evict`` is called with the blocks that are evicted (None: nothing).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -40,6 +40,7 @@ class BlockPool:
         self._cached = bytearray(num_blocks)
         self.num_evictable = 0
         self.allocated = self.freed = self.peak_used = 0
+        self.on_evict: Callable[[Sequence[int]], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -135,7 +136,10 @@ class BlockPool:
         ValueError
             A block is not cached.
         """
-        for block in reversed(list(blocks)):
+        blocks = list(blocks)
+        if self.on_evict is not None:
+            self.on_evict(blocks)
+        for block in reversed(blocks):
             if not self._cached[block]:
                 raise ValueError(f"evict: block {block} is not cached")
             self._cached[block] = 0

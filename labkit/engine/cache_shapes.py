@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.engine.compute_dtype import dtype_name
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.cache_spec import CacheSpec, StateSpec
+from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
 from labkit.engine.model_loader import LoadedModel
+from labkit.engine.rebound_model_modules import import_plain
+
+
+@dataclass(frozen=True, slots=True)
+class MixerSpec:
+    """A module of a model that reads and writes a state.
+
+    ``path`` is its place in the model, as in the names of parameters. ``entries`` are the entries
+    of the layer's state cache that it uses, in ascending order.
+    """
+
+    path: str
+    entries: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +35,66 @@ class CacheShapes:
     ----------
     attention
         The shape of a token's key and value, for each layer that caches them.
+    states
+        The shape of a request's state, for each layer that has one.
+    mixers
+        The modules that use the states.
     dtype
-        The dtype of the cached arrays, as MLX names it.
+        The dtype of the first layer's first array, as MLX names it.
     """
 
     attention: tuple[KVShape, ...]
+    states: tuple[StateShape, ...]
+    mixers: tuple[MixerSpec, ...]
     dtype: str
 
 
 def cache_shapes(loaded: LoadedModel) -> CacheShapes:
-    """Run one token through the model and record what its layers cache.
+    """Run a token through the model and record what its layers cache.
+
+    A second token shows whether the states keep their shapes.
 
     Raises
     ------
     EngineError
-        A layer does not use its cache.
+        A layer does not use its cache, or its state grows.
     """
     import mlx.core as mx
 
     recorders = CacheRecorders(loaded.caches)
-    loaded.model(mx.zeros((1, 1), mx.int32), cache=recorders.layers)
-    attention = [recorder for recorder in recorders.attention if recorder.shape is not None]
-    if len(attention) != len(recorders.attention):
-        raise EngineError(f"model_type={loaded.model_type}: a layer does not use its cache")
-    shapes = tuple(recorder.shape for recorder in attention if recorder.shape is not None)
-    return CacheShapes(shapes, attention[0].dtype)
+    where = f"model_type={loaded.model_type}"
+
+    def run() -> tuple[StateShape | None, ...]:
+        loaded.model(mx.zeros((1, 1), mx.int32), cache=recorders.layers)
+        return tuple(recorder.shape for recorder in recorders.states)
+
+    states = run()
+    attention = [recorder.shape for recorder in recorders.attention]
+    shapes = tuple(shape for shape in attention if shape is not None)
+    if None in states or len(shapes) != len(attention):
+        raise EngineError(f"{where}: a layer does not use its cache")
+    if states and run() != states:
+        raise EngineError(f"{where}: a layer's state grows with the sequence; set engine=mlx_lm")
+    known = tuple(state for state in states if state is not None)
+    dtype = recorders.attention[0].dtype if attention else known[0].dtypes[0]
+    return CacheShapes(shapes, known, _find_mixers(loaded, recorders), dtype)
+
+
+def _find_mixers(loaded: LoadedModel, recorders: CacheRecorders) -> tuple[MixerSpec, ...]:
+    """Return the modules whose code read or wrote an entry of a state."""
+    paths = {id(module): path for path, module in loaded.model.named_modules()}
+    mixers: dict[str, tuple[StateRecorder, set[int]]] = {}
+    for recorder in recorders.states:
+        for user, entry in recorder.uses:
+            path = paths.get(id(user), "")
+            owner, entries = mixers.setdefault(path, (recorder, set()))
+            if not path or owner is not recorder:
+                raise EngineError(
+                    f"model_type={loaded.model_type}: its states are used outside the layers that "
+                    "they belong to; set engine=mlx_lm"
+                )
+            entries.add(entry)
+    return tuple(MixerSpec(path, tuple(sorted(own))) for path, (_, own) in mixers.items())
 
 
 class CacheRecorders:
@@ -53,14 +102,57 @@ class CacheRecorders:
 
     def __init__(self, specs: Sequence[CacheSpec]) -> None:
         self.attention: list[ShapeRecorder] = []
+        self.states: list[StateRecorder] = []
         self.layers = [self._create(spec) for spec in specs]
 
     def _create(self, spec: CacheSpec) -> Any:
         if isinstance(spec, tuple):
             return tuple(self._create(part) for part in spec)
-        assert isinstance(spec, AttentionSpec)
+        if isinstance(spec, StateSpec):
+            recorder = StateRecorder(spec.num_arrays)
+            self.states.append(recorder)
+            return recorder.cache
         self.attention.append(ShapeRecorder())
         return self.attention[-1]
+
+
+class StateRecorder:
+    """Records the shapes of a layer's state, and the modules whose code uses it.
+
+    ``cache`` is an mlx_lm ``ArraysCache``, because some models check the class. ``uses`` has the
+    module and the entry of each access, where the module is the object whose method made it.
+    """
+
+    def __init__(self, num_arrays: int) -> None:
+        self.uses: list[tuple[Any, int]] = []
+        self.cache = self._cache_class()(num_arrays)
+
+    def _cache_class(self) -> Any:
+        plain: Any = import_plain("cache").ArraysCache
+        uses = self.uses
+
+        class RecordedArraysCache(plain):  # type: ignore[misc]
+            def __getitem__(self, entry: int) -> Any:
+                value = super().__getitem__(entry)
+                uses.append((sys._getframe(1).f_locals.get("self"), entry))
+                return value
+
+            def __setitem__(self, entry: int, value: Any) -> None:
+                uses.append((sys._getframe(1).f_locals.get("self"), entry))
+                super().__setitem__(entry, value)
+
+        return RecordedArraysCache
+
+    @property
+    def shape(self) -> StateShape | None:
+        """The shapes of the arrays, or None if an entry was not set."""
+        arrays = self.cache.cache
+        if any(array is None for array in arrays):
+            return None
+        return StateShape(
+            tuple(tuple(array.shape[1:]) for array in arrays),
+            tuple(dtype_name(array.dtype) for array in arrays),
+        )
 
 
 class ShapeRecorder:

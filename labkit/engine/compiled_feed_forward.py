@@ -31,7 +31,10 @@ class CompiledBlocks:
     def __init__(self, model: Any) -> None:
         self._state = _CompileState()
         blocks = [
-            (layer, name) for layer in model.layers for name in BLOCK_NAMES if hasattr(layer, name)
+            (layer, name)
+            for layer in model.layers
+            for name in BLOCK_NAMES
+            if hasattr(layer, name) and not hasattr(getattr(layer, name), "takes_cache")
         ]
         for layer, name in blocks:
             setattr(layer, name, _SwitchableBlock(getattr(layer, name), self._state))

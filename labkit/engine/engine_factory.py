@@ -134,7 +134,7 @@ def _create_own(
         activations=options.activations,
     )
     choice, expected = prepared.choice, prepared.expected
-    factory = kv_layout.create_factory(options, expected.dtype)
+    factory = kv_layout.create_factory(options, expected.dtype, expected.states)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value
     difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, *dtypes)
@@ -151,6 +151,7 @@ def _create_own(
         lambda: measure_activation_bytes(
             choice.forward, factory, expected.shapes, options.scheduler
         ),
+        expected.states,
     )
     kv_cache = factory.create(shapes, budget.blocks)
     return _assemble(options, prepared, kv_cache, draft, budget, difference, schedule_check)
@@ -203,7 +204,7 @@ def _assemble(
             **compute_dtype.weight_counters(choice.weight_bytes),
             **{f"activations.{name}": size for name, size in choice.multiplied_bytes.items()},
             "batch_invariant": float(options.batch_invariant),
-            "ranks.kv_heads": max(shape.num_kv_heads for shape in expected.shapes),
+            "ranks.kv_heads": max((shape.num_kv_heads for shape in expected.shapes), default=0),
         },
         name=options.name,
     )

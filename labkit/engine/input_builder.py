@@ -53,6 +53,7 @@ class InputBuilder:
 
     def __init__(self, cache: KVCacheManager, segment_layout: SegmentLayout = window) -> None:
         self._cache = cache
+        self._has_states = cache.has_states
         self._segment_layout = segment_layout
         self._stacked_tables: list[BlockTable] = []
         self._block_tables_array: Ints = np.zeros((0, 0), np.int32)
@@ -62,7 +63,7 @@ class InputBuilder:
     def build(self, output: SchedulerOutput) -> Batch:
         """Return the batch of a step: its chunks, packed in their order."""
         if output.is_decode_only:
-            return self._build_decodes(output.chunks)
+            return self._build_decodes(output)
         tokens: list[int] = []
         rows: list[int] = []
         sampling: list[RequestState] = []
@@ -99,12 +100,13 @@ class InputBuilder:
             prefill_tokens=sum(chunk.num_tokens for chunk in output.chunks if chunk.is_prefill),
             placeholders=tuple(placeholders),
             scored=tuple(scored),
+            states=self._cache.plan_states(output) if self._has_states else None,
         )
 
-    def _build_decodes(self, chunks: Sequence[ScheduledChunk]) -> Batch:
+    def _build_decodes(self, output: SchedulerOutput) -> Batch:
         """Return the batch of a step of pure decodes: one token of each request."""
         tokens, positions, seq_lens, tables, sampling, placeholders = [], [], [], [], [], []
-        for chunk in chunks:
+        for chunk in output.chunks:
             state, start = chunk.state, chunk.start
             if start < len(state.token_ids):
                 tokens.append(state.token_ids[start])
@@ -129,6 +131,7 @@ class InputBuilder:
             sampling=tuple(sampling),
             prefill_tokens=0,
             placeholders=tuple(placeholders),
+            states=self._cache.plan_states(output) if self._has_states else None,
         )
 
     def _block_tables(self, tables: list[BlockTable]) -> Ints:

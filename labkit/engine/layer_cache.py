@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec
+from labkit.engine.kv_layout.cache_spec import CacheSpec, StateSpec
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
+    from labkit.engine.kv_layout.state_memory import StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,15 @@ class ForwardContext:
         The step's attention metadata.
     positions
         int32 [T], the position of each token.
+    states
+        The step's recurrent states (None: the model has none).
     """
 
     owner: Attention
     attention: Attention
     metadata: Any
     positions: Any
+    states: StateStep | None = None
 
 
 class LayerCache:
@@ -218,6 +222,29 @@ def concatenate(first: Any, second: Any) -> Any:
     return mx.concatenate([first, second], axis=-1)
 
 
+class StateCache:
+    """The state of one layer as the model sees it, before a ``SegmentMixer`` reads the arrays.
+
+    ``layer`` is the layer's index among those with a state. ``context`` is set during each forward
+    only.
+    """
+
+    def __init__(self, layer: int, num_arrays: int) -> None:
+        self.layer = layer
+        self.num_arrays = num_arrays
+        self.context: ForwardContext | None = None
+
+    def current_states(self) -> StateStep:
+        """Return the states of the step that is running."""
+        if self.context is None or self.context.states is None:
+            raise EngineError("the model read a state outside a step")
+        return self.context.states
+
+    def make_mask(self, _length: int) -> None:
+        """Return None, because mixers run over segments without padding."""
+        return None
+
+
 class ModelCaches:
     """The caches of all layers of a model, as ``model(ids, cache=caches.layers)`` takes them.
 
@@ -230,16 +257,21 @@ class ModelCaches:
     """
 
     def __init__(self, specs: Sequence[CacheSpec], first_layer: int = 0) -> None:
-        self.leaves: list[LayerCache] = []
+        self.leaves: list[LayerCache | StateCache] = []
         self._next_layer = first_layer
+        self._next_state = 0
         self.layers = [self._create(spec) for spec in specs]
 
     def _create(self, spec: CacheSpec) -> Any:
         if isinstance(spec, tuple):
             return tuple(self._create(part) for part in spec)
-        assert isinstance(spec, AttentionSpec)
-        cache = LayerCache(self._next_layer, spec.window)
-        self._next_layer += 1
+        cache: LayerCache | StateCache
+        if isinstance(spec, StateSpec):
+            cache = StateCache(self._next_state, spec.num_arrays)
+            self._next_state += 1
+        else:
+            cache = LayerCache(self._next_layer, spec.window)
+            self._next_layer += 1
         self.leaves.append(cache)
         return cache
 

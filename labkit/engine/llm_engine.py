@@ -149,9 +149,8 @@ class LLMEngine:
         A token in a shared block is counted for each request that shares it, but ``used`` never
         exceeds ``reserved``.
         """
-        reserved = self._cache.reserved_bytes
-        computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
-        return KVBytes(reserved=reserved, used=min(reserved, computed))
+        used = self._cache.used_bytes(self._scheduler.num_computed_tokens)
+        return KVBytes(reserved=self._cache.reserved_bytes, used=used)
 
     def max_request_tokens(self) -> int:
         """Return the largest number of tokens (prompt and output) that a request may have.

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from labkit import config
 from labkit.engine.batch import Batch
-from labkit.engine.cache_shapes import cache_shapes
+from labkit.engine.cache_shapes import MixerSpec, cache_shapes
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.model_loader import LoadedModel, make_prompt_cache
 from labkit.engine.packed_forward import PackedForward
@@ -50,8 +50,12 @@ class ExpectedLogits:
     ----------
     shapes
         The shape of the key and value that each layer caches per token.
+    states
+        The shape of a request's state, for each layer that has one.
+    mixers
+        The modules of the model that use the states.
     dtype
-        The dtype of the cached keys, as MLX names it.
+        The dtype of the cached arrays, as MLX names it.
     sequences
         The token ids of each sequence.
     logits
@@ -61,6 +65,8 @@ class ExpectedLogits:
     """
 
     shapes: tuple[KVShape, ...]
+    states: tuple[StateShape, ...]
+    mixers: tuple[MixerSpec, ...]
     dtype: str
     sequences: tuple[NDArray[np.int32], ...]
     logits: tuple[NDArray[np.float32], ...]
@@ -110,7 +116,9 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
         logits = _all_logits(model, sequences)
     for array in (*sequences, *logits):
         array.flags.writeable = False  # engines share them (ExpectedLogitsCache)
-    return ExpectedLogits(shapes.attention, shapes.dtype, sequences, logits, steps)
+    return ExpectedLogits(
+        shapes.attention, shapes.states, shapes.mixers, shapes.dtype, sequences, logits, steps
+    )
 
 
 class ExpectedLogitsCache:

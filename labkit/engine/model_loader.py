@@ -14,7 +14,7 @@ from typing import Any
 from labkit.cpu.block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, leaves
+from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSpec, leaves
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
@@ -308,9 +308,15 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     Raises
     ------
     EngineError
-        The cache is not one of ``PLAIN_CACHES``.
+        The cache is not one of ``PLAIN_CACHES``, a state, or a list of a state and others.
     """
     class_name = type(cache).__name__
+    if class_name == "ArraysCache":
+        return StateSpec(len(cache.cache))
+    if class_name == "CacheList":
+        parts = tuple(_cache_spec(part, model_type) for part in cache.caches)
+        if any(isinstance(part, StateSpec) for part in parts):
+            return parts
     if class_name not in PLAIN_CACHES:
         raise EngineError(
             f"model_type={model_type}: its layers cache {class_name}, not one key and one "

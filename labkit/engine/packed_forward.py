@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from labkit.config import Activations, Device
 from labkit.engine import compute_dtype
 from labkit.engine.batch import Batch
+from labkit.engine.cache_shapes import MixerSpec
 from labkit.engine.compiled_feed_forward import CompiledBlocks
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.layer_cache import ForwardContext, ModelCaches
@@ -115,8 +116,9 @@ class PackedForward:
             self.blocks.enabled = not batch.prefill_tokens
         logits = self._replay(batch, step, counters)
         if logits is None:
+            positions = self._array(batch.positions)
             context = ForwardContext(
-                step.attention, attention, step.metadata, self._array(batch.positions)
+                step.attention, attention, step.metadata, positions, step.states
             )
             logits = self._run_model(batch, context)
         else:
@@ -128,15 +130,18 @@ class PackedForward:
         rows: Logits = logits
         if self.name == "mlx":
             rows = DeviceLogits(logits)
-            evaluate([*rows.choices(), *attention.pending(step.metadata)], ahead=ahead)
+            states = step.states.pending() if step.states is not None else ()
+            evaluate([*rows.choices(), *attention.pending(step.metadata), *states], ahead=ahead)
             counters.add("mlx.evaluations")
         if adapter is not None:
             counters.add("mlx.evaluations", adapter.conversions)
 
+        metadata = step.metadata  # alone: ``wait`` must not keep the step's states alive
+
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):
                 rows.greedy()
-            check_launches(attention, step.metadata, counters)
+            check_launches(attention, metadata, counters)
             counters.add("device_ms", (time.perf_counter() - start) * 1e3)
             return rows
 
@@ -241,19 +246,21 @@ def choose_forward(
     *,
     compiled: bool = False,
     activations: Activations = Activations.float32,
+    mixers: Sequence[MixerSpec] = (),
 ) -> ForwardChoice:
     """Return a forward on NumPy arrays and labkit's kernels if the model allows it, else on MLX.
 
-    If the attention does not run on device ``cpu``, the model runs on MLX. With ``compiled``, a
-    model on MLX runs its feed-forward blocks compiled in steps of pure decodes. Parts of the model
-    are replaced in place, so the self-test's expected logits must be computed first.
+    If the attention does not run on device ``cpu``, or if ``mixers`` use recurrent states, the
+    model runs on MLX. With ``compiled``, a model on MLX runs its feed-forward blocks compiled in
+    steps of pure decodes. Parts of the model are replaced in place, so the self-test's expected
+    logits must be computed first.
 
     Raises
     ------
     EngineError
         ``activations`` is ``int8``, and the model cannot be multiplied by such activations.
     """
-    conversion = _convert_to_numpy(loaded, device, activations)
+    conversion = _convert_to_numpy(loaded, device, activations, mixers)
     if activations is Activations.int8:
         _require_int8(loaded, conversion)
     if conversion.ok:
@@ -261,6 +268,10 @@ def choose_forward(
         return ForwardChoice(forward, None, conversion.weights, conversion.activations)
     if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
         compute_dtype.cast_parameters(loaded.model, "float32")
+    if mixers:
+        from labkit.engine.segment_mixers import replace_mixers
+
+        replace_mixers(loaded.model, mixers)
     blocks = CompiledBlocks(loaded.model) if compiled else None
     forward = PackedForward(loaded, "mlx", first_layer, blocks)
     weight_bytes = compute_dtype.weight_bytes_by_dtype(loaded.model)
@@ -279,10 +290,14 @@ def _require_int8(loaded: LoadedModel, conversion: Conversion) -> None:
     )
 
 
-def _convert_to_numpy(loaded: LoadedModel, device: Device, activations: Activations) -> Conversion:
+def _convert_to_numpy(
+    loaded: LoadedModel, device: Device, activations: Activations, mixers: Sequence[MixerSpec]
+) -> Conversion:
     """Convert the model to NumPy arrays, or return the reason that it stays on MLX."""
     from labkit.engine.numpy_port.model_conversion import Conversion, convert
 
+    if mixers:
+        return Conversion("its recurrent layers call MLX's functions on activations")
     if device is not Device.cpu:
         where = f"engine.attention.device={device.value}"
         return Conversion(f"{where}: the model runs where its attention does")

@@ -89,6 +89,7 @@ class Scheduler:
         self._reservation = scheduling_policies.RESERVATIONS[options.reservation]
         watermark = options.watermark
         self._watermark = config.DEFAULT_WATERMARK if watermark is None else watermark
+        self._aligns_chunks = cache.aligns_chunks
         self._num_arrivals = 0
         self.counts = Counters()
 
@@ -251,6 +252,8 @@ class Scheduler:
             count = min(count, MAX_SCORED_ROWS - step.num_scored_rows)
         if count <= 0:
             return
+        if self._aligns_chunks and phase is Phase.prefill:
+            count = self._cache.align_chunk(state, start, count)
         if start + count > state.num_reserved_tokens:
             while not self._cache.grow(state.request_id, start + count):
                 victim = max(self._running.values(), key=self._queue_key)

@@ -16,6 +16,7 @@ from labkit.config import Activations, Device
 from labkit.engine import logits_self_test
 from labkit.engine.cache_shapes import cache_shapes
 from labkit.engine.compute_dtype import MatrixStorage
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.logits_self_test import ExpectedLogits
 from labkit.engine.model_loader import LoadedModel, load_model
 from labkit.engine.packed_forward import ForwardChoice, choose_forward
@@ -92,11 +93,22 @@ class SharedModels:
         if self._ring is not None:
             from labkit.engine.parallel.model_sharding import shard
 
+            if expected.states:
+                raise EngineError(
+                    f"engine.parallel.size={self._ring.size}: model_type={fresh.model_type} has "
+                    "recurrent states, which are not divided among ranks; set "
+                    "engine.parallel.size=1"
+                )
             fresh = shard(fresh, self._ring)
             expected = replace(expected, shapes=cache_shapes(fresh).attention)
             self._expected[expected_key] = expected
         choice = choose_forward(
-            fresh, device, first_layer, compiled=compiled, activations=activations
+            fresh,
+            device,
+            first_layer,
+            compiled=compiled,
+            activations=activations,
+            mixers=expected.mixers,
         )
         memory_capacity.trim_heap()  # frees dequantised weights, and MLX weights that were copied
         prepared = PreparedModel(fresh, choice, expected)

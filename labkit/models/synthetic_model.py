@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
-from labkit.models import synthetic_latent
+from labkit.models import synthetic_latent, synthetic_shapes
 from labkit.models.tokenizer_corpus import corpus_texts
 
 RECIPE_VERSION = 1  # part of the cache key: raise it when the files that are built change
@@ -75,6 +75,7 @@ class ModelRecipe:
 
 def model_config(shape: ModelShape) -> dict[str, Any]:
     """Return the content of config.json, with the keys that mlx_lm and transformers read."""
+    hybrid = _hybrid_config(shape) if shape.is_hybrid else {}
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -95,6 +96,29 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "bos_token_id": shape.vocab_size - 2,
         "eos_token_id": shape.vocab_size - 1,
         **({} if shape.kv_lora_rank is None else synthetic_latent.config_entries(shape)),
+        **hybrid,
+    }
+
+
+def _hybrid_config(shape: ModelShape) -> dict[str, Any]:
+    """Return the keys of a qwen3_next model that a qwen3 model lacks or has otherwise."""
+    return {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "full_attention_interval": shape.full_attention_interval,
+        "partial_rotary_factor": 0.25,
+        "linear_num_value_heads": shape.num_heads,
+        "linear_num_key_heads": shape.num_kv_heads,
+        "linear_key_head_dim": shape.head_dim,
+        "linear_value_head_dim": shape.head_dim,
+        "linear_conv_kernel_dim": synthetic_shapes.CONV_KERNEL,
+        "num_experts": shape.num_experts or 0,
+        "num_experts_per_tok": synthetic_shapes.EXPERTS_PER_TOKEN,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "moe_intermediate_size": shape.intermediate_size,
+        "shared_expert_intermediate_size": shape.intermediate_size,
     }
 
 

@@ -4,7 +4,7 @@ A model with plain random weights repeats a single token for ever. Here every ma
 1/sqrt(fan-in), so each branch adds about as much to the residual stream as the embedding. The gains
 of the query and key norms make attention select a few tokens instead of averaging all of them. The
 output matrix is not tied to the embedding: if it were, the last token would get the largest logit
-again.
+again. The heads of a recurrent layer forget at rates from ``SLOWEST`` to ``FASTEST``.
 """
 
 from __future__ import annotations
@@ -15,58 +15,50 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.config import ModelShape
-from labkit.models import synthetic_latent
+from labkit.models import synthetic_shapes
 
 QK_GAIN = 2.0  # weight of q_norm and k_norm: attention logits get a standard deviation of 4
 LOGIT_SCALE = 3.0  # standard deviation of the logits
+# Rates at which the heads of a recurrent layer forget, about the reciprocal of a number of tokens.
+SLOWEST, FASTEST = 0.02, 2.0
 
 
 def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the weights of a model by name, in float32. Matrices are ``[out, in]``.
-
-    The model is a qwen3 or, with ``shape.kv_lora_rank``, a deepseek_v3.
-    """
-    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    matrices = {"model.embed_tokens": (shape.vocab_size, hidden, 1.0)}
-    vectors = {"model.norm": (hidden, 1.0)}
+    """Return the weights of a model by name, in float32. Matrices are ``[..., out, in]``."""
+    weights = {}
+    for name, size in synthetic_shapes.matrices(shape).items():
+        deviation = size[-1] ** -0.5
+        if name == "model.embed_tokens":
+            deviation = 1.0
+        elif name == "lm_head":
+            deviation *= LOGIT_SCALE
+        elif shape.kv_lora_rank is not None and name.endswith(".q_proj"):
+            deviation *= QK_GAIN**2  # latents have no norms of queries and keys
+        weights[f"{name}.weight"] = _draw_matrix(name, size, deviation, seed)
+    for name, length in synthetic_shapes.vectors(shape).items():
+        gain = QK_GAIN if name.endswith(("q_norm", "k_norm")) else 1.0
+        weights[f"{name}.weight"] = np.full(length, gain, np.float32)
     for index in range(shape.num_layers):
-        layer = f"model.layers.{index}"
-        for name, rows, columns in (
-            ("self_attn.q_proj", heads, hidden),
-            ("self_attn.k_proj", kv_heads, hidden),
-            ("self_attn.v_proj", kv_heads, hidden),
-            ("self_attn.o_proj", hidden, heads),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
-        ):
-            matrices[f"{layer}.{name}"] = (rows, columns, columns**-0.5)
-        vectors[f"{layer}.input_layernorm"] = (hidden, 1.0)
-        vectors[f"{layer}.post_attention_layernorm"] = (hidden, 1.0)
-        if shape.kv_lora_rank is not None:
-            for name in ("q_proj", "k_proj", "v_proj"):
-                del matrices[f"{layer}.self_attn.{name}"]
-            for name, (rows, columns) in synthetic_latent.projections(shape).items():
-                # Latents have no norms of queries and keys, so the query matrix has their gains.
-                gain = QK_GAIN**2 if name == "q_proj" else 1.0
-                matrices[f"{layer}.self_attn.{name}"] = (rows, columns, gain * columns**-0.5)
-            vectors[f"{layer}.self_attn.kv_a_layernorm"] = (shape.kv_lora_rank, 1.0)
-            continue
-        vectors[f"{layer}.self_attn.q_norm"] = (shape.head_dim, QK_GAIN)
-        vectors[f"{layer}.self_attn.k_norm"] = (shape.head_dim, QK_GAIN)
-    matrices["lm_head"] = (shape.vocab_size, hidden, LOGIT_SCALE * hidden**-0.5)
-    weights = {
-        f"{name}.weight": _draw_matrix(name, (rows, columns), deviation, seed)
-        for name, (rows, columns, deviation) in matrices.items()
-    }
-    for name, (size, value) in vectors.items():
-        weights[f"{name}.weight"] = np.full(size, value, np.float32)
+        if not shape.has_attention(index):
+            weights |= _recurrence(shape, f"model.layers.{index}.linear_attn", seed)
     return weights
 
 
+def _recurrence(shape: ModelShape, layer: str, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return a recurrent layer's convolution, and the rates at which its heads forget."""
+    name, kernel = f"{layer}.conv1d", synthetic_shapes.CONV_KERNEL
+    size = (synthetic_shapes.convolved_width(shape), kernel, 1)
+    return {
+        f"{name}.weight": _draw_matrix(name, size, kernel**-0.5, seed),
+        f"{layer}.A_log": np.linspace(
+            np.log(SLOWEST), np.log(FASTEST), shape.num_heads, dtype=np.float32
+        ),
+        f"{layer}.dt_bias": np.zeros(shape.num_heads, np.float32),
+    }
+
+
 def _draw_matrix(
-    name: str, size: tuple[int, int], deviation: float, seed: int
+    name: str, size: tuple[int, ...], deviation: float, seed: int
 ) -> npt.NDArray[np.float32]:
     """Draw a matrix from its own random stream, so that it does not depend on other matrices."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])

@@ -332,22 +332,14 @@ SERVED = {
     "youtu_llm": Served(LATENT, fused=False),
 }
 
-HOLDS = "not one key and one value per token"
-OTHER_WINDOW = "refused by the self-test: the model masks a window of 9 keys, but its cache has"
-REFUSED = {
-    "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, HOLDS),
-    "bailing_hybrid": Refused({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, HOLDS),
-    "bailing_moe_linear": Refused({"layer_group_size": 2, "group_norm_size": 2}, HOLDS),
-    "bailing_moe_v3": Refused({**LATENT, "layer_group_size": 2}, HOLDS),
-    "deepseek_v32": Refused(SPARSE, HOLDS),
-    "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
-    "falcon_h1": Refused(
-        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}, HOLDS
+# Served with the states of their recurrent or convolutional layers in slots.
+RECURRENT = {
+    "bailing_moe_linear": Served({"layer_group_size": 2, "group_norm_size": 2}, numpy=False),
+    "falcon_h1": Served(
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+        numpy=False,
     ),
-    "glm_moe_dsa": Refused(
-        {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
-    ),
-    "granitemoehybrid": Refused(
+    "granitemoehybrid": Served(
         {
             "layer_types": ["mamba", "attention"],
             "mamba_n_heads": 4,
@@ -358,9 +350,9 @@ REFUSED = {
             "mamba_n_groups": 1,
             "mamba_conv_bias": False,
         },
-        HOLDS,
+        numpy=False,
     ),
-    "jamba": Refused(
+    "jamba": Served(
         {
             "attn_layer_offset": 1,
             "attn_layer_period": 2,
@@ -370,13 +362,90 @@ REFUSED = {
             "mamba_d_state": 16,
             "mamba_expand": 2,
         },
-        HOLDS,
+        numpy=False,
+    ),
+    "lfm2": Served(CONVOLUTION, numpy=False),
+    "lfm2-vl": Served(text("lfm2", **CONVOLUTION), numpy=False),
+    "lfm2_moe": Served(
+        {**CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1}, numpy=False
+    ),
+    "mamba": Served(
+        {"state_size": 16, "conv_kernel": 4, "use_conv_bias": True, "time_step_rank": 8},
+        numpy=False,
+    ),
+    "mamba2": Served(
+        {
+            "num_heads": 8,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_conv_bias": True,
+            "time_step_limit": [0.001, 100.0],
+            "time_step_rank": "auto",
+        },
+        numpy=False,
+    ),
+    "nemotron_h": Served(
+        {
+            "hybrid_override_pattern": ["M", "*"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "mamba_proj_bias": False,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_conv_bias": True,
+        },
+        numpy=False,
+    ),
+    "olmo_hybrid": Served(
+        {
+            **LINEAR,
+            "linear_allow_neg_eigval": True,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        numpy=False,
+    ),
+    "qwen3_5": Served(text("qwen3_5_text", **LINEAR, num_experts=0), numpy=False),
+    "qwen3_5_moe": Served(text("qwen3_5_moe_text", **LINEAR), numpy=False),
+    "qwen3_next": Served(LINEAR, numpy=False),
+    "recurrent_gemma": Served(
+        {
+            "conv1d_width": 4,
+            "logits_soft_cap": 30.0,
+            "attention_window_size": 8,
+            "block_types": ["recurrent", "attention"],
+        },
+        numpy=False,
+    ),
+    "rwkv7": Served(
+        dict.fromkeys(
+            ("a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim", "decay_low_rank_dim"), 8
+        ),
+        numpy=False,
+    ),
+}
+SERVED |= RECURRENT
+
+HOLDS = "not one key and one value per token"
+OWN_ATTENTION = (
+    r"mlx_lm's class computes attention itself, .* \({}\.py, line \d+: .*set engine=mlx_lm$"
+)
+ONE_POSITION = (
+    r"mlx_lm's class does not run over packed tokens \({}\.py, line \d+: .*engine=mlx_lm$"
+)
+OTHER_WINDOW = "refused by the self-test: the model masks a window of 9 keys, but its cache has"
+REFUSED = {
+    "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, ONE_POSITION),
+    "bailing_hybrid": Refused({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, HOLDS),
+    "bailing_moe_v3": Refused({**LATENT, "layer_group_size": 2}, HOLDS),
+    "deepseek_v32": Refused(SPARSE, HOLDS),
+    "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
+    "glm_moe_dsa": Refused(
+        {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
     ),
     "kimi_k3": Refused(text("kimi_k3", **LATENT, **KIMI), HOLDS),
     "kimi_linear": Refused({**LATENT, **KIMI, "model_max_length": 256}, HOLDS),
-    "lfm2": Refused(CONVOLUTION, HOLDS),
-    "lfm2-vl": Refused(text("lfm2", **CONVOLUTION), HOLDS),
-    "lfm2_moe": Refused({**CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1}, HOLDS),
     "llama4": Refused(
         text(
             "llama4_text",
@@ -392,21 +461,6 @@ REFUSED = {
         {**LONGCAT, "attention_method": "MLA", "zero_expert_type": "identity"}, HOLDS
     ),
     "longcat_flash_ngram": Refused({**LONGCAT, "ngram_vocab_size_ratio": 2}, HOLDS),
-    "mamba": Refused(
-        {"state_size": 16, "conv_kernel": 4, "use_conv_bias": True, "time_step_rank": 8}, HOLDS
-    ),
-    "mamba2": Refused(
-        {
-            "num_heads": 8,
-            "state_size": 16,
-            "conv_kernel": 4,
-            "n_groups": 1,
-            "use_conv_bias": True,
-            "time_step_limit": [0.001, 100.0],
-            "time_step_rank": "auto",
-        },
-        HOLDS,
-    ),
     "minimax_m3_vl": Refused(
         text(
             "minimax_m3_vl_text",
@@ -421,54 +475,15 @@ REFUSED = {
         ),
         HOLDS,
     ),
-    "nemotron_h": Refused(
-        {
-            "hybrid_override_pattern": ["M", "*"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "mamba_proj_bias": False,
-            "ssm_state_size": 16,
-            "conv_kernel": 4,
-            "n_groups": 1,
-            "use_conv_bias": True,
-        },
-        HOLDS,
-    ),
     "olmo": Refused(
         {"d_model": 64, "n_layers": 2, "mlp_hidden_size": 192, "n_heads": 4},
         "mlx_lm needs a Python package that is not installed",
     ),
-    "olmo_hybrid": Refused(
-        {
-            **LINEAR,
-            "linear_allow_neg_eigval": True,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        HOLDS,
-    ),
     "plamo2": Refused(
-        {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16}, HOLDS
+        {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16}, OWN_ATTENTION
     ),
     # Its masks and its caches have windows of different lengths.
     "plamo3": Refused({"sliding_window_pattern": 2, "window_size": 8}, OTHER_WINDOW),
-    "qwen3_5": Refused(text("qwen3_5_text", **LINEAR, num_experts=0), HOLDS),
-    "qwen3_5_moe": Refused(text("qwen3_5_moe_text", **LINEAR), HOLDS),
-    "qwen3_next": Refused(LINEAR, HOLDS),
-    "recurrent_gemma": Refused(
-        {
-            "conv1d_width": 4,
-            "logits_soft_cap": 30.0,
-            "attention_window_size": 8,
-            "block_types": ["recurrent", "attention"],
-        },
-        HOLDS,
-    ),
-    "rwkv7": Refused(
-        dict.fromkeys(
-            ("a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim", "decay_low_rank_dim"), 8
-        ),
-        HOLDS,
-    ),
 }
 
 LEFT_OUT = {
@@ -480,6 +495,8 @@ LEFT_OUT = {
 # Why an architecture is refused, for readers; where a reason is missing, its words are shown.
 REASONS = {
     HOLDS: "its layers cache something other than one key and one value per token",
+    OWN_ATTENTION: "its class computes attention itself; set `engine=mlx_lm`",
+    ONE_POSITION: "its class does not run over packed tokens; set `engine=mlx_lm`",
     OTHER_WINDOW: "its prefill attends to one key more than its decode, so a token's result "
     "depends on the step that computes it",
 }

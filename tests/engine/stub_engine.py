@@ -5,6 +5,7 @@ that the batch's block table names, and reads the whole context back from the sl
 returns is a function of that context, so a wrong slot, position or block shows.
 """
 
+import mlx.core as mx
 import numpy as np
 
 from labkit import config
@@ -14,7 +15,11 @@ from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.input_builder import InputBuilder, staircase, window
+from labkit.engine.kv_layout.hybrid import HybridKVCacheManager
+from labkit.engine.kv_layout.kv_shape import StateShape
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
+from labkit.engine.kv_layout.state_memory import StateMemory
+from labkit.engine.kv_layout.state_slots import StateSlotManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
@@ -77,6 +82,56 @@ class StubModel:
         return np.eye(VOCAB, dtype=np.float32)[next_token(context)]
 
 
+class StatefulStub(StubModel):
+    """A stub that also has a state: a digest of a request's tokens, in labkit's own state memory.
+
+    It checks after every token that the digest is that of the context in the request's slots.
+    """
+
+    SHAPES = (StateShape(((1,),), ("int64",)),)
+
+    def __init__(self, num_blocks, block_size, slots):
+        super().__init__(num_blocks, block_size)
+        self.states = StateMemory(self.SHAPES, slots.num_slots)
+
+    def __call__(self, batch):
+        logits = super().__call__(batch)
+        step = self.states.prepare(batch.states, None, batch.total_q)
+        digests = np.zeros(batch.total_q, np.int64)
+        for group in step.groups:
+            self.mix(group, batch.tokens, digests)
+        mx.eval(step.pending())
+        segment = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.cu_seqlens_q))
+        for row in range(batch.num_tokens):
+            positions = np.arange(batch.positions[row] + 1)
+            table, size = batch.block_tables[segment[row]], self.slots.shape[1]
+            context = self.slots[table[positions // size], positions % size]
+            assert digests[row] == digest(context), "a state of other tokens was read"
+        return logits
+
+    @staticmethod
+    def mix(group, tokens, digests):
+        """Update a group's states as a recurrent layer would."""
+        rows = np.arange(len(group.batch.slots) * (group.num_tokens + group.num_drafts))
+        rows = rows.reshape(len(group.batch.slots), -1)
+        if group.rows is not None:
+            rows = np.array(group.rows)
+        for part, (start, stop) in enumerate(group.parts):
+            before = group.read(part, 0, 0)
+            state = np.zeros(len(rows), np.int64) if before is None else np.array(before)[:, 0]
+            for column in range(start, stop):
+                state = digest(tokens[rows[:, column]][None].T, state)
+                digests[rows[:, column]] = state
+            group.write(part, 0, 0, mx.array(state[:, None]))
+
+
+def digest(tokens, state=0):
+    """A digest of tokens [n], or of one more token of each of several sequences [m, 1]."""
+    for token in np.asarray(tokens).T:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state
+
+
 class Adversary:
     """Proposes right tokens and wrong ones, in all lengths, as a seed has it."""
 
@@ -114,12 +169,21 @@ def make_engine(
     cut="window",
     model=None,
     cache=None,
+    snapshots=None,
     **options,
 ):
-    """An engine on a stub; ``proposer`` is None, "ngram" or a Proposer."""
+    """An engine on a stub; ``proposer`` is None, "ngram" or a Proposer.
+
+    With ``snapshots`` it has states, and as many snapshots of them if prefixes are cached.
+    """
     scheduling = config.Scheduler(**options)
     cache = cache or make_cache(num_blocks, block_size, prefixes)
     counters = Counters()
+    if snapshots is not None:
+        snapshots *= prefixes != "none"
+        slots = StateSlotManager(scheduling.max_num_seqs + snapshots, 8)
+        model = StatefulStub(num_blocks, block_size, slots)
+        cache = HybridKVCacheManager(cache, slots, model.states, snapshots)
     model = model or StubModel(num_blocks, block_size)
     speculation = Speculator()
     if proposer is not None:

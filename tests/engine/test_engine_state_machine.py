@@ -59,6 +59,8 @@ STEPS = st.builds(
 class EngineMachine(RuleBasedStateMachine):
     """Add, step, abort and finish in any order; the books must balance after each."""
 
+    num_snapshots = st.none()  # without states
+
     @initialize(
         num_blocks=st.integers(2, 14),
         options=STRATEGIES,
@@ -66,10 +68,15 @@ class EngineMachine(RuleBasedStateMachine):
         prefixes=st.sampled_from(config.PrefixCache),
         alphabet=st.sampled_from([2, VOCAB]),
         step=PLAIN | STEPS,
+        data=st.data(),
     )
-    def start(self, num_blocks, options, every, prefixes, alphabet, step):
+    def start(self, num_blocks, options, every, prefixes, alphabet, step, data):
         self.engine, self.model = make_engine(
-            num_blocks, prefixes=prefixes.value, **step, **options
+            num_blocks,
+            prefixes=prefixes.value,
+            snapshots=data.draw(self.num_snapshots),
+            **step,
+            **options,
         )
         self.plain = not step
         self.alphabet = alphabet  # few tokens make many shared prefixes
@@ -169,6 +176,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.clear_cache()
         counters = self.engine.counters()
         assert counters["blocks.allocated"] == counters["blocks.freed"]
+        assert counters.get("state_slots.allocated") == counters.get("state_slots.freed")
         if self.plain:  # else drafts, padding and rows in vain come on top
             assert self.computed() - counters["tokens.recomputed"] <= tokens
         if self.options["reservation"] is config.Reservation.full:
@@ -182,4 +190,16 @@ TestEngineMachine.settings = settings(
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+class HybridEngineMachine(EngineMachine):
+    """The same of a model with a state, whose slots and snapshots must balance too."""
+
+    num_snapshots = st.integers(0, 3)
+
+
+TestHybridEngineMachine = HybridEngineMachine.TestCase
+TestHybridEngineMachine.settings = settings(
+    TestEngineMachine.settings, max_examples=100, stateful_step_count=30
 )

@@ -169,7 +169,7 @@ class Harness:
         computed, step = self.kv_cache.memory.prepare_step(batch)
         attention = step.metadata
         owner = np.repeat([float(name) for name in counts], list(counts.values()))
-        rows = getattr(attention, "_target", np.arange(batch.total_q))
+        rows = getattr(attention, "target", np.arange(batch.total_q))
         assert (computed.positions[rows] == batch.positions).all()
         assert len(computed.logit_rows) == len(batch.logit_rows)
         assert (computed.positions[computed.logit_rows] == batch.positions[batch.logit_rows]).all()

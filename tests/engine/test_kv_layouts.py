@@ -155,7 +155,7 @@ def test_padding_rows_are_inert(model_dir, monkeypatch):
 
     def other(batch, scheduled, finished, dense):
         computed, step = real(batch, scheduled, finished, dense)
-        padding = np.setdiff1d(np.arange(computed.total_q), step._target)
+        padding = np.setdiff1d(np.arange(computed.total_q), step.target)
         computed.tokens[padding] = 17
         return computed, step
 

@@ -27,6 +27,8 @@ __all__ = [
     "ModelFootprint",
     "check",
     "kv_bytes_per_token",
+    "num_state_slots",
+    "num_state_snapshots",
     "plan",
 ]
 
@@ -59,9 +61,32 @@ def plan(
         activations = model.activation_bytes(scheduler.max_step_tokens, scheduler.max_num_seqs)
     if machine is None:
         machine = memory_capacity.find_profile(engine.budget.machine)
-    model = model_footprint.with_kv_bytes(model, kv_bytes_per_token(engine, model))
-    inputs = PolicyInputs(engine.budget, engine.kv.block_size, model, machine, activations)
+    model = model_footprint.with_cache_bytes(
+        model, kv_bytes_per_token(engine, model), model.state_bytes
+    )
+    inputs = PolicyInputs(
+        engine.budget,
+        engine.kv.block_size,
+        model,
+        machine,
+        activations,
+        num_state_slots(engine),
+        engine.scheduler.max_num_seqs,
+    )
     return apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
+
+
+def num_state_slots(engine: config.Engine) -> int:
+    """Return the number of slots for recurrent states: of requests that run, and of snapshots."""
+    return engine.scheduler.max_num_seqs + num_state_snapshots(engine)
+
+
+def num_state_snapshots(engine: config.Engine) -> int:
+    """Return the number of slots for snapshots of states, which prefix caching needs."""
+    if engine.prefix_cache is config.PrefixCache.none:
+        return 0
+    given = engine.kv.state_snapshots
+    return engine.scheduler.max_num_seqs if given is None else given
 
 
 def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:

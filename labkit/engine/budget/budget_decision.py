@@ -14,6 +14,8 @@ Setting = tuple[str, int | float | str]  # an option's key and the value to set
 MIN_EXPLICIT_BLOCKS = 2
 # The smallest pool that a policy may choose, null block included, as in vllm-metal.
 MIN_AUTO_BLOCKS = 16
+# Counted for a block of a model without keys and values, so that its number stays bounded.
+MIN_BLOCK_BYTES = 1024
 # (unit, bytes, decimals shown), largest unit first.
 BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
 
@@ -35,7 +37,8 @@ class PolicyInputs:
     """Everything that a budget policy may depend on.
 
     ``block_size`` is in tokens. ``activations`` is the size of the largest step's activations
-    (bytes), estimated or measured.
+    (bytes), estimated or measured. ``num_state_slots`` is the number of slots for recurrent states,
+    ``max_num_seqs`` the number of requests in the largest step.
     """
 
     budget: config.Budget
@@ -43,11 +46,13 @@ class PolicyInputs:
     model: ModelFootprint
     machine: MemoryProfile
     activations: int
+    num_state_slots: int = 0
+    max_num_seqs: int = 0
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block over all layers."""
-        return self.block_size * self.model.kv_bytes_per_token
+        """Bytes of one KV block over all layers, ``MIN_BLOCK_BYTES`` at least."""
+        return max(MIN_BLOCK_BYTES, self.block_size * self.model.kv_bytes_per_token)
 
     @property
     def fraction(self) -> float:
@@ -61,11 +66,18 @@ class PolicyInputs:
         return self.budget.policy.value
 
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
-        """Return the memory needed besides the pool: weights and, by default, activations."""
-        weights = MemoryPart("weights", self.model.weight_bytes)
-        if not with_activations:
-            return (weights,)
-        return (weights, MemoryPart("activations", self.activations))
+        """Return the memory needed besides the pool: weights, states and, by default, activations.
+
+        The states are the slots, and the arrays of the batch that is computed.
+        """
+        parts = [MemoryPart("weights", self.model.weight_bytes)]
+        if self.model.state_bytes:
+            slots, batch = self.num_state_slots, self.max_num_seqs
+            name = f"{slots} state slots and a batch of {batch}"
+            parts.append(MemoryPart(name, (slots + batch) * self.model.state_bytes))
+        if with_activations:
+            parts.append(MemoryPart("activations", self.activations))
+        return tuple(parts)
 
     def fixed_bytes(self, *, with_activations: bool = True) -> int:
         """Return the sum of ``fixed_parts`` in bytes."""

@@ -40,7 +40,9 @@ class ModelFootprint:
     max_context: int | None  # tokens of the trained context; None: config.json has no such entry
     float_bytes: int = FLOAT32_BYTES  # bytes per element of the activations
     weights: int = 0  # number of weights
-    lookup_weights: int = 0  # weights of an untied embedding: looked up, never multiplied
+    # Weights that a token is not multiplied by: an untied embedding, experts that it does not use.
+    lookup_weights: int = 0
+    state_bytes: int = 0  # one request's recurrent states in all layers
 
     @property
     def matmul_weights(self) -> int:
@@ -84,33 +86,28 @@ def from_shape(
     shape: config.ModelShape, name: str, cast_dtype: CastDtype = "float32"
 ) -> ModelFootprint:
     """Return the footprint of a float32 model built from ``shape``, with an untied head."""
+    from labkit.models import synthetic_latent
+    from labkit.models import synthetic_shapes as sizes
+
     size = _number_bytes("F32", cast_dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
     cached = 2 * keys
     if shape.kv_lora_rank is not None:
-        from labkit.models import synthetic_latent
-
-        attention = shape.kv_lora_rank + sum(
-            rows * columns for rows, columns in synthetic_latent.projections(shape).values()
-        )
         cached = keys = synthetic_latent.latent_dim(shape)
         queries = shape.num_heads * cached
-    layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
-    vocabulary = shape.vocab_size * shape.hidden_size
-    weights = 2 * vocabulary + shape.hidden_size + shape.num_layers * layer
+    inner = shape.intermediate_size * (1 if shape.num_experts is None else sizes.EXPERTS_PER_TOKEN)
+    weights = sizes.num_weights(shape)
     return ModelFootprint(
         name=name,
         weight_bytes=size * weights,
-        kv_bytes_per_token=FLOAT32_BYTES * shape.num_layers * cached,
-        peak_live_floats=_peak_live_floats(
-            shape.hidden_size, queries, keys, shape.intermediate_size
-        ),
+        kv_bytes_per_token=FLOAT32_BYTES * sizes.num_attention_layers(shape) * cached,
+        peak_live_floats=_peak_live_floats(shape.hidden_size, queries, keys, inner),
         vocab_size=shape.vocab_size,
         max_context=40960,
         float_bytes=size,
         weights=weights,
-        lookup_weights=vocabulary,
+        lookup_weights=sizes.num_unused_weights(shape),
+        state_bytes=sizes.state_bytes(shape),
     )
 
 
@@ -231,9 +228,11 @@ def weight_formats(
         return frozenset()
 
 
-def with_kv_bytes(model: ModelFootprint, kv_bytes_per_token: int) -> ModelFootprint:
-    """Return ``model`` with the given ``kv_bytes_per_token``, such as the loaded layers' own."""
-    return replace(model, kv_bytes_per_token=kv_bytes_per_token)
+def with_cache_bytes(
+    model: ModelFootprint, kv_bytes_per_token: int, state_bytes: int
+) -> ModelFootprint:
+    """Return ``model`` with the given sizes, such as those of the loaded layers."""
+    return replace(model, kv_bytes_per_token=kv_bytes_per_token, state_bytes=state_bytes)
 
 
 def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:

@@ -21,7 +21,7 @@ from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
-    from labkit.engine.kv_layout.kv_shape import KVShape
+    from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
     from labkit.engine.packed_forward import PackedForward
     from labkit.machine.memory_capacity import MemoryProfile
 
@@ -55,6 +55,7 @@ def size_pool(
     machine: MemoryProfile,
     shapes: tuple[KVShape, ...],
     measure: Callable[[], int],
+    states: tuple[StateShape, ...] = (),
 ) -> BudgetDecision:
     """Size the KV pool of a loaded model.
 
@@ -68,6 +69,8 @@ def size_pool(
         Runs the largest step and returns the bytes of its activations. It is called where the
         policy subtracts the activations and the step is cheap, or where config.json lacks the
         sizes to estimate them.
+    states
+        The shape of a request's state in each layer that has one.
 
     Raises
     ------
@@ -79,8 +82,10 @@ def size_pool(
     weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     model = model_footprint.from_directory(*weights)
     can_estimate = model is not None
-    model = model_footprint.with_kv_bytes(
-        model or model_footprint.from_weights(*weights), per_token
+    model = model_footprint.with_cache_bytes(
+        model or model_footprint.from_weights(*weights),
+        per_token,
+        options.parallel.size * sum(state.nbytes for state in states),
     )
     flops = 2 * model.matmul_weights * options.scheduler.max_step_tokens
     profile = not can_estimate or (

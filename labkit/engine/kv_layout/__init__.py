@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory
-from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
 
 if TYPE_CHECKING:
     from labkit import config
@@ -15,11 +15,14 @@ __all__ = ["KVCache", "KVCacheFactory", "KVShape", "choose"]
 Shapes = tuple[KVShape, ...]
 
 
-def create_factory(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
+def create_factory(
+    options: config.Engine, computed: str = "float32", states: tuple[StateShape, ...] = ()
+) -> KVCacheFactory:
     """Return the factory of KV caches for the layout and the attention of ``options``.
 
     ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
-    unless ``engine.kv.dtype`` is narrower.
+    unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, whose
+    dtypes never change.
 
     Raises
     ------
@@ -27,7 +30,7 @@ def create_factory(options: config.Engine, computed: str = "float32") -> KVCache
         The attention cannot be created. The message gives the reason.
     """
     from labkit.config import Admission, KVLayout
-    from labkit.engine import attention, compute_dtype
+    from labkit.engine import attention, budget, compute_dtype
 
     kv, dtype = options.kv, compute_dtype.kv_dtype(options, computed)
     if kv.layout is KVLayout.paged:
@@ -56,7 +59,13 @@ def create_factory(options: config.Engine, computed: str = "float32") -> KVCache
             backend, shapes, num_blocks, kv, dtype, prefix_cache, _reuse_blocks(options)
         )
 
-    return KVCacheFactory(kv, create)
+    return KVCacheFactory(
+        kv,
+        create,
+        states,
+        options.scheduler.max_num_seqs,
+        budget.num_state_snapshots(options),
+    )
 
 
 def _reuse_blocks(options: config.Engine) -> int:

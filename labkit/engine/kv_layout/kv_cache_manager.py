@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.batch import Batch
-    from labkit.engine.kv_layout.kv_shape import KVShape
+    from labkit.engine.kv_layout.kv_shape import KVShape, StateShape
+    from labkit.engine.kv_layout.state_memory import StateStep
+    from labkit.engine.kv_layout.state_slots import StatePlan
     from labkit.engine.request import RequestState
+    from labkit.engine.scheduler_output import SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +144,31 @@ class KVCacheManager:
         """The block tables of all running requests by request id."""
         return self._tables
 
+    @property
+    def has_states(self) -> bool:
+        """Whether requests have a slot for recurrent states."""
+        return False
+
+    def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
+        """Return what a step does with states, or None unless ``has_states``.
+
+        Call this once for each step, because it plans snapshots.
+        """
+        return None
+
+    @property
+    def aligns_chunks(self) -> bool:
+        """Whether ``align_chunk`` must be called."""
+        return False
+
+    def align_chunk(self, state: RequestState, start: int, count: int) -> int:
+        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``."""
+        return count
+
+    def used_bytes(self, num_tokens: int) -> int:
+        """Return the bytes in use if the requests have computed ``num_tokens`` tokens together."""
+        return min(self.reserved_bytes, num_tokens * self.token_bytes)
+
     def table(self, request_id: str) -> BlockTable:
         """Return a request's block table."""
         return self._tables[request_id]
@@ -199,12 +227,16 @@ class StepAttention(NamedTuple):
     """The attention of one step, shared by all layers.
 
     The layers call ``attention`` with ``metadata``. ``counters`` has the layout's counters for the
-    step, for example ``layout.<name>``.
+    step, for example ``layout.<name>``. ``rows`` has the row of each packed token among the tokens
+    that the model computes (None: the same row). ``states`` are the recurrent states of the step's
+    requests, if the model has any.
     """
 
     attention: Attention
     metadata: Any
     counters: Mapping[str, float]
+    rows: NDArray[np.int64] | None = None
+    states: StateStep | None = None
 
 
 class KVMemory(Protocol):
@@ -237,13 +269,20 @@ class KVCache:
 class KVCacheFactory:
     """Creates KV caches of one layout: for serving, for the self-test, for profiling.
 
-    ``create_layout`` takes the arguments of ``create``.
+    ``create_layout`` takes the arguments of ``create`` but the slots. ``states`` are the shapes of
+    the states of each layer that has one. For serving there are ``num_slots`` slots for requests,
+    and ``num_snapshots`` for snapshots.
     """
 
     kv: config.KV
     create_layout: Callable[[tuple[KVShape, ...], int], KVCache]
+    states: tuple[StateShape, ...] = ()
+    num_slots: int = 0
+    num_snapshots: int = 0
 
-    def create(self, shapes: tuple[KVShape, ...], num_blocks: int) -> KVCache:
+    def create(
+        self, shapes: tuple[KVShape, ...], num_blocks: int, num_slots: int | None = None
+    ) -> KVCache:
         """Create a cache.
 
         Parameters
@@ -253,9 +292,19 @@ class KVCacheFactory:
         num_blocks
             The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
             number includes the null block.
+        num_slots
+            The number of state slots, without snapshots (None: as for serving).
         """
-        return self.create_layout(shapes, num_blocks)
+        cache = self.create_layout(shapes, num_blocks)
+        if not self.states:
+            return cache
+        from labkit.engine.kv_layout import hybrid
+
+        if num_slots is not None:
+            return hybrid.add_states(cache, self.states, num_slots, 0)
+        return hybrid.add_states(cache, self.states, self.num_slots, self.num_snapshots)
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""
-        return self.create(shapes, blocks_for(self.kv, [tokens] * requests))
+        # Twice as many slots as requests, because the self-test also reserves for decoys.
+        return self.create(shapes, blocks_for(self.kv, [tokens] * requests), 2 * requests)

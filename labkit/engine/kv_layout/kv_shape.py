@@ -1,10 +1,13 @@
-"""The keys and values that one layer caches per token."""
+"""The arrays that one layer caches: keys and values of a token, or the states of a request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from labkit.cpu.kv_dtypes import QUANTIZED_BITS, row_bytes
+from labkit.cpu.kv_dtypes import ITEM_BYTES, QUANTIZED_BITS, row_bytes
+
+STATE_ITEM_BYTES = {**ITEM_BYTES, "int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,20 @@ class KVShape:
                 f"the keys of a latent layer are not stored as {dtype}; set engine.kv.dtype=float16"
             )
         return self.num_kv_heads * sum(row_bytes(dtype, dim) for dim in self.stored_dims)
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The arrays of one request's recurrent or convolution state in one layer.
+
+    ``shapes`` has no axis for requests. ``dtypes`` are named as in MLX.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one request's state."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return sum(prod(shape) * STATE_ITEM_BYTES[dtype] for shape, dtype in pairs)

@@ -167,4 +167,4 @@ class PaddedMemory:
         padded, step = pad_batch(batch, scheduled, finished, manager.dense)
         manager.columns += step.columns
         manager.empty_columns += step.empty_columns
-        return padded, StepAttention(self.attention, step, {"layout.padded": 1})
+        return padded, StepAttention(self.attention, step, {"layout.padded": 1}, step.target)

@@ -120,7 +120,7 @@ class PaddedStep:
         self._dense = dense
         self._rows = rows
         self._width = width
-        self._target = target
+        self.target = target
         self._columns = columns
         self._places = np.array([row.place for row in rows])
         self._begin = min(row.pad for row in rows)
@@ -139,8 +139,8 @@ class PaddedStep:
 
     def write(self, layer: int, k: Any, v: Any) -> None:
         """Store the keys and values of all tokens except padding."""
-        places = self._places[self._target // self._width]
-        target: Any = self._target
+        places = self._places[self.target // self._width]
+        target: Any = self.target
         where: Any = (places, slice(None), self._columns)
         if isinstance(k, mx.array):
             target = mx.array(target)
@@ -178,7 +178,7 @@ class PaddedStep:
         """
         if window not in self._masks:
             query_columns = np.full((len(self._rows), self._width), -1)
-            query_columns.reshape(-1)[self._target] = self._columns
+            query_columns.reshape(-1)[self.target] = self._columns
             pads = np.array([row.pad for row in self._rows])
             first_visible = np.broadcast_to(pads[:, None], query_columns.shape)
             if window is not None:

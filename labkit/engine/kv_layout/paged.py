@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.engine import prefix_cache
+from labkit.engine.attention.no_attention import NoAttention
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.kv_cache_manager import (
     BlockTable,
     KVCache,
     KVCacheManager,
+    KVMemory,
     StepAttention,
 )
 from labkit.engine.kv_layout.kv_shape import KVShape
@@ -46,10 +49,13 @@ def create(
         The backend does not support the shapes or the dtype of the keys and values, or its
         kernels fail their check.
     """
-    try:
-        backend.allocate(shapes, num_blocks, kv.block_size, dtype)
-    except ValueError as error:
-        raise EngineError(f"engine.kv.layout=paged: {error}") from error
+    memory: KVMemory = TokenCountMemory()
+    if shapes:
+        try:
+            backend.allocate(shapes, num_blocks, kv.block_size, dtype)
+        except ValueError as error:
+            raise EngineError(f"engine.kv.layout=paged: {error}") from error
+        memory = PagedMemory(backend)
     if kv.dtype.quantised:
         _check_quantisation(dtype)
     pool = BlockPool(num_blocks)
@@ -60,7 +66,7 @@ def create(
         reuse_blocks,
         block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
     )
-    return KVCache(manager, PagedMemory(backend))
+    return KVCache(manager, memory)
 
 
 def _check_quantisation(dtype: str) -> None:
@@ -105,6 +111,8 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefix_cache = prefix_cache or PrefixCache()
         self._reuse_blocks = reuse_blocks
         self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache
+        # Returns how many blocks of a cached prefix can be reused (None: all).
+        self._count_usable: Callable[[Sequence[int]], int] | None = None
         self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     @property
@@ -162,7 +170,45 @@ class PagedKVCacheManager(KVCacheManager):
             return []
         max_blocks = (state.num_tokens - 1) // self.block_size
         blocks = self._prefix_cache.match(state.token_ids, max_blocks)
+        if self._count_usable is not None:
+            return blocks[: self._count_usable(blocks)]
         return blocks[: len(blocks) - len(blocks) % self._reuse_blocks]
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prefixes are reused between requests."""
+        return self._prefix_cache.name != "none"
+
+    @property
+    def reuse_tokens(self) -> int:
+        """The length of a reused prefix is a multiple of this number of tokens."""
+        return self._reuse_blocks * self.block_size
+
+    def find_cached_block(self, token_ids: Sequence[int], num_blocks: int) -> int | None:
+        """Return the cached block at the end of a prefix of ``num_blocks`` blocks, or None."""
+        blocks = self._prefix_cache.match(token_ids, num_blocks)
+        return blocks[-1] if len(blocks) == num_blocks else None
+
+    def cached_blocks(self) -> Iterator[int]:
+        """Yield every block that the prefix cache holds."""
+        return self._prefix_cache.cached_blocks()
+
+    def limit_reuse(
+        self,
+        count_usable: Callable[[Sequence[int]], int],
+        on_evict: Callable[[Sequence[int]], None],
+    ) -> None:
+        """Reuse only part of a cached prefix, because other layers cache something else.
+
+        Parameters
+        ----------
+        count_usable
+            Returns how many of a prefix's cached blocks can be reused.
+        on_evict
+            Is called with the blocks that are evicted.
+        """
+        self._count_usable = count_usable
+        self.pool.on_evict = on_evict
 
     def _allocate(self, count: int) -> list[int]:
         """Allocate ``count`` blocks. Cached blocks are evicted only if too few blocks are free."""
@@ -270,3 +316,14 @@ class PagedMemory:
         )
         counters = {"layout.paged": 1, "attention.map_us": metadata.map_us}
         return batch, StepAttention(self.attention, metadata, counters)
+
+
+class TokenCountMemory:
+    """The memory of a model without keys and values, whose blocks only count tokens."""
+
+    def __init__(self) -> None:
+        self.attention = NoAttention()
+
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Return the batch unchanged, and an attention that no layer calls."""
+        return batch, StepAttention(self.attention, None, {"layout.paged": 1})

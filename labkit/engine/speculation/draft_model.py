@@ -200,6 +200,12 @@ def load_draft(
             activations=options.activations,
         )
         loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
+        if expected.states:
+            raise EngineError(
+                f"the draft model (model_type={loaded.model_type}) has recurrent states, and a "
+                "rejected draft leaves the wrong one; choose a draft model with attention in every "
+                "layer, or set engine.speculation=ngram"
+            )
         target_vocab, vocab = (e.logits[0].shape[-1] for e in (target, expected))
         if vocab != target_vocab:
             raise EngineError(

@@ -1,0 +1,241 @@
+"""KV caches of models whose layers hold different things: a manager for each kind of layer.
+
+As with the KV cache groups of vLLM, the scheduler sees one manager. A request is admitted if every
+group has memory for it, and its memory in all groups is released together. Layers with keys and
+values are a group of the configured layout, layers with a recurrent or convolution state are a
+group of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from labkit.engine.kv_layout.kv_cache_manager import (
+    BlockTable,
+    KVCache,
+    KVCacheManager,
+    KVMemory,
+    StepAttention,
+)
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
+from labkit.engine.kv_layout.state_slots import (
+    StatePlan,
+    StateSegment,
+    StateSlot,
+    StateSlotManager,
+)
+from labkit.engine.kv_layout.state_snapshots import StateSnapshots
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.attention_protocol import Attention
+    from labkit.engine.batch import Batch
+    from labkit.engine.kv_layout.kv_shape import StateShape
+    from labkit.engine.kv_layout.state_memory import StateMemory
+    from labkit.engine.request import RequestState
+    from labkit.engine.scheduler_output import SchedulerOutput
+
+
+def add_states(
+    attention: KVCache, shapes: tuple[StateShape, ...], num_slots: int, num_snapshots: int
+) -> KVCache:
+    """Return a cache that also has slots for the states of ``shapes``.
+
+    ``attention`` holds the layers with keys and values. There are ``num_slots`` slots for requests
+    and, if the layout caches prefixes, ``num_snapshots`` for snapshots.
+    """
+    from labkit.engine.kv_layout.state_memory import StateMemory
+
+    total = num_slots + num_snapshots
+    slots = StateSlotManager(total, sum(shape.nbytes for shape in shapes))
+    states = StateMemory(shapes, total)
+    manager = HybridKVCacheManager(attention.manager, slots, states, num_snapshots)
+    return KVCache(manager, HybridMemory(attention.memory, states))
+
+
+class HybridKVCacheManager(KVCacheManager):
+    """Reserves keys and values in one manager, and a state slot in another.
+
+    The peaks of bytes are those of both together. A cached prefix is reused up to a snapshot of
+    the states, of which there are ``num_snapshots`` at most.
+    """
+
+    def __init__(
+        self,
+        attention: KVCacheManager,
+        slots: StateSlotManager,
+        states: StateMemory,
+        num_snapshots: int,
+    ) -> None:
+        super().__init__(attention.token_bytes)
+        self._attention = attention
+        self._slots = slots
+        self._states = states
+        self._peak_bytes = 0
+        self._snapshots: StateSnapshots | None = None
+        if isinstance(attention, PagedKVCacheManager) and attention.caches_prefixes:
+            self._snapshots = StateSnapshots(
+                slots,
+                num_snapshots,
+                attention.block_size,
+                attention.reuse_tokens,
+                attention.find_cached_block,
+            )
+            attention.limit_reuse(self._snapshots.count_usable, self._snapshots.drop)
+            self._paged = attention
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of keys and values, and of the slots in use."""
+        return self._attention.reserved_bytes + self._slots.reserved_bytes
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The largest number of tokens that a single request can have in the KV cache."""
+        return self._attention.capacity_tokens
+
+    @property
+    def has_states(self) -> bool:
+        """Whether requests have a slot: always."""
+        return True
+
+    def plan_states(self, output: SchedulerOutput) -> StatePlan:
+        """Return the tokens of each chunk, and a slot where a snapshot is taken after them."""
+        segments = []
+        for chunk in output.chunks:
+            request_id = chunk.state.request_id
+            drafts = len(output.drafts.get(request_id, ()))
+            snapshot = None if self._snapshots is None else self._snapshots.plan(chunk)
+            slot = self._slots.slot(request_id)
+            segments.append(StateSegment(slot, chunk.start, chunk.num_tokens, drafts, snapshot))
+        return StatePlan(tuple(segments), self._slots.take_forks())
+
+    @property
+    def aligns_chunks(self) -> bool:
+        """Whether chunks of prompts end where snapshots can be taken."""
+        return self._snapshots is not None
+
+    def align_chunk(self, state: RequestState, start: int, count: int) -> int:
+        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``."""
+        return (
+            count if self._snapshots is None else self._snapshots.align_chunk(state, start, count)
+        )
+
+    def used_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the computed tokens, and of the slots in use."""
+        return self._attention.used_bytes(num_tokens) + self._slots.reserved_bytes
+
+    def refusal_reason(self, num_tokens: int) -> str | None:
+        """Return the reason that the tokens can never fit. A state has the same size for any."""
+        return self._attention.refusal_reason(num_tokens)
+
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
+        """Reserve a slot, and memory for tokens; see ``KVCacheManager.reserve``."""
+        if not self._slots.num_free:
+            return None
+        num_cached = self._attention.reserve(state, num_tokens, spare)
+        if num_cached is None:
+            return None
+        slot = self._slots.reserve(state)
+        if num_cached:
+            self._restore(slot, num_cached)
+        self._update_peak()
+        return num_cached
+
+    def _restore(self, slot: StateSlot, num_cached: int) -> None:
+        """Begin with the snapshot at the end of the request's cached prefix."""
+        assert self._snapshots is not None
+        table = self._attention.table(slot.state.request_id)
+        block = table.block_ids[num_cached // self._paged.block_size - 1]
+        self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Ensure that there is memory for more tokens. A slot never grows."""
+        has_grown = self._attention.grow(request_id, num_tokens)
+        self._update_peak()
+        return has_grown
+
+    def cache_blocks(self, state: RequestState) -> None:
+        """Make computed tokens and their snapshots reusable, if the layout shares prefixes."""
+        self._attention.cache_blocks(state)
+        if self._snapshots is not None:
+            self._snapshots.attach(state)
+        self._update_peak()
+
+    def _update_peak(self) -> None:
+        self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
+
+    def table(self, request_id: str) -> BlockTable:
+        """Return a request's block table."""
+        return self._attention.table(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Release a request's memory in both groups. Ids without memory are ignored."""
+        if self._snapshots is not None:
+            self._snapshots.release(request_id)
+        self._attention.release(request_id)
+        self._slots.release(request_id)
+
+    def num_slots(self, table: BlockTable) -> int:
+        """Return the number of tokens for which a request with this table has memory."""
+        return self._attention.num_slots(table)
+
+    def lingering_requests(self) -> Collection[str]:
+        """Return the ids of finished requests whose rows a static batch still computes."""
+        return self._attention.lingering_requests()
+
+    def clear(self) -> None:
+        """Empty the prefix cache, if the layout has one."""
+        self._attention.clear()
+
+    def check(self, running: set[str]) -> None:
+        """Check both groups; see ``KVCacheManager.check``."""
+        self._attention.check(running)
+        if self._snapshots is None:
+            self._slots.check(running)
+            return
+        self._slots.check(running, self._snapshots.used_slots())
+        self._snapshots.check(running, self._paged.cached_blocks())
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of both groups, with the peaks of both together."""
+        attention, peak = self._attention.counters(), self._peak_bytes
+        used = attention["kv_used_bytes"] + self._slots.peak_used * self._slots.slot_bytes
+        return {
+            **attention,
+            **self._slots.counters(),
+            **({} if self._snapshots is None else self._snapshots.counters()),
+            "state_bytes_copied": self._states.num_copied_bytes,
+            "peak_kv_bytes": peak,
+            "kv_used_bytes": min(used, peak),
+        }
+
+    def reset_counters(self) -> None:
+        """Set the counters to 0 and each peak to its present value."""
+        self._attention.reset_counters()
+        self._slots.reset_counters()
+        if self._snapshots is not None:
+            self._snapshots.reset_counters()
+        self._states.num_copied_bytes = 0
+        self._peak_bytes = self.reserved_bytes
+
+
+class HybridMemory:
+    """The arrays of both groups; see ``KVMemory``."""
+
+    def __init__(self, attention: KVMemory, states: StateMemory) -> None:
+        self._attention = attention
+        self._states = states
+
+    @property
+    def attention(self) -> Attention:
+        """The attention over the keys and values."""
+        return self._attention.attention
+
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Prepare the attention of a step and, unless a draft model runs it, its states."""
+        padded, step = self._attention.prepare_step(batch)
+        if batch.states is None:
+            return padded, step
+        states = self._states.prepare(batch.states, step.rows, padded.total_q)
+        return padded, step._replace(states=states)
