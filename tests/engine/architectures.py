@@ -334,6 +334,10 @@ SERVED = {
 
 # Served with the states of their recurrent or convolutional layers in slots.
 RECURRENT = {
+    "bailing_hybrid": Served({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, numpy=False),
+    "bailing_moe_v3": Served({**LATENT, "layer_group_size": 2}, numpy=False),
+    "kimi_k3": Served(text("kimi_k3", **LATENT, **KIMI), numpy=False),
+    "kimi_linear": Served({**LATENT, **KIMI, "model_max_length": 256}, numpy=False),
     "bailing_moe_linear": Served({"layer_group_size": 2, "group_norm_size": 2}, numpy=False),
     "falcon_h1": Served(
         {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
@@ -437,15 +441,11 @@ ONE_POSITION = (
 OTHER_WINDOW = "refused by the self-test: the model masks a window of 9 keys, but its cache has"
 REFUSED = {
     "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, ONE_POSITION),
-    "bailing_hybrid": Refused({**LATENT, "layer_group_size": 2, "group_norm_size": 2}, HOLDS),
-    "bailing_moe_v3": Refused({**LATENT, "layer_group_size": 2}, HOLDS),
     "deepseek_v32": Refused(SPARSE, HOLDS),
     "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
     "glm_moe_dsa": Refused(
         {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
     ),
-    "kimi_k3": Refused(text("kimi_k3", **LATENT, **KIMI), HOLDS),
-    "kimi_linear": Refused({**LATENT, **KIMI, "model_max_length": 256}, HOLDS),
     "llama4": Refused(
         text(
             "llama4_text",

@@ -242,10 +242,10 @@ def test_a_state_of_other_tokens_is_an_error(directory):
 
 
 def test_the_budget_counts_the_states(directory):
-    engine = create(options("hash"), directory("lfm2"))
-    assert "6 state slots and a batch of 3 4.5 KiB" in engine.notes["budget"]
+    engine = create(options("hash"), directory("lfm2"))  # 3 requests and 8 snapshots
+    assert "11 state slots and a batch of 3 7.0 KiB" in engine.notes["budget"]
     counters = engine.counters()
-    assert (counters["state_slots.total"], counters["state_slot_bytes"]) == (6, 512)
+    assert (counters["state_slots.total"], counters["state_slot_bytes"]) == (11, 512)
     engine.submit(Request("a", prompts()[0], SamplingParams(max_tokens=8, ignore_eos=True)))
     engine.step()
     held = engine.kv_bytes()
