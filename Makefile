@@ -12,7 +12,7 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compil
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-slow test-slurm test-ray mutants clients lint bench mac clean
+.PHONY: demo test test-slow test-slurm test-ray mutants clients lint bench docs mac clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -64,6 +64,12 @@ lint: $(DEV)
 
 bench: $(DEV)
 	@for f in benchmarks/*.py; do echo "== $$f"; $(RUN) $$f || exit 1; done
+
+docs: $(DEV)  ## the documentation as a site with search and the API reference; fails at a broken link
+	@$(INSTALL) -e '.[docs]'
+	@# not --quiet, which hides warnings from --strict as well
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	@echo "build/site/index.html; with search, http://localhost:8000: $(RUN) -m http.server -d build/site"
 
 mac: $(READY)  ## on a Mac: tests, answers and studies on Metal, and one file to attach to an issue
 	$(RUN) -m labkit.mac
