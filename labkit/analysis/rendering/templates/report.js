@@ -294,6 +294,7 @@
     }
   }
   tables.forEach((table, index) => [...table.tHead.rows[0].cells].forEach((head, column) => {
+    if (!head.textContent.trim()) return; // a column of pictures
     const button = document.createElement("button");
     button.type = "button";
     button.append(...head.childNodes);
