@@ -154,5 +154,5 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     assert not [line for line in shown.splitlines() if "rows are padding" in line], shown
     check_answer(cell, json.loads((study.out / "study.json").read_text("utf-8"))["cells"][0])
     report = (study.out / "report.md").read_text("utf-8")
-    assert f"## {cell.experiment.ablation.question} (scale=cpu)" in report
+    assert f"# {cell.experiment.ablation.question} (scale=cpu)" in report
     assert all(figure.axes for figure in pictures) and pictures

@@ -8,7 +8,9 @@ import pytest
 
 from labkit import check
 from labkit.config import RESOLVERS
-from labkit.conformance import attention_checks, engine_checks, workload_checks
+from labkit.conformance import attention_checks
+from labkit.conformance.engine_checks import engine_checks
+from labkit.conformance.workload_checks import source_checks, workload_checks
 
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -139,12 +141,12 @@ def test_labkit_s_backends_keep_the_contract(name, compose):
     "name", [pytest.param("paged", marks=pytest.mark.slow), "contiguous", "padded", "mlx_lm"]
 )
 def test_labkit_s_engines_keep_the_contract(name, compose):
-    assert failures(engine_checks.engine_checks(name, compose)) == []
+    assert failures(engine_checks(name, compose)) == []
 
 
 def test_labkit_s_requests_and_their_source_keep_the_contract(compose):
-    assert failures(workload_checks.workload_checks("chat", compose)) == []
-    assert failures(workload_checks.source_checks("chat", compose)) == []
+    assert failures(workload_checks("chat", compose)) == []
+    assert failures(source_checks("chat", compose)) == []
 
 
 def run(file, source, tmp_path, monkeypatch, capsys):

@@ -252,13 +252,6 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(model_dir, plain_g
             assert answers[str(i)] == plain_greedy(name, prompt, 8)
 
 
-@pytest.mark.parametrize("make", [create, create_mlx])
-def test_an_architecture_that_attends_by_hand_is_refused_by_name(make, model_dir):
-    with pytest.raises(EngineError, match=r"model_type=gemma2 \(\w+ forward\): refused") as caught:
-        make(options(), model_dir("gemma2"))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("factor", [1.01, np.nan])
 def test_an_architecture_whose_logits_differ_is_refused(factor, model_dir, monkeypatch):
     from labkit.engine.attention.reference import ReferenceBackend

@@ -86,12 +86,12 @@ def one_row(sd, blocks, runs):
 
 def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
     assert PILOT.interleaved_pct == one_row(0.01, 30, 1)  # a process is a block
-    assert PILOT.separate_pct == one_row(0.05, 10, 2)  # a block is four processes
+    assert PILOT.separate_pct == one_row(0.05, 20, 1)  # a block is two processes
     slow = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.1, separate_s=5.1)
     assert slow.interleaved_pct is None and slow.separate_pct is None
     just = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.0, separate_s=5.0)
     assert just.interleaved_pct == one_row(0.01, 6, 1)
-    assert just.separate_pct == one_row(0.05, 3, 2)
+    assert just.separate_pct == one_row(0.05, 6, 1)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path)
         TIGHT,
         "design=quick",
         "design.blocks=1",
-        "design.runs_per_block=2",
         "design.control=false",
         f"out={tmp_path / 'out'}",
     ]

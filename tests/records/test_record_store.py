@@ -228,7 +228,7 @@ def test_arms_are_read_baseline_first_control_last(tmp_path):
         assert read_arm(tmp_path / "arms" / f"{name}.json") == arm
     assert [arm.name for arm in read_arms(tmp_path)] == ["zeta", "a", "b9", "b10", "control"]
     (tmp_path / "arms" / "a.json").rename(tmp_path / "arms" / "c.json")
-    with pytest.raises(RecordError, match=r"c\.json.*holds arm a"):
+    with pytest.raises(RecordError, match=r"c\.json.*describes arm a"):
         read_arms(tmp_path)
 
 

@@ -22,7 +22,7 @@ QWEN3 = {
     "Qwen3-32B": (5120, 64, 64, 25600),
 }
 DTYPE = "bfloat16"
-ENGINE = config.Engine(kv=config.KV(dtype=config.Precision.bfloat16))
+ENGINE = config.Engine(kv=config.KV(dtype=config.KVDType.bfloat16))
 
 
 def shapes() -> dict[str, config.ModelShape]:

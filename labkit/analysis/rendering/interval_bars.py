@@ -112,8 +112,8 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
         found = {
             f"{setting_text(b['best'])} against {setting_text(b['reference'])}": [b]
             for b in cell["best"][:1]
+            if b.get("effect_pct") is not None
         }
-        found = {name: own for name, own in found.items() if own[0]["effect_pct"] is not None}
     else:
         found = _effects(cell, arms)
     if not found:

@@ -151,9 +151,11 @@ class MultiLinear:
         self._packed = [PackedLinear([weight], [None], slabs) for weight in weights]
 
     @property
-    def format_and_bytes(self) -> tuple[str, int]:
-        """The format of the layer's weights, and their size in bytes."""
-        return self._packed[0].weight_format, sum(packed.bytes for packed in self._packed)
+    def weights(self) -> LayerWeights:
+        """The layer's weights."""
+        first = _weights(self._packed[0])
+        size = sum(packed.bytes for packed in self._packed)
+        return LayerWeights(first.format, size, first.activations)
 
     def __call__(self, x: Array) -> Array:
         """Return the projections of x [tokens, heads, 1, K], float32 [tokens, heads, 1, N]."""

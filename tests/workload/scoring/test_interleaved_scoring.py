@@ -49,7 +49,7 @@ def with_kv(experiment, dtype):
 
 
 def test_arms_are_compared_with_the_baseline_wherever_it_stands(experiment):
-    half = with_kv(experiment, config.Precision.bfloat16)
+    half = with_kv(experiment, config.KVDType.bfloat16)
     for arms, baseline in (((experiment, half, experiment), 0), ((half, experiment), 1)):
         cases = measure(arms, baseline)
         notes = [case.notes["scoring"] for case in cases]
@@ -112,7 +112,7 @@ def test_a_server_without_log_probabilities_of_prompts_is_refused(
 
 def test_a_server_is_compared_on_its_20_likeliest_tokens(experiment):
     """In the place of a server: an engine that returns its likeliest tokens and no others."""
-    half = with_kv(experiment, config.Precision.bfloat16)
+    half = with_kv(experiment, config.KVDType.bfloat16)
     loaded = KIND.load([experiment, half], context())
     windows = loaded._windows[:2]
     base, lossy = (arm.score(windows, 4096) for arm in loaded._arms)
@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_number_of_windows(compose_experiment):
             "engine.budget.blocks=64",
             f"workload.num_windows={count}",
         )
-        peaks[count] = traced_peak([experiment, with_kv(experiment, config.Precision.bfloat16)])
+        peaks[count] = traced_peak([experiment, with_kv(experiment, config.KVDType.bfloat16)])
     assert peaks[40] - peaks[4] < 250 * 2 * 36 * 32
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.config import Precision
+from labkit.config import KVDType
 from labkit.records import read_runs
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.scoring import KIND
@@ -66,7 +66,7 @@ def notes(arms, granted=None, baseline=0):
 
 
 def with_half_kv(experiment):
-    kv = replace(experiment.engine.kv, dtype=Precision.bfloat16)
+    kv = replace(experiment.engine.kv, dtype=KVDType.bfloat16)
     return replace(experiment, engine=replace(experiment.engine, kv=kv))
 
 
