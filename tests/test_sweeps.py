@@ -144,7 +144,7 @@ def test_too_few_blocks_give_estimates_only(run_study):
     assert best["best"] in ("threads=2", "threads=4") and best["ci_low_pct"] is None
     assert "2 blocks of 1: a claim needs at least 6" in best["withheld"]
     report = (study.out / "report.md").read_text()
-    assert "**Estimate only: threads=2 looks best of 3 for throughput (501 tok/s).**" in report
+    assert "**Estimate only: threads=2 looks best of 3 for throughput (502 tok/s).**" in report
     assert "\nNot decided: which of 3 settings is best in total_tok_s; an estimate only" in report
 
 

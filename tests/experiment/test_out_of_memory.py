@@ -28,7 +28,7 @@ def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path)
         f"workload.cases=[{CASE}]",
         TIGHT,
         "design=quick",
-        "design.blocks=1",
+        "design.blocks=2",
         "design.control=false",
         f"out={tmp_path / 'out'}",
     ]
