@@ -56,7 +56,7 @@ class StateGroup:
     batch
         Where mixers write the new states.
     base
-        The states before the step: [layer][entry], or None before the first token of a request.
+        The states before the step: ``[layer][entry]``, or None before the first token of a request.
     num_tokens, num_drafts
         The number of tokens and of draft tokens of each request.
     rows
