@@ -38,6 +38,9 @@ def main() -> None:
     if do == "fork":
         child = [sys.executable, __file__, "child", folder, name]
         subprocess.Popen(child, start_new_session=True)
+        ticks = Path(folder, f"{name}.ticks")
+        while not (ticks.exists() and ticks.stat().st_size):  # a busy machine starts it late
+            time.sleep(0.01)
     else:
         threading.Thread(target=tick, args=(log["ticks"],), daemon=True).start()
     if do == "garbage":

@@ -144,8 +144,10 @@ class StateMemory:
 
         The copies are evaluated, so that no read of a pool is pending.
         """
+        # A snapshot may be restored and then evicted before it was written.
+        sources = {source for source, _ in forks}
         for batch, row, slot in self._snapshots:
-            if not slot.is_free:
+            if not slot.is_free or slot in sources:
                 self._write(slot, batch.parts[0], row)
         self._snapshots = []
         for source, target in forks:
