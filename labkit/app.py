@@ -283,7 +283,7 @@ def with_sweep_as_arms(command: Command) -> Command:
     """
     from labkit.experiment.hydra_composer import Composer
     from labkit.experiment.hydra_error_text import explain_config_error
-    from labkit.experiment.option_sweep import sweep_as_arms
+    from labkit.experiment.sweep_as_arms import sweep_as_arms
 
     plugins = ("hydra/launcher=", "hydra/sweeper=")
     launched = any(o.startswith(plugins) for o in command.overrides)

@@ -300,7 +300,7 @@ def benchmark(monkeypatch):
 
 def test_the_table_of_quantised_models_is_that_of_the_committed_figures(benchmark):
     figures = json.loads((ROOT / "outputs/reference/quantised/figures.json").read_text("utf-8"))
-    table = benchmark("compare_quantised_engines").table(figures)
+    table = benchmark("compare_quantized_engines").table(figures)
     assert table.count("\n") >= 16
     assert table in (ROOT / "docs" / "quantised.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,8 @@ from labkit.experiment.cell_composer import with_scale_overrides
 from labkit.experiment.engaged_claim_validation import option_choices
 from labkit.experiment.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import memory_claims, serving_metrics
-from labkit.workload.memory_claims import Claim
+from labkit.workload import headroom_workload, serving_metrics
+from labkit.workload.headroom_workload import Claim
 from labkit.workload.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
 
@@ -37,7 +37,7 @@ def publishable_metrics(whole):
     if workload.kind == "video":
         return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in workload.made}
     if workload.kind == "headroom":
-        return {"all": {metric.name for metric in memory_claims.metrics(Claim(1, 1, 1, 1))}}
+        return {"all": {metric.name for metric in headroom_workload.metrics(Claim(1, 1, 1, 1))}}
     served = [
         *serving_metrics.serving_metrics([SERVED], 1, limits=workload.limits),
         *serving_metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),

@@ -473,11 +473,14 @@ def test_another_command_runs_as_written(command, copied_pages):
 
 # The smallest arguments of a page's benchmark, and what it prints.
 TINY_BENCHMARKS = {
-    "benchmarks/compare_quantised_engines.py": (
+    "benchmarks/compare_quantized_engines.py": (
         "--rounds 1 --arms 'as they lie' --cases 'decode, 1 stream'",
         "decode, 1 stream",
     ),
-    "benchmarks/scheduler_scaling.py": ("--parts engine --rounds 1 --largest 1000", "blocks"),
+    "benchmarks/scheduler_and_analysis_scaling.py": (
+        "--parts engine --rounds 1 --largest 1000",
+        "blocks",
+    ),
     # Its smallest study takes a minute alone and several on a busy machine: only the table.
     "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity.zip", "| --- |"),
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
@@ -497,7 +500,7 @@ def test_every_benchmark_of_a_page_has_its_smallest_arguments():
 @pytest.mark.parametrize("file", TINY_BENCHMARKS)
 def test_a_benchmark_runs_tiny(file, tmp_path):
     arguments, text = TINY_BENCHMARKS[file]
-    if file == "benchmarks/compare_quantised_engines.py":
+    if file == "benchmarks/compare_quantized_engines.py":
         needs_its_model("smollm2")
     words = [sys.executable, file, *shlex.split(arguments.format(out=tmp_path / "out"))]
     done = subprocess.run(

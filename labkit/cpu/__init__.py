@@ -7,12 +7,12 @@ The modules, from the lowest layer up:
 - Matrix products: ``microkernels`` (register tiles), ``gemm`` (float32), ``low_precision_weights``
   and ``low_precision_matmul`` (half precision and quantised), ``packed_linear`` (layers).
 - Matrix products of int8 activations: ``int8_dot`` (the CPU's instructions), ``int8_activations``
-  (quantisation), ``int8_tile`` (register tiles), ``int8_matmul``, ``int8_reference`` (the same bits
-  in NumPy).
+  (quantisation), ``int8_tile`` (register tiles), ``int8_matmul``,
+  ``int8_matmul_self_test`` (the same bits in NumPy, compared at load).
 - Paged attention: ``attention_params`` is the struct of a launch's parameters, ``attention_launch``
   distributes its units of work to the threads, ``decode_attention`` and ``tiled_attention`` compute
   one unit. ``pool_elements`` are the types of keys and values that they read: numbers
-  (``half_precision``) and quantised groups (``quantized_kv``, with the bits of
+  (``half_precision``) and quantised groups (``quantized_kv_registers``, with the bits of
   ``kv_quantization``).
 - ``norms``, ``activations`` and ``rope`` are loops that numba vectorises.
 - ``graph_capture`` and ``graph_replay`` run all launches of a decode step in one call.

@@ -16,7 +16,7 @@ from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, ElementType
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.kv_dtypes import KV_GROUP
 from labkit.cpu.pool_elements import element_type
-from labkit.cpu.quantized_kv import INT4, INT8, QuantizedType
+from labkit.cpu.quantized_kv_registers import INT4, INT8, QuantizedType
 from labkit.cpu.simd_emitter import F32, I32, I32_VECTOR, I64, POINTER, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 

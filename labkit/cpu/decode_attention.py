@@ -14,7 +14,7 @@ from numba import carray, cfunc, types
 
 from labkit.cpu.attention_intrinsics import TILE_KEYS
 from labkit.cpu.attention_params import PARAMS_DTYPES, params_type
-from labkit.cpu.decode_microkernels import (
+from labkit.cpu.decode_attention_microkernels import (
     RUN_KEYS,
     add_value,
     add_value_run,

@@ -8,7 +8,7 @@ adds two terms to it, in order, with one rounding each::
     fma(bias, activation_scale * sum(activation), previous)
 
 The sums of integers are exact (``int8_dot``), so the bits of a row depend neither on the other rows
-nor on the CPU. ``int8_reference`` computes the same bits in NumPy.
+nor on the CPU. ``int8_matmul_self_test`` computes the same bits in NumPy.
 
 A few rows are multiplied one by one, each by all weights of a span, which the caches hold
 meanwhile. With more rows, a panel is first unpacked into a buffer and then multiplied by register

@@ -20,6 +20,7 @@ from numba import extending, types
 
 from labkit.cpu import int8_activations
 from labkit.cpu.block_formats import WORD_BITS
+from labkit.cpu.dequantize_emitter import PANEL_VECTORS, Record, WeightFormat, prefetch
 from labkit.cpu.int8_dot import BITS, DotForm, host_form
 from labkit.cpu.low_precision_matmul import ELEMENTS, unpacked
 from labkit.cpu.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
@@ -35,7 +36,6 @@ from labkit.cpu.simd_emitter import (
     Emitter,
 )
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
-from labkit.cpu.weight_formats import PANEL_VECTORS, Record, WeightFormat, prefetch
 
 # Rows of a register tile, whose sums of integers stay in registers. Its sums of floats are in
 # memory, because they are needed only once per group.

@@ -47,6 +47,14 @@ from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
 from labkit.cpu.block_formats import BLOCK_FORMATS
+from labkit.cpu.dequantize_emitter import (
+    PANEL_VECTORS,
+    BlockWeightFormat,
+    Record,
+    RecordFormat,
+    Step,
+    WeightFormat,
+)
 from labkit.cpu.gemm import (
     BLOCK_ROWS,
     MIN_PARALLEL_FMAS,
@@ -59,14 +67,6 @@ from labkit.cpu.jit import intrinsic
 from labkit.cpu.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
-from labkit.cpu.weight_formats import (
-    PANEL_VECTORS,
-    BlockWeightFormat,
-    Record,
-    RecordFormat,
-    Step,
-    WeightFormat,
-)
 
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
 LOW_TILE_ROWS = 4  # rows of the lower of the two register tiles of one panel

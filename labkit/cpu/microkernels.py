@@ -123,7 +123,7 @@ def gemm_row(
 
 
 def _tree_order(first: int = 0, step: int = 1) -> list[int]:
-    """Return the order in which ``decode_microkernels.sum_lanes`` adds the lanes of a vector."""
+    """Return the order in which ``sum_lanes`` of decode attention adds the lanes of a vector."""
     if step == LANES:
         return [first]
     return _tree_order(first, 2 * step) + _tree_order(first + step, 2 * step)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, ElementType
-from labkit.cpu.quantized_kv import INT4, INT8, QuantizedType
+from labkit.cpu.quantized_kv_registers import INT4, INT8, QuantizedType
 
 PoolElement = ElementType | QuantizedType
 # The dtype of ``kv_dtype_marker`` in a launch's parameters, by the type of the KV pools. Integers

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from labkit import config
 from labkit.cli_errors import OneLineParser, error_line
 from labkit.doctor import noise_pilots, terminal_screen
+from labkit.doctor.budget_ceilings import budget_ceilings
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_process import MeasurementError, measure
-from labkit.doctor.policy_ceilings import budget_ceilings
 from labkit.experiment import StudyError, doctor_noise
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.timing_lock import timing_lock

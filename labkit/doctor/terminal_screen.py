@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
-from labkit.doctor.policy_ceilings import BudgetCeiling
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_capacity import GIB, MemoryProfile
 from labkit.machine.wired_advice import WiredAdvice

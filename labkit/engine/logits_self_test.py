@@ -33,7 +33,7 @@ from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
-from labkit.machine.numpy_blas import single_thread
+from labkit.machine.numpy_blas_threads import single_thread
 
 # The largest allowed difference as a fraction of the range of the logits, by the narrowest type of
 # weights, activations, keys and values. A different order of summation stays below it (at most 5e-3

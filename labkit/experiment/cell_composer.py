@@ -30,8 +30,7 @@ from labkit.experiment import engaged_claim_validation, published_rows
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_name import cell_name, named_overrides
 from labkit.experiment.hydra_composer import Composer, hydra_quote
-from labkit.experiment.older_design import as_begun
-from labkit.experiment.option_sweep import with_swept_arms
+from labkit.experiment.legacy_design import as_begun
 from labkit.experiment.python_environment import (
     Imports,
     PythonEnvironment,
@@ -39,6 +38,7 @@ from labkit.experiment.python_environment import (
     imports_of,
     known_options,
 )
+from labkit.experiment.sweep_as_arms import with_swept_arms
 from labkit.experiment.turn_protocol import VERSION
 from labkit.machine import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm

@@ -17,7 +17,7 @@ from typing import Any
 
 from labkit.analysis.number_format import count_text
 from labkit.config import ConfigError, to_plain
-from labkit.experiment import older_design
+from labkit.experiment import legacy_design
 from labkit.experiment.cell import Cell
 from labkit.records import (
     SCHEMA_VERSION,
@@ -157,7 +157,7 @@ def _older_blocks(key: str, cell: Cell, old: Mapping[str, Any]) -> str:
     blocks, looks = cell.design.blocks, old.get("looks")
     end = looks[-1]["blocks"] if looks else old.get("blocks")
     turns = cell.design.isolation.takes_turns
-    if key not in ("blocks", "looks") or not turns or end != older_design.RUNS_PER_BLOCK * blocks:
+    if key not in ("blocks", "looks") or not turns or end != legacy_design.RUNS_PER_BLOCK * blocks:
         return ""
     return (
         f" (if an older version of labkit began this study with design.blocks={blocks}, set "

@@ -21,7 +21,7 @@ from itertools import groupby
 
 from labkit.analysis.number_format import count_text
 from labkit.config import Isolation
-from labkit.experiment import StudyError, output_values
+from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_lock import cell_lock
 from labkit.experiment.cell_manifest import (
@@ -150,8 +150,8 @@ class _BlockRunner:
                     self.launcher.prepare(cell)
                 for block in due:
                     records += self._run_block(block)
-                    if block[0].block == output_values.BLOCK:
-                        output_values.drop_equal(cell.dir, records)
+                    if block[0].block == differing_outputs.BLOCK:
+                        differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, all_decided, self.possibly_best):
                     decided = "has one best setting" if cell.sweep else "is decided"
                     self.progress.note(
@@ -261,7 +261,7 @@ def _plan_blocks(
             _abandon_block(block, cell, progress, status.run_reason)
     if blocks:
         _refuse_another_host(cell, records)
-    output_values.drop_equal(cell.dir, records)
+    differing_outputs.drop_equal(cell.dir, records)
     return blocks, records
 
 

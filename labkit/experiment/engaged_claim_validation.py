@@ -71,7 +71,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             f"{where}: {claimed[0]} would stay 0, because "
             f"workload={experiment.workload.name} loads no model; choose a workload of requests",
         )
-        forms = model_footprint.weight_formats(
+        forms = model_footprint.dequantize_emitter(
             model,
             compute_dtype.cast_target(experiment.engine),
             compute_dtype.matrix_storage(experiment.engine),

@@ -77,7 +77,7 @@ class RunDraft:
         The wall time of each stage so far.
     compiles
         The number of numba compilations in each stage.
-    output_values
+    differing_outputs
         Array outputs by digest, for reports on arms whose outputs differ.
     step_trace
         The traced steps of the run, if it traced any.

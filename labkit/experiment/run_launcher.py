@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from labkit.config import Engine, Isolation, from_plain, user_classes
-from labkit.experiment import StudyError, child_process, live_set, output_values
+from labkit.experiment import StudyError, child_process, differing_outputs, turn_coordinator
 from labkit.experiment.cell import Cell
-from labkit.experiment.live_set import LiveCommand
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.python_environment import PythonEnvironment
 from labkit.experiment.run_failures import RunFailure
+from labkit.experiment.turn_coordinator import LiveCommand
 from labkit.machine import cache_dir, code_revision, fingerprint, worker_environment
 from labkit.machine.listening_processes import NoListener, find_listeners
 from labkit.machine.machine_observer import MachineObserver
@@ -172,7 +172,7 @@ class ProcessLauncher:
         }
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
         timeout_s = cell.design.timeout_s
-        return live_set.run(commands, order=order, timeout_s=timeout_s, on_tick=tick)
+        return turn_coordinator.run(commands, order=order, timeout_s=timeout_s, on_tick=tick)
 
     def _command(self, arm: Arm) -> list[str]:
         return PythonEnvironment.of(arm.environment).command(self.command)
@@ -202,7 +202,7 @@ def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
     """Yield the worker's arguments: each run's arm and record, and the folder for outputs."""
     for run in runs:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
-    if runs[0].block == output_values.BLOCK:
+    if runs[0].block == differing_outputs.BLOCK:
         yield from ("--keep", str(cell.dir))
 
 

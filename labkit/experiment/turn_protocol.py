@@ -2,7 +2,8 @@
 
 A message is one line, a JSON array of a verb and a value. Worker and coordinator hold the ends of a
 socket pair. Only a worker that has received a message works; when it has answered, the coordinator
-stops it with all its descendants (:mod:`labkit.experiment.live_set`). In the order of a run::
+stops it with all its descendants (:mod:`labkit.experiment.turn_coordinator`).
+In the order of a run::
 
     worker                          coordinator
 

@@ -3,8 +3,8 @@
 ``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
 contains the block, position and arm. Several pairs are one block, whose arms are interleaved
 (:mod:`labkit.experiment.worker_run`). ``--turns FD`` is a socket over which a coordinator
-grants the only arm its turns (:mod:`labkit.experiment.live_set`). ``--keep CELL`` stores array
-outputs (:mod:`labkit.experiment.output_values`) and traced steps
+grants the only arm its turns (:mod:`labkit.experiment.turn_coordinator`). ``--keep CELL`` stores
+array outputs (:mod:`labkit.experiment.differing_outputs`) and traced steps
 (:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
 warms up arms without measuring, so that nothing is compiled during a measured run.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError
-from labkit.experiment import output_values, worker_stages
+from labkit.experiment import differing_outputs, worker_stages
 from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import Channel
@@ -47,7 +47,7 @@ from labkit.records import (
 )
 
 if TYPE_CHECKING:
-    from labkit.experiment.output_values import Values
+    from labkit.experiment.differing_outputs import Values
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
@@ -89,7 +89,7 @@ def perform(
 
 def _store_outputs(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
-        output_values.save(cell_dir, values)
+        differing_outputs.save(cell_dir, values)
 
 
 def _with_step_trace(

@@ -1,7 +1,7 @@
 """A worker process: all stages for one arm, or for all arms of a block interleaved.
 
 An arm that is alone in its process may take turns with arms in other processes
-(:mod:`labkit.experiment.live_set`).
+(:mod:`labkit.experiment.turn_coordinator`).
 
 Interleaving is the finest pairing: a disturbance of the machine that lasts a second affects all
 arms alike. Properties of the process (where its code and memory lie) also affect all of them, so

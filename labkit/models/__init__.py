@@ -24,10 +24,10 @@ def resolve(model: Model) -> ModelDir:
     CacheError
         The cache folder cannot be written.
     """
-    from labkit.models import model_directory, packaged_model
+    from labkit.models import model_directory, model_package
 
     if model.packaged is not None:
-        return packaged_model.find_shipped_model(model.packaged, name=model.name)
+        return model_package.find_shipped_model(model.packaged, name=model.name)
     if model.shape is None:
         return model_directory.find_model(model.path or "")
     from labkit.models.synthetic_model import build

@@ -10,7 +10,7 @@ import msgspec
 from labkit.models.chat_template import Message, RenderOptions
 from labkit.server import prompt_logprobs_format
 from labkit.server.api_error import invalid
-from labkit.server.chat_responses import ChatWriter
+from labkit.server.chat_writer import ChatWriter
 from labkit.server.endpoint_helpers import (
     check_choices,
     check_free_length,

@@ -26,7 +26,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernel_workload",
     "requests": "request_workload",
-    "headroom": "memory_claims",
+    "headroom": "headroom_workload",
     "video": "video",
     "scoring": "scoring",
 }

@@ -26,7 +26,7 @@ from labkit.workload.workload_protocols import EnterTurn
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays
-    from labkit.engine.attention.paged_backend import PagedBackend
+    from labkit.engine.attention.paged_backend_base import PagedBackend
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from labkit.workload.measurement import InvalidOutput, StaleOutput
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
     from labkit.engine.attention.launch_report import LaunchReport
-    from labkit.engine.attention.paged_backend import PagedBackend
+    from labkit.engine.attention.paged_backend_base import PagedBackend
 
 Clock = Callable[[], float]
 TIMED_PLANS = 5  # of which the median counts

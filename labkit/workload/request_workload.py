@@ -11,7 +11,7 @@ from labkit.engine import budget, compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.engine.budget.kv_demand import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
-from labkit.workload import capacity_warnings, in_process_rules
+from labkit.workload import in_process_rules, run_warnings
 from labkit.workload.measurement import Estimate
 from labkit.workload.sources import PromptSource, source_of
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
@@ -130,7 +130,7 @@ class RequestKind:
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * budget.kv_bytes_per_token(experiment.engine, model)
-        warnings = capacity_warnings.sentences(experiment, in_flight[:together])
+        warnings = run_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
         return Estimate(seconds, max(needed, _claimed_bytes(experiment)), warnings)

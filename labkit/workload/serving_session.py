@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
-from labkit.models.external_server_text import text_digest
+from labkit.models.server_detokenizer import text_digest
 from labkit.records import CaseRecord
 from labkit.workload import arrivals
 from labkit.workload.attainable_prefix_hits import sharing_notes

@@ -13,7 +13,7 @@ from labkit.analysis.rendering.counter_tables import (
     launch_queue_table,
     roofline_table,
 )
-from labkit.analysis.rendering.map_build_times_table import map_build_times_table
+from labkit.analysis.rendering.host_times_table import map_build_times_table
 from labkit.analysis.rendering.published_table import host_time_rows, published_table
 from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (

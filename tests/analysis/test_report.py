@@ -22,8 +22,8 @@ from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.cell_report_content import CellReport
-from labkit.analysis.rendering.memory_timeline_chart import run_timelines
 from labkit.analysis.rendering.report_files import FORMATS
+from labkit.analysis.rendering.run_timeline_charts import run_timelines
 from labkit.analysis.short_answer import short_answer
 from labkit.records import Metric
 from labkit.report import main

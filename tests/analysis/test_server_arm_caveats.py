@@ -10,7 +10,7 @@ from labkit.analysis.first_divergence import text_difference, text_shares
 from labkit.analysis.gates import healthy, identical
 from labkit.analysis.output_identity import compare_outputs
 from labkit.analysis.rendering.http_stream_tables import client_table, streams_table
-from labkit.models.external_server_text import text_digest
+from labkit.models.server_detokenizer import text_digest
 from labkit.records import Arm, CaseRecord, Record
 
 SPREAD = {"p50": 1.0, "p99": 2.0, "max": 3.0}

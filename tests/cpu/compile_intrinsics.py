@@ -19,7 +19,12 @@ from labkit.cpu import vector_registers
 REGISTERS, TRIPLE, CPU = sys.argv[1:]
 vector_registers.HOST_REGISTERS = getattr(vector_registers, REGISTERS)
 
-from labkit.cpu import attention_intrinsics, attention_params, decode_microkernels, microkernels  # noqa: E402
+from labkit.cpu import (  # noqa: E402
+    attention_intrinsics,
+    attention_params,
+    decode_attention_microkernels,
+    microkernels,
+)
 
 KINDS = {types.int64: ir.IntType(64), types.int32: ir.IntType(32), types.float32: ir.FloatType()}
 X86 = TRIPLE.startswith("x86")
@@ -83,7 +88,7 @@ def main():
     facts = {}
     for pool_dtype, struct in attention_params.PARAMS_DTYPES.items():
         params = attention_params.params_type(struct)
-        for source in (microkernels, decode_microkernels, attention_intrinsics):
+        for source in (microkernels, decode_attention_microkernels, attention_intrinsics):
             for name, intrinsic in vars(source).items():
                 if not hasattr(intrinsic, "_defn"):
                     continue

@@ -9,7 +9,8 @@ import pytest
 from llvmlite import ir
 from numba import types
 
-from labkit.cpu import int8_activations, int8_dot, int8_matmul, int8_reference, int8_tile
+from labkit.cpu import int8_activations, int8_dot, int8_matmul, int8_tile
+from labkit.cpu import int8_matmul_self_test as self_test
 from labkit.cpu.low_precision_matmul import MAX_FUSED_ROWS
 from labkit.cpu.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, QuantizedMatrix
 from labkit.cpu.packed_linear import PackedLinear
@@ -28,10 +29,9 @@ def random(seed, *shape):
 
 
 def dequantized(matrix):
-    integers = int8_reference.unpack(matrix).reshape(*matrix.scales.shape, -1)
+    integers = self_test.unpack(matrix).reshape(*matrix.scales.shape, -1)
     scales, biases = (
-        int8_reference.to_float32(part).astype(np.float64)
-        for part in (matrix.scales, matrix.biases)
+        self_test.to_float32(part).astype(np.float64) for part in (matrix.scales, matrix.biases)
     )
     return (integers * scales[..., None] + biases[..., None]).reshape(matrix.shape)
 
@@ -46,7 +46,7 @@ def test_a_product_and_sum_are_rounded_once():
         np.arange(count) % 2, np.ldexp(np.float32(1), rng.integers(-40, 30, count)), middle
     )
     c = c.astype(np.float32)
-    fused = int8_reference.fma(a, b, c)
+    fused = self_test.fma(a, b, c)
     for i in range(count):
         exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
         near = [np.nextafter(fused[i], np.float32(way)) for way in (-np.inf, np.inf)]
@@ -55,7 +55,7 @@ def test_a_product_and_sum_are_rounded_once():
         differ += np.float32(np.float64(a[i]) * np.float64(b[i]) + np.float64(c[i])) != fused[i]
     half = np.float32(2**24 + 2), np.float32(1 + 2**-23), np.float32(2.0**-60)
     exact = Fraction(float(half[0])) * Fraction(float(half[1])) + Fraction(float(half[2]))
-    (one,) = int8_reference.fma(*(np.array([value]) for value in half))
+    (one,) = self_test.fma(*(np.array([value]) for value in half))
     assert abs(Fraction(float(one)) - exact) <= Fraction(float(np.spacing(one))) / 2
 
 
@@ -74,14 +74,14 @@ def test_activations_are_the_nearest_multiples_of_the_scale():
 @pytest.mark.parametrize(("element", "bits", "group"), FORMATS)
 def test_products_have_the_bits_of_the_reference(element, bits, group):
     functions = int8_matmul.int8_functions(element, bits, group)
-    matrix = int8_reference.check_matrix(element, bits, group)
-    assert int8_reference.find_mismatch(functions, matrix) is None
-    int8_reference.verify(element, bits, group)
+    matrix = self_test.check_matrix(element, bits, group)
+    assert self_test.find_mismatch(functions, matrix) is None
+    self_test.verify(element, bits, group)
 
 
 @pytest.mark.parametrize(("element", "bits", "group"), FAST)
 def test_products_are_as_precise_as_the_activations(element, bits, group):
-    matrix = int8_reference.check_matrix(element, bits, group)
+    matrix = self_test.check_matrix(element, bits, group)
     x, weights = random(1, 9, matrix.shape[1]), dequantized(matrix)
     out = PackedLinear([matrix], [None], activations="int8").multiply(x)[0]
     scales = int8_activations.quantize(x, group).scales.astype(np.float64)
@@ -91,7 +91,7 @@ def test_products_are_as_precise_as_the_activations(element, bits, group):
 
 
 def test_a_row_has_the_same_bits_in_any_batch():
-    matrix = int8_reference.check_matrix("float16", 4, 32)
+    matrix = self_test.check_matrix("float16", 4, 32)
     packed = PackedLinear([matrix], [random(2, matrix.shape[0])], activations="int8")
     x = random(3, 2 * MAX_FUSED_ROWS + 3, matrix.shape[1])
     (all_rows,) = packed.multiply(x)
@@ -102,7 +102,7 @@ def test_a_row_has_the_same_bits_in_any_batch():
 
 
 def test_numbers_that_are_not_finite_are_not_lost():
-    matrix = int8_reference.check_matrix("float16", 4, 32)
+    matrix = self_test.check_matrix("float16", 4, 32)
     packed = PackedLinear([matrix], [None], activations="int8")
     x = random(4, 6, matrix.shape[1])
     expected = packed.multiply(x)[0]
@@ -118,7 +118,7 @@ def test_weights_of_other_formats_are_multiplied_in_float32():
     scales = np.ones((SPAN_COLUMNS, 3), np.float16)
     for weight in (QuantizedMatrix(words, scales, scales, 6), random(0, SPAN_COLUMNS, 96)):
         assert PackedLinear([weight], [None], activations="int8").activations == "float32"
-    matrix = int8_reference.check_matrix("float16", 4, 32)
+    matrix = self_test.check_matrix("float16", 4, 32)
     assert PackedLinear([matrix], [None]).activations == "float32"
     packed = PackedLinear([matrix], [None], activations="int8")
     assert packed.activations == "int8"
@@ -169,8 +169,8 @@ def test_other_cpus_forms_have_the_same_bits(monkeypatch, bits, offset):
     if offset:
         form = dataclasses.replace(form, add=add_signed, weight_offset=offset if bits == 8 else 0)
     functions = compiled(monkeypatch, spec_with(form), tag=f"offset{offset}")
-    matrix = int8_reference.check_matrix("float16", bits, 32)
-    assert int8_reference.find_mismatch(functions, matrix) is None
+    matrix = self_test.check_matrix("float16", bits, 32)
+    assert self_test.find_mismatch(functions, matrix) is None
 
 
 def saturating(form):
@@ -202,8 +202,8 @@ def unsigned(form):
 
 def test_a_lost_sign_is_caught(monkeypatch):
     functions = compiled(monkeypatch, spec_with(unsigned(int8_dot.host_form(4))), tag="unsigned")
-    matrix = int8_reference.check_matrix("float16", 4, 32)
-    assert "not" in int8_reference.find_mismatch(functions, matrix)
+    matrix = self_test.check_matrix("float16", 4, 32)
+    assert "not" in self_test.find_mismatch(functions, matrix)
 
 
 @pytest.mark.skipif(int8_dot.host_form(4).name != "pairs256", reason="needs AVX2 without VNNI")
@@ -211,8 +211,8 @@ def test_a_saturating_sum_is_caught(monkeypatch):
     """Groups of 128 exceed an int16 only if activations and weights are the largest."""
     form = saturating(int8_dot.host_form(4))
     functions = compiled(monkeypatch, spec_with(form, 128), tag="saturating")
-    matrix = int8_reference.check_matrix("float16", 4, 128)
-    assert "not" in int8_reference.find_mismatch(functions, matrix)
+    matrix = self_test.check_matrix("float16", 4, 128)
+    assert "not" in self_test.find_mismatch(functions, matrix)
 
 
 def test_another_groups_scale_is_caught(monkeypatch):
@@ -225,14 +225,14 @@ def test_another_groups_scale_is_caught(monkeypatch):
 
     monkeypatch.setattr(int8_tile, "_row_parts", first_header)
     functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
-    matrix = int8_reference.check_matrix("float16", 4, 32)
-    assert "not" in int8_reference.find_mismatch(functions, matrix)
+    matrix = self_test.check_matrix("float16", 4, 32)
+    assert "not" in self_test.find_mismatch(functions, matrix)
 
 
 def test_a_mismatch_at_load_says_what_to_set(monkeypatch):
-    monkeypatch.setattr(int8_reference, "find_mismatch", lambda *_: "element [0, 1] is wrong")
-    with pytest.raises(int8_reference.Int8MismatchError, match=r"set engine\.activations=float32"):
-        int8_reference.verify.__wrapped__("float16", 4, 32)
+    monkeypatch.setattr(self_test, "find_mismatch", lambda *_: "element [0, 1] is wrong")
+    with pytest.raises(self_test.Int8MismatchError, match=r"set engine\.activations=float32"):
+        self_test.verify.__wrapped__("float16", 4, 32)
 
 
 @pytest.mark.parametrize(

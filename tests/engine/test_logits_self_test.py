@@ -9,7 +9,7 @@ import pytest
 from labkit import config
 from labkit.engine import create, logits_self_test
 from labkit.engine.logits_self_test import ExpectedLogitsCache
-from labkit.machine import numpy_blas
+from labkit.machine import numpy_blas_threads
 
 
 @pytest.fixture
@@ -73,18 +73,18 @@ def test_the_plain_model_is_computed_by_one_thread_of_numpy_s_blas(model_dir, mo
     """Two threads that wait for each other took 5.3 s instead of 0.2 beside a busy process."""
     from labkit.engine.model_loader import load_model
 
-    if numpy_blas.num_threads() is None:
+    if numpy_blas_threads.num_threads() is None:
         pytest.skip("this NumPy does not ship OpenBLAS")
     seen, all_logits = [], logits_self_test._all_logits
     monkeypatch.setattr(
         logits_self_test,
         "_all_logits",
-        lambda *arguments: seen.append(numpy_blas.num_threads()) or all_logits(*arguments),
+        lambda *arguments: seen.append(numpy_blas_threads.num_threads()) or all_logits(*arguments),
     )
-    library, before = numpy_blas._openblas(), numpy_blas.num_threads()
+    library, before = numpy_blas_threads._openblas(), numpy_blas_threads.num_threads()
     library.scipy_openblas_set_num_threads64_(2)
     try:
         logits_self_test.compute_expected(load_model(model_dir("qwen3")), 16)
-        assert (seen, numpy_blas.num_threads()) == ([1], 2)
+        assert (seen, numpy_blas_threads.num_threads()) == ([1], 2)
     finally:
         library.scipy_openblas_set_num_threads64_(before)

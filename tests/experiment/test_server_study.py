@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.experiment import live_set
+from labkit.experiment import turn_coordinator
 from labkit.records import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_a_study_of_a_server(study, tmp_path):
         assert notes["client"]["floor"]["streams"] == 3
         assert record.counters["tokens.usage"] == record.counters["tokens.stream"]
         assert len(record.notes["together"]) == 3 and record.notes["isolation"] == "live"
-        assert notes["client"]["lag_ms"]["p99"] < 1e3 * live_set.SLICE_S  # stops are no lag
+        assert notes["client"]["lag_ms"]["p99"] < 1e3 * turn_coordinator.SLICE_S  # stops are no lag
     report = (tmp_path / "study" / "report.md").read_text("utf-8")
     assert "### HTTP streams and client overhead" in report
     assert "compared as text, which is weaker" in report

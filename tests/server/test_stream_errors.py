@@ -7,7 +7,7 @@ import pytest
 from in_process import get, post, run_scenario
 
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
-from labkit.server import chat_responses, messages_api, responses_api
+from labkit.server import chat_writer, messages_api, responses_api
 from labkit.server.completions_api import CompletionWriter
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -97,7 +97,7 @@ def check_error_event(path, response, expected):
 
 
 WRITERS = {
-    "/v1/chat/completions": chat_responses.ChatWriter,
+    "/v1/chat/completions": chat_writer.ChatWriter,
     "/v1/completions": CompletionWriter,
     "/v1/responses": responses_api.ResponseWriter,
     "/v1/messages": messages_api.MessageWriter,

@@ -15,18 +15,18 @@ from labkit.analysis.rendering.arm_styles import (
 )
 from labkit.analysis.rendering.chart import Band, Chart, Dots, Line
 from labkit.analysis.rendering.effects_chart import effects_chart, effects_stem
-from labkit.analysis.rendering.kv_utilization import (
+from labkit.analysis.rendering.peak_kv_memory_chart import (
     kv_utilization_figure,
     kv_utilization_stem,
     kv_utilizations,
 )
-from labkit.analysis.rendering.memory_timeline_chart import (
+from labkit.analysis.rendering.published_chart import PUBLISHED, published_chart, published_stem
+from labkit.analysis.rendering.roofline import roofline_figure, roofline_points, roofline_stem
+from labkit.analysis.rendering.run_timeline_charts import (
     run_timelines,
     timeline_figure,
     timeline_stem,
 )
-from labkit.analysis.rendering.published_chart import PUBLISHED, published_chart, published_stem
-from labkit.analysis.rendering.roofline import roofline_figure, roofline_points, roofline_stem
 from labkit.analysis.rendering.sweep_tables import curve_pictures
 from labkit.analysis.rendering.video_tables import (
     clip_records,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.analysis.output_identity import OutputAgreement
-from labkit.analysis.rendering.map_build_times_table import host_times
+from labkit.analysis.rendering.host_times_table import host_times
 from labkit.analysis.rendering.published_chart import (
     CAPTION,
     published_chart,

@@ -12,8 +12,8 @@ from labkit.analysis.rendering.arm_styles import figure_style, save_figure
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.csv_latex import csv_text, latex_text
 from labkit.analysis.rendering.html_report import study_html
+from labkit.analysis.rendering.latency_throughput_chart import latency_throughput_figure
 from labkit.analysis.rendering.markdown_report import markdown_table, study_markdown
-from labkit.analysis.rendering.request_outcome_tables import latency_throughput_figure
 from labkit.analysis.rendering.study_overview import machine_overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm

@@ -25,21 +25,17 @@ from labkit.analysis.rendering.effects_chart import effects_section
 from labkit.analysis.rendering.frontier_chart import frontier_section
 from labkit.analysis.rendering.gates_table import gates_section
 from labkit.analysis.rendering.hit_and_acceptance_table import hit_and_acceptance_section
+from labkit.analysis.rendering.host_times_table import host_times_section
 from labkit.analysis.rendering.http_stream_tables import http_section
-from labkit.analysis.rendering.kv_utilization import kv_utilization_section
-from labkit.analysis.rendering.map_build_times_table import host_times_section
 from labkit.analysis.rendering.matplotlib_figures import (
     case_names,
     case_stem,
     run_positions,
 )
 from labkit.analysis.rendering.medians_table import medians_section
-from labkit.analysis.rendering.memory_timeline_chart import (
-    memory_timeline_section,
-    request_timeline_section,
-)
 from labkit.analysis.rendering.metric_matrix import matrix_section
 from labkit.analysis.rendering.output_agreement_table import outputs_section
+from labkit.analysis.rendering.peak_kv_memory_chart import kv_utilization_section
 from labkit.analysis.rendering.published_table import published_section
 from labkit.analysis.rendering.report_parts import (
     BulletList,
@@ -56,6 +52,10 @@ from labkit.analysis.rendering.report_parts import (
 )
 from labkit.analysis.rendering.request_outcome_tables import request_outcomes_section
 from labkit.analysis.rendering.run_list import runs_section
+from labkit.analysis.rendering.run_timeline_charts import (
+    memory_timeline_section,
+    request_timeline_section,
+)
 from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables import (
     failures_section,
     sensitivity_table,

@@ -11,13 +11,13 @@ from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.host_groups import host_groups
 from labkit.analysis.latency_throughput import LoadCurve, load_curves
 from labkit.analysis.number_format import unit_name, value_text
-from labkit.analysis.rendering.report_parts import ChartPart
-from labkit.analysis.rendering.request_outcome_tables import (
+from labkit.analysis.rendering.latency_throughput_chart import (
     KNEE_NOTE,
     LATENCY_THROUGHPUT_STEM,
     latency_throughput_chart,
     latency_throughput_table,
 )
+from labkit.analysis.rendering.report_parts import ChartPart
 from labkit.analysis.rendering.serving_capacity_table import capacity_chart, capacity_table
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities

@@ -11,7 +11,7 @@ from labkit.engine.attention.launch_report import LaunchReport
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.paged_backend import PagedBackend
+    from labkit.engine.attention.paged_backend_base import PagedBackend
 
 
 DEVICES = ("cpu", "emulated", "metal")
@@ -72,7 +72,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
 def _create_own(path: str, resolver: str) -> PagedBackend:
     """Create a backend of a user's class. An error in the class is reported as one line."""
-    from labkit.engine.attention.paged_backend import PagedBackend
+    from labkit.engine.attention.paged_backend_base import PagedBackend
 
     key = "engine.attention.backend"
     backend: PagedBackend = user_classes.create_plugin(key, path, _METHODS, resolver=resolver)

@@ -27,7 +27,7 @@ from labkit.engine.attention.attention_metadata import AttentionLayer, Attention
 from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.launch_audit import Launch, report_launches
 from labkit.engine.attention.launch_report import Reports
-from labkit.engine.attention.paged_backend import PagedBackend
+from labkit.engine.attention.paged_backend_base import PagedBackend
 from labkit.engine.attention.prepared_cpu_launch import LAYER_ARRAYS, CpuPrepared, PreparedLaunch
 from labkit.kernel_constants import BQ, RESOLVER_IDS
 

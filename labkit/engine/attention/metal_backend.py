@@ -20,7 +20,7 @@ from labkit.engine.attention.launch_audit import Launch, report_launches
 from labkit.engine.attention.launch_report import Reports
 from labkit.engine.attention.mlx_backend_base import MlxBackend, MlxPrepared
 from labkit.kernel_constants import RESOLVER_IDS
-from labkit.metal.executor import executor_for
+from labkit.metal.executor_factory import executor_for
 from labkit.metal.kernel_call import Executor, KernelCall
 from labkit.metal.kernels import header, source
 

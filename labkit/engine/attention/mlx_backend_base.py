@@ -12,7 +12,7 @@ import numpy as np
 from labkit.engine.attention import input_validation
 from labkit.engine.attention.attention_metadata import AttentionMetadata
 from labkit.engine.attention.attention_protocol import Arrays
-from labkit.engine.attention.paged_backend import PagedBackend
+from labkit.engine.attention.paged_backend_base import PagedBackend
 
 
 @dataclass(slots=True)

@@ -198,7 +198,7 @@ def from_weights(
     )
 
 
-def weight_formats(
+def dequantize_emitter(
     model: config.Model,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,

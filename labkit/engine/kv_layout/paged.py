@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.engine import prefix_cache
-from labkit.engine.attention.no_attention import NoAttention
+from labkit.engine.attention.attention_free import NoAttention
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.kv_cache_manager import (
@@ -24,7 +24,7 @@ from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.paged_backend import PagedBackend
+    from labkit.engine.attention.paged_backend_base import PagedBackend
     from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
 
@@ -71,11 +71,11 @@ def create(
 
 def _check_quantisation(dtype: str) -> None:
     """Raise ``EngineError`` if the kernels do not have the bits of their reference."""
-    from labkit.engine.attention import quantised_kv_check
+    from labkit.engine.attention import quantized_kv_self_test
 
     try:
-        quantised_kv_check.verify(dtype)
-    except quantised_kv_check.KVMismatchError as error:
+        quantized_kv_self_test.verify(dtype)
+    except quantized_kv_self_test.KVMismatchError as error:
         raise EngineError(str(error)) from error
 
 

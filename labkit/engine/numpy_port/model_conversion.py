@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import int8_dot, int8_reference
+from labkit.cpu import int8_dot, int8_matmul_self_test
 from labkit.cpu.aligned_memory import SlabAllocator
 from labkit.cpu.block_arrays import BlockArrays
 from labkit.cpu.low_precision_weights import (
@@ -89,7 +89,7 @@ def convert(model: Any, *, low_precision: bool = False, activations: str = "floa
             f"the model's forward fails on NumPy arrays: {type(error).__name__}: {line}"
         )
     for weight_format in sorted(converter.int8_formats):
-        int8_reference.verify(*weight_format)
+        int8_matmul_self_test.verify(*weight_format)
     # In place, so that every existing reference to the model refers to the converted model.
     model.clear()
     dict.update(model, converted)

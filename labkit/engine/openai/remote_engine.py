@@ -17,7 +17,7 @@ from labkit.engine.openai.server_process import ServerProcess
 from labkit.engine.openai.sse_decoder import StreamError
 from labkit.engine.openai.streamed_response import StreamedResponse, error_event
 from labkit.engine.request import Request
-from labkit.models.external_server_text import Detokenizer
+from labkit.models.server_detokenizer import Detokenizer
 
 MAX_RECORDED_DISAGREEMENTS = 8
 COUNTER_NAMES = (

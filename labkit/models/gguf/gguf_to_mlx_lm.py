@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from labkit.machine import cache_dir
 from labkit.models import safetensors_file
-from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
+from labkit.models.gguf import gguf_architectures, gguf_header, gguf_repacking, gguf_tokenizer
 
 RECIPE_VERSION = 3  # part of the cache key: raise it when the written files change
 ROW_MATRICES = ("shared_expert_gate",)  # matrices of one row, which are vectors in the file
@@ -87,12 +87,12 @@ def _quantization(
         target.path: layout
         for target in model.targets()
         if (tensor := file.tensors.get(target.tensor)) is not None
-        and (layout := gguf_quants.layout_of(tensor.type.name)) is not None
+        and (layout := gguf_repacking.layout_of(tensor.type.name)) is not None
     }
     if not layouts:
         return {}
     affine = [layout.bits for layout in layouts.values() if layout.mode == "affine"]
-    default = gguf_quants.QuantizedLayout(min(affine, default=4)).entry()
+    default = gguf_repacking.QuantizedLayout(min(affine, default=4)).entry()
     entries = {path: layout.entry() for path, layout in layouts.items()}
     exceptions = {path: entry for path, entry in entries.items() if entry != default}
     return {"quantization": {**default, **exceptions}}
@@ -101,7 +101,7 @@ def _quantization(
 def _write_weights(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
 ) -> None:
-    shard: gguf_quants.NamedArrays = {}
+    shard: gguf_repacking.NamedArrays = {}
     number, size = 0, 0
 
     def flush() -> None:
@@ -127,10 +127,10 @@ def _parameters(
         if tensor is None:
             yield target.name, np.zeros(target.shape, np.float32)
             continue
-        is_quantized = gguf_quants.layout_of(tensor.type.name) is not None
+        is_quantized = gguf_repacking.layout_of(tensor.type.name) is not None
         if is_quantized and (len(tensor.shape) < 2 or not target.name.endswith(".weight")):
             raise gguf_header.GGUFError(f"tensor {target.tensor} is quantised but not a matrix")
-        arrays = gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))
+        arrays = gguf_repacking.convert_blocks(tensor.type.name, file.blocks(tensor))
         if target.minus_one:
             arrays = {"weight": _wide(arrays["weight"]) - np.float32(1)}
         for part, array in arrays.items():

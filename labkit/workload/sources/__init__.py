@@ -11,7 +11,7 @@ from labkit.models import ModelDir
 from labkit.workload.tokenized_prompts import Prompt
 
 # Sources whose module is not named after the option's value.
-_MODULES = {"chat": "packaged_questions", "trace": "request_trace"}
+_MODULES = {"chat": "packaged_questions", "trace": "trace_source"}
 
 
 class PromptSource(Protocol):

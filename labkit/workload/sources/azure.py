@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from labkit.workload.sources.length_table import LengthTable
+from labkit.workload.sources.csv_trace import LengthTable
 
 
 def _seconds(text: str) -> float:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from labkit.workload.sources.length_table import LengthTable
+from labkit.workload.sources.csv_trace import LengthTable
 
 SOURCE = LengthTable(("Timestamp", "Request tokens", "Response tokens"), float).source()

@@ -5,7 +5,7 @@ import pytest
 from labkit import config
 from labkit.config import PRESETS
 from labkit.config.openai_server import PLACEHOLDERS
-from labkit.workload import capacity_warnings, in_process_rules, request_workload
+from labkit.workload import in_process_rules, request_workload, run_warnings
 
 
 def experiment(server=None, source="chat", **engine):
@@ -79,9 +79,7 @@ def test_server_arms_do_not_share_a_process():
 
 def test_the_plan_warns_about_untested_servers():
     def warnings(**server):
-        return " ".join(
-            capacity_warnings.sentences(experiment(config.OpenAIServer(**server)), [10])
-        )
+        return " ".join(run_warnings.sentences(experiment(config.OpenAIServer(**server)), [10]))
 
     assert warnings() == ""
     assert "preset=vllm follows that server's documentation and was not run" in warnings(

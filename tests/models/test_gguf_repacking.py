@@ -12,7 +12,7 @@ import pytest
 from labkit.cpu.block_arrays import BlockArrays
 from labkit.cpu.block_formats import is_gguf_only
 from labkit.engine import block_layers
-from labkit.models.gguf import GGUFError, gguf_quants
+from labkit.models.gguf import GGUFError, gguf_repacking
 from labkit.models.gguf.gguf_tensor_types import TENSOR_TYPES, WIDENED_TYPES
 
 KNOWN = json.loads((Path(__file__).parent / "gguf_blocks.json").read_text("utf-8"))["types"]
@@ -35,7 +35,7 @@ def in_mlx(arrays):
 
 def widened(name, arrays):
     """Return the float32 weights of converted arrays, as MLX computes them."""
-    layout, arrays = gguf_quants.layout_of(name), in_mlx(arrays)
+    layout, arrays = gguf_repacking.layout_of(name), in_mlx(arrays)
     if layout is None:
         return arrays["weight"].astype(mx.float32)
     if is_gguf_only(layout.mode):
@@ -55,14 +55,14 @@ def test_all_types_are_known():
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in WIDENED_TYPES])
 def test_blocks_have_the_weights_of_llama_cpp(name):
     blocks, weights = known(name)
-    (row,) = np.array(widened(name, gguf_quants.convert_blocks(name, blocks)))
+    (row,) = np.array(widened(name, gguf_repacking.convert_blocks(name, blocks)))
     np.testing.assert_array_equal(row, weights)
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if is_gguf_only(name.lower())])
 def test_numpy_has_the_same_weights(name):
     blocks, weights = known(name)
-    arrays = gguf_quants.convert_blocks(name, np.repeat(blocks, 2, axis=0))
+    arrays = gguf_repacking.convert_blocks(name, np.repeat(blocks, 2, axis=0))
     words = arrays.pop("weight")
     wide = BlockArrays(name.lower(), words, arrays).dequantize()
     np.testing.assert_array_equal(wide, [weights, weights])
@@ -71,8 +71,8 @@ def test_numpy_has_the_same_weights(name):
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
 def test_mlx_layers_have_the_same_numbers(name):
     blocks, weights = known(name)
-    mode = gguf_quants.layout_of(name).mode
-    arrays = block_layers.mlx_weights(in_mlx(gguf_quants.convert_blocks(name, blocks)), mode)
+    mode = gguf_repacking.layout_of(name).mode
+    arrays = block_layers.mlx_weights(in_mlx(gguf_repacking.convert_blocks(name, blocks)), mode)
     entry = block_layers.mlx_quantization(mode)
     assert (entry is None) == (name == "Q6_K")
     if entry is not None:
@@ -84,9 +84,9 @@ def test_large_tensors_are_converted_in_slabs(monkeypatch):
     blocks, _ = known("Q4_K")
     rows = np.repeat(blocks, 7, axis=0)
     rows[:, 0, 20] = np.arange(7)
-    whole = gguf_quants.convert_blocks("Q4_K", rows)
-    monkeypatch.setattr(gguf_quants, "SLAB_BYTES", 2 * rows[:1].nbytes)
-    for name, array in gguf_quants.convert_blocks("Q4_K", rows).items():
+    whole = gguf_repacking.convert_blocks("Q4_K", rows)
+    monkeypatch.setattr(gguf_repacking, "SLAB_BYTES", 2 * rows[:1].nbytes)
+    for name, array in gguf_repacking.convert_blocks("Q4_K", rows).items():
         assert len(array) == 7
         np.testing.assert_array_equal(array, whole[name])
 
@@ -96,7 +96,7 @@ def test_types_with_code_books_are_widened_by_the_package_gguf(name):
     blocks, weights = known(name)
     if importlib.util.find_spec("gguf") is None:
         with pytest.raises(GGUFError, match=f"type {name} is read by the package gguf, which"):
-            gguf_quants.convert_blocks(name, blocks)
+            gguf_repacking.convert_blocks(name, blocks)
     else:
-        arrays = gguf_quants.convert_blocks(name, blocks)
+        arrays = gguf_repacking.convert_blocks(name, blocks)
         np.testing.assert_array_equal(arrays["weight"][0], weights)

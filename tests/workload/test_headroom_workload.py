@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Engine
-from labkit.workload import memory_claims
+from labkit.workload import headroom_workload
 
 GIB = 1 << 30
 
@@ -21,7 +21,7 @@ def policies(composed):
 )
 def test_each_policy_takes_its_formula_s_share(policies, machine, hint):
     shares = {
-        arm: memory_claims.claim(experiment)
+        arm: headroom_workload.claim(experiment)
         for arm, experiment in policies(f"engine.budget.machine={machine}").items()
     }
     share = {arm: one.ceiling / one.total for arm, one in shares.items()}
@@ -38,14 +38,14 @@ def test_each_policy_takes_its_formula_s_share(policies, machine, hint):
 
 def test_auto_takes_what_its_requests_take(policies):
     arms = policies("workload.concurrency=1")
-    one, sixteen = (memory_claims.claim(a) for a in (arms["auto"], policies()["auto"]))
+    one, sixteen = (headroom_workload.claim(a) for a in (arms["auto"], policies()["auto"]))
     assert one.tokens % 256 == 0 and 8 * one.tokens < sixteen.tokens <= 16 * one.tokens
     per_token = 4 * 28 * 2 * 8 * 128
     assert sixteen.taken - one.taken == (sixteen.tokens - one.tokens) * per_token
 
 
 def test_nothing_stops_auto_from_taking_more_than_there_is(policies):
-    auto = memory_claims.claim(policies("engine.budget.machine=sim_m1_8gb")["auto"])
+    auto = headroom_workload.claim(policies("engine.budget.machine=sim_m1_8gb")["auto"])
     assert auto.taken > auto.total and auto.left_pct < 0
 
 
@@ -64,4 +64,4 @@ def test_an_engine_that_plans_no_memory_is_one_line(policies):
     own = dataclasses.replace(auto, engine=Engine(name="mlx_lm"))
     match = r"^workload\.kind=headroom: .* engine=mlx_lm .* cannot be planned"
     with pytest.raises(ConfigError, match=match):
-        memory_claims.claim(own)
+        headroom_workload.claim(own)

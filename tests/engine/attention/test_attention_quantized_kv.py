@@ -6,7 +6,7 @@ import pytest
 
 from labkit.cpu import kv_dtypes, kv_quantization
 from labkit.engine import attention
-from labkit.engine.attention import quantised_kv_check
+from labkit.engine.attention import quantized_kv_self_test as self_test
 from labkit.engine.kv_layout.kv_shape import KVShape
 
 KINDS = tuple(kv_dtypes.QUANTIZED_BITS)
@@ -123,8 +123,8 @@ def test_pools_are_allocated_in_whole_groups(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_check_at_load_compares_with_the_reference(kind, monkeypatch):
-    assert quantised_kv_check.find_mismatch(kind) is None
-    quantised_kv_check.verify(kind)
+    assert self_test.find_mismatch(kind) is None
+    self_test.verify(kind)
     groups = kv_dtypes.group_bytes(kind)
     quantize, dequantize = kv_quantization.quantize, kv_quantization.dequantize
 
@@ -143,6 +143,6 @@ def test_the_check_at_load_compares_with_the_reference(kind, monkeypatch):
     ):
         with monkeypatch.context() as patch:
             patch.setattr(kv_quantization, name, seeded)
-            assert quantised_kv_check.find_mismatch(kind) == found
-            with pytest.raises(quantised_kv_check.KVMismatchError, match=r"set engine\.kv\.dtype"):
-                quantised_kv_check.verify.__wrapped__(kind)
+            assert self_test.find_mismatch(kind) == found
+            with pytest.raises(self_test.KVMismatchError, match=r"set engine\.kv\.dtype"):
+                self_test.verify.__wrapped__(kind)

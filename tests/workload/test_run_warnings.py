@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import Reservation
-from labkit.workload import capacity_warnings
+from labkit.workload import run_warnings
 
 BASE = (
     "workload=uniform",
@@ -64,10 +64,10 @@ def test_an_open_loop_lasts_until_its_last_arrival(compose_experiment):
 
 
 def test_more_threads_than_cores_are_named(compose_experiment, monkeypatch):
-    monkeypatch.setattr(capacity_warnings.worker_environment, "core_count", lambda: 2)
-    many = capacity_warnings.sentences(compose_experiment("engine.threads=64"), [10])
+    monkeypatch.setattr(run_warnings.worker_environment, "core_count", lambda: 2)
+    many = run_warnings.sentences(compose_experiment("engine.threads=64"), [10])
     assert any("engine.threads=64: more threads than this machine's 2 cores" in w for w in many)
-    fits = capacity_warnings.sentences(compose_experiment("engine.threads=2"), [10])
+    fits = run_warnings.sentences(compose_experiment("engine.threads=2"), [10])
     assert not any("engine.threads" in w for w in fits)
 
 
@@ -81,4 +81,4 @@ def test_more_threads_than_cores_are_named(compose_experiment, monkeypatch):
     ],
 )
 def test_sizes_have_no_exponent(size, text):
-    assert capacity_warnings._size(size) == text
+    assert run_warnings._size(size) == text

@@ -14,7 +14,7 @@ from numba import types
 from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.pool_elements import PoolElement, element_type
-from labkit.cpu.quantized_kv import QuantizedType
+from labkit.cpu.quantized_kv_registers import QuantizedType
 from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 

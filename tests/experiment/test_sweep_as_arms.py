@@ -7,7 +7,7 @@ import pytest
 from labkit import app
 from labkit.config import ConfigError, sweep
 from labkit.experiment.hydra_composer import Composer
-from labkit.experiment.option_sweep import sweep_as_arms
+from labkit.experiment.sweep_as_arms import sweep_as_arms
 
 ORDER = "engine.scheduler.order=decode_first,prefill_first"
 TOKENS = "engine.scheduler.max_num_batched_tokens=128,512"

@@ -1,6 +1,7 @@
 """How the cost of a scheduler step and of the analysis of a study grow with their sizes.
 
-    python benchmarks/scheduler_scaling.py [--parts engine,records] [--rounds 5] [--largest 1000000]
+    python benchmarks/scheduler_and_analysis_scaling.py [--parts engine,records] [--rounds 5]
+        [--largest 1000000]
 
 ``engine``: the engine's scheduler, block pool, prefix cache and input builder, with a stub in place
 of the model that samples token 1 at once. A step is the host's work: schedule, build the packed

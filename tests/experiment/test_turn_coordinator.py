@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import StudyError, live_set
+from labkit.experiment import StudyError, turn_coordinator
 from labkit.experiment.granted_turns import GrantedTurns
-from labkit.experiment.live_set import LiveCommand
 from labkit.experiment.run_draft import StageTimer
+from labkit.experiment.turn_coordinator import LiveCommand
 from labkit.experiment.turn_protocol import Channel, ProtocolError
 from labkit.workload.turn_order import Part, Round
 
@@ -42,7 +42,7 @@ def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
 
 def run(folder: Path, timeout_s: float = 60.0, seed: int = 0, **tasks: str):
     """Run a set, and return how its processes ended and what those that finished have logged."""
-    endings = live_set.run(
+    endings = turn_coordinator.run(
         commands(folder, **tasks),
         order=random.Random(seed),
         timeout_s=timeout_s,
@@ -107,7 +107,7 @@ def test_workers_that_are_not_ready_for_the_same_are_refused(tmp_path):
 def test_slices_end_for_each_arm_alone_and_all_get_the_values_of_all(tmp_path):
     endings, logs = run(tmp_path, x="slices", yyyy="slices")
     assert [ending.code for ending in endings] == [0, 0]
-    assert {what for _, what in turns(logs)} == {live_set.SLICE_S}
+    assert {what for _, what in turns(logs)} == {turn_coordinator.SLICE_S}
     assert {name: len(log["turns"]) for name, log in logs.items()} == {"x": 1, "yyyy": 4}
     assert logs["x"]["gathered"] == [["1 turns", "4 turns"], 0]
     assert logs["yyyy"]["gathered"] == [["1 turns", "4 turns"], 1]
@@ -142,10 +142,10 @@ def test_another_protocol_is_refused_in_one_line(tmp_path, task, message):
 STUDY = """
 import pathlib, random, sys
 sys.path.insert(0, {here!r})
-from labkit.experiment import Interrupted, live_set
-from test_live_set import commands
+from labkit.experiment import Interrupted, turn_coordinator
+from test_turn_coordinator import commands
 try:
-    live_set.run(
+    turn_coordinator.run(
         commands(pathlib.Path({folder!r}), x="rounds", y="hang", z="hang"),
         order=random.Random(0), timeout_s=600.0, on_tick=lambda: None,
     )
@@ -284,7 +284,7 @@ def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launche
         runs = [run for run in cell.schedule() if run.block == block]
         drawn = []
         monkeypatch.setattr(
-            live_set, "run", lambda commands, *, order, **_: drawn.append(order.random())
+            turn_coordinator, "run", lambda commands, *, order, **_: drawn.append(order.random())
         )
         launcher._run_live_set(runs, cell, lambda: None)
         return drawn

@@ -8,7 +8,7 @@ and, if xllamacpp is installed, llama.cpp. ``--native DIR``, a folder with ``lla
 
 Every arm is one process that loads its model once. The arms take turns in each round. The table
 shows medians over rounds and the median of the rounds' ratios. Run as
-``python benchmarks/compare_quantised_engines.py``; options: ``--rounds N``, ``--arms A,B``,
+``python benchmarks/compare_quantized_engines.py``; options: ``--rounds N``, ``--arms A,B``,
 ``--cases A;B``, ``--native DIR``, ``--json FILE``; ``--show FILE`` prints a file's table
 (docs/quantised.md).
 
@@ -590,7 +590,7 @@ def main() -> None:
             parser.error(f"--native {options.native}: has no {' and no '.join(missing)}")
         arm_names += [name for name in NATIVE_ARMS if name not in arm_names]
     files = model_files()
-    with timing_lock("benchmarks/compare_quantised_engines.py", on_wait=print):
+    with timing_lock("benchmarks/compare_quantized_engines.py", on_wait=print):
         arms = {name: Arm(name, *files, core_count(), options.native) for name in arm_names}
         cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
         rows = summary(cases, measure(arms, cases, options.rounds))

@@ -14,7 +14,7 @@ from itertools import islice
 
 from labkit.config import ConfigError, Experiment
 from labkit.workload.sources import bounded_reader
-from labkit.workload.sources.request_trace import TraceLine, TraceSource
+from labkit.workload.sources.trace_source import TraceLine, TraceSource
 
 MAX_COUNT = 10**12  # beyond, a number is a mistake that would fill a message with its digits
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.analysis.rendering import kv_utilization
+from labkit.analysis.rendering import peak_kv_memory_chart
 from labkit.analysis.rendering.arm_styles import figure_style, save_figure
 from labkit.analysis.rendering.svg_elements import chart_svg
 
@@ -22,7 +22,7 @@ def cell(**arms):
 
 
 def test_every_label_has_reserved_used_and_wasted_memory():
-    utilizations = kv_utilization.kv_utilizations(
+    utilizations = peak_kv_memory_chart.kv_utilizations(
         cell(padded=(90, 35), paged=(35.5, 35), mlx_lm=(90, None))
     )
     assert [(each.arm, each.label) for each in utilizations] == [
@@ -32,17 +32,17 @@ def test_every_label_has_reserved_used_and_wasted_memory():
 
 
 def test_arms_that_do_not_differ_have_no_bars():
-    assert kv_utilization.kv_utilizations(cell(padded=(90, 35), mlx_lm=(90, None))) == []
-    assert kv_utilization.kv_utilizations(cell(paged=(36, 35), seq_map=(36, 35))) == []
+    assert peak_kv_memory_chart.kv_utilizations(cell(padded=(90, 35), mlx_lm=(90, None))) == []
+    assert peak_kv_memory_chart.kv_utilizations(cell(paged=(36, 35), seq_map=(36, 35))) == []
 
 
 def test_bars_are_as_long_as_their_bytes(tmp_path):
-    utilizations = kv_utilization.kv_utilizations(cell(padded=(80, 20), paged=(20, 20)))
-    svg = chart_svg(kv_utilization.kv_utilization_chart(utilizations))
+    utilizations = peak_kv_memory_chart.kv_utilizations(cell(padded=(80, 20), paged=(20, 20)))
+    svg = chart_svg(peak_kv_memory_chart.kv_utilization_chart(utilizations))
     assert svg.count('class="bar reserved"') == svg.count('class="bar used"') == 2
     assert "75.0 % wasted" in svg
     with figure_style():
-        figure = kv_utilization.kv_utilization_figure(utilizations)
+        figure = peak_kv_memory_chart.kv_utilization_figure(utilizations)
         save_figure(figure, tmp_path / "bars")
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([80, 20, 20, 20])

@@ -2,31 +2,31 @@ from pathlib import Path
 
 import pytest
 
-from labkit.machine import numpy_blas
+from labkit.machine import numpy_blas_threads
 
 
 @pytest.fixture
 def two_threads():
-    if numpy_blas.num_threads() is None:
+    if numpy_blas_threads.num_threads() is None:
         pytest.skip("this NumPy does not ship OpenBLAS")
-    library, before = numpy_blas._openblas(), numpy_blas.num_threads()
+    library, before = numpy_blas_threads._openblas(), numpy_blas_threads.num_threads()
     library.scipy_openblas_set_num_threads64_(2)
     yield
     library.scipy_openblas_set_num_threads64_(before)
 
 
 def test_numpy_s_blas_has_one_thread_inside_the_context_only(two_threads):
-    with numpy_blas.single_thread():
-        assert numpy_blas.num_threads() == 1
-    assert numpy_blas.num_threads() == 2
-    with pytest.raises(ValueError, match="no"), numpy_blas.single_thread():
+    with numpy_blas_threads.single_thread():
+        assert numpy_blas_threads.num_threads() == 1
+    assert numpy_blas_threads.num_threads() == 2
+    with pytest.raises(ValueError, match="no"), numpy_blas_threads.single_thread():
         raise ValueError("no")
-    assert numpy_blas.num_threads() == 2
+    assert numpy_blas_threads.num_threads() == 2
 
 
 def test_the_wheel_s_library_is_the_one_that_numpy_has_loaded():
     """Its path is in the process's map of files, so the number read is NumPy's own."""
-    library = numpy_blas._openblas()
+    library = numpy_blas_threads._openblas()
     if library is None:
         pytest.skip("this NumPy does not ship OpenBLAS")
     maps = Path("/proc/self/maps")

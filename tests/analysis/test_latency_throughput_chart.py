@@ -1,0 +1,62 @@
+"""Latency against throughput: curves, knees, and their table, chart and figure."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.latency_throughput import METRICS, load_curves
+from labkit.analysis.rendering.latency_throughput_chart import (
+    latency_throughput_chart,
+    latency_throughput_figure,
+    latency_throughput_table,
+)
+from labkit.analysis.rendering.markdown_report import markdown_table
+from labkit.analysis.rendering.svg_elements import chart_svg
+from labkit.records import Arm
+
+
+def cell(load, served, latency, by="rate", **config):
+    workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
+    if by == "rate":
+        workload["arrivals"]["rate"] = load
+    else:
+        workload["concurrency"] = load
+    arms = [Arm("base", "baseline", {}, {"workload": workload, **config})]
+    values = {"request_s": served, "e2e_p50_ms": latency}
+    rows = [
+        {"case": "all", "metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}}
+        for m in METRICS
+    ]
+    return SimpleNamespace(json={"rows": rows}, data=SimpleNamespace(arms=arms))
+
+
+@pytest.mark.parametrize("by", ["rate", "clients"])
+def test_the_knee_is_the_load_with_the_greatest_power(by):
+    study = [cell(8, 4.2, 2000.0, by), cell(1, 1.0, 500.0, by), cell(4, 3.8, 700.0, by)]
+    (curve,) = load_curves(study)
+    assert [load.size for load in curve.loads] == [1, 4, 8]
+    assert [load.power for load in curve.loads] == pytest.approx([2.0, 3.8 / 0.7, 2.1])
+    assert curve.knee.size == 4
+    table = latency_throughput_table([curve])
+    lines = markdown_table(table).split("\n")[2:]
+    assert ["knee" in line for line in lines] == [False, True, False]
+    svg = chart_svg(latency_throughput_chart([curve]))
+    assert svg.count("<circle") == 3 and "base: knee" in svg
+    (axes,) = latency_throughput_figure([curve]).axes
+    (line,) = axes.lines
+    assert list(zip(*line.get_data(), strict=True)) == [(1.0, 500.0), (3.8, 700.0), (4.2, 2000.0)]
+    unit = {"rate": "requests/s", "clients": "clients"}[by]
+    assert axes.get_xlabel().endswith(f"at the marks: {unit}")
+    labels = [text.get_text() for text in axes.texts]
+    assert labels == ["1", "4, knee", "8"]
+
+
+def test_no_knee_is_marked_where_power_still_grows():
+    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    assert curve.knee is None and "knee" not in chart_svg(latency_throughput_chart([curve]))
+
+
+def test_cells_that_differ_in_more_than_their_load_are_no_curve():
+    assert load_curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
+    assert load_curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
+    assert latency_throughput_table([]) is None
