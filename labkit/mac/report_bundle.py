@@ -162,4 +162,4 @@ def _study_lines(folder: Path) -> list[str]:
         parts += [f"{cell['blocks']} blocks, {cell['failures']} failed runs; gates: {gates}.", ""]
     for table in sorted((folder / "tables").glob("*.md")):
         parts += [f"`{table.stem}`", "", table.read_text(encoding="utf-8")]
-    return [*parts, f"All of it: `{folder.name}/report.html`.", ""]
+    return [*parts, f"The full report: `{folder.name}/report.html`.", ""]

@@ -75,7 +75,7 @@ def num_weights(shape: ModelShape) -> int:
 
 
 def num_unused_weights(shape: ModelShape) -> int:
-    """Return how many weights a token is not multiplied by: embedding and unused experts."""
+    """Return the number of weights that a token's products skip: embedding and unused experts."""
     unused = shape.vocab_size * shape.hidden_size
     if shape.num_experts is not None:
         expert = 3 * shape.hidden_size * shape.intermediate_size
@@ -98,7 +98,7 @@ def convolved_width(shape: ModelShape) -> int:
 
 
 def vectors(shape: ModelShape) -> dict[str, int]:
-    """Return the length of each weight vector of a norm by name, without ``.weight``."""
+    """Return the length of every norm's weight vector by name, without ``.weight``."""
     hidden = shape.hidden_size
     sizes = {"model.norm": hidden}
     for index in range(shape.num_layers):
