@@ -51,7 +51,7 @@ def main() -> int:
         print(json.dumps(machine()))
         return 0
     if options.out is None:
-        parser.error("give the folder, too")
+        parser.error("name the output folder after the number of processes")
     if options.processes < 2:
         parser.error(f"processes={options.processes}: variance needs at least 2 processes")
     if not options.show:

@@ -93,7 +93,7 @@ class BlockArrays:
         return wide
 
     def _values(self, words: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """Return the numbers that the codes in words stand for, before scaling: flat."""
+        """Return the unscaled values of the codes in ``words``, as a flat array."""
         layout = self.format
         bits = np.unpackbits(words.ravel().view(np.uint8), bitorder="little")
         codes = bits.reshape(-1, layout.bits) @ (1 << np.arange(layout.bits, dtype=np.uint8))
