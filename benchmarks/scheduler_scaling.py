@@ -211,7 +211,7 @@ def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, fl
 
 
 def lines(title: str, costs: dict[int, float], unit: str) -> Iterator[str]:
-    """Yield the lines of a table: size, cost, and cost relative to that of the smallest size."""
+    """Yield the lines of a table: size, cost, and cost relative to the smallest size's."""
     first = next(iter(costs.values()))
     yield f"{title:>22}  {unit:>14}  ratio"
     for size, cost in costs.items():

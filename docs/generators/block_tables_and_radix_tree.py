@@ -191,7 +191,7 @@ def _listing(blocks: Sequence[int], tokens: int, title: str) -> Iterator[str]:
 
 
 def chunks(decodes: int, **options: Any) -> Iterator[str]:
-    """Yield a table of the steps that compute a prompt of 1,200 tokens beside some decodes."""
+    """Yield a table of the steps that compute a prompt of 1,200 tokens while others decode."""
     simulation = Simulation(blocks=400, max_num_seqs=8, **options)
     for index in range(decodes):
         simulation.submit(f"d{index}", [0], [0] * 50)

@@ -50,7 +50,10 @@ class BlockArrays:
         }
         given = {name: (array.dtype, array.shape) for name, array in self.scales.items()}
         if given != wanted or depth % layout.block_steps:
-            raise ValueError(f"a {self.name} matrix {self.shape} must have {wanted}, not {given}")
+            raise ValueError(
+                f"a {self.name} matrix {self.shape} must have the arrays {wanted} and a depth that "
+                f"is a multiple of {layout.block_steps}; it has the arrays {given}"
+            )
 
     @property
     def format(self) -> BlockFormat:

@@ -372,7 +372,7 @@ def load_words(code: Emitter, record: Record, pack: Any, count: int) -> list[lis
 def extract(
     code: Emitter, words: list[Any], step: int, bits: int, position: int = 0, *, exact: bool = False
 ) -> Any:
-    """Emit the extraction of the integers of one step from a pack's words.
+    """Emit code that extracts the integers of one step from a pack's words.
 
     Each integer starts at bit ``position`` of its lane. With ``exact``, all other bits of the lane
     are 0; otherwise only the bits above the integer are 0.

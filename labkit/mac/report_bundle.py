@@ -70,7 +70,7 @@ def _longest_first(pair: tuple[str, str]) -> int:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return facts on the machine, its current state and its GPU, as JSON types."""
+    """Return facts about the machine, its current state and its GPU, as JSON types."""
     import mlx.core as mx
 
     return {

@@ -115,6 +115,6 @@ def vectors(shape: ModelShape) -> dict[str, int]:
 
 
 def state_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a request's recurrent states in all layers, which are float32."""
+    """Return the bytes of a request's recurrent states (float32) in all layers."""
     convolution = (CONV_KERNEL - 1) * convolved_width(shape)
     return 4 * _num_recurrent(shape) * (convolution + shape.num_heads * shape.head_dim**2)

@@ -128,7 +128,7 @@ def _deviation(
     factors: npt.NDArray[np.float32],
     frequencies: npt.NDArray[np.float64],
 ) -> float:
-    """Return the largest relative difference of the scaling's factors from those of the file."""
+    """Return the largest relative difference between the scaling's factors and the file's."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     cycles = scaling["original_max_position_embeddings"] * frequencies
     s = np.clip((cycles - low) / (high - low), 0, 1)
