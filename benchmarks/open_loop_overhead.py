@@ -72,7 +72,7 @@ def main() -> None:
     traffic = measured.cases[0].notes["traffic"]
     print(f"{count} requests in {spent:.1f} s: {traffic['sent_per_s']:.1f}/s sent")
     print(f"the process used {100 * used / spent:.2f} % of a core,")
-    print(f"the sender alone used {100 * traffic['sender_cpu_share']:.2f} %, says the record")
+    print(f"recorded for the sender alone: {100 * traffic['sender_cpu_share']:.2f} % of a core")
     late = traffic["late_ms"]
     print(
         f"late by {late['p50']:.3f} ms (median), {late['p99']:.3f} (p99), {late['max']:.3f} (max)"
