@@ -2,12 +2,12 @@
 
     python benchmarks/best_arm_coverage.py 2000
 
-Studies of 2, 4 and 12 arms are simulated: how the arms truly differ and the noise of the machine
-vary (a stall or a slow process makes a run worse). *Interval*: the share of studies in which the
-winner's interval contains its true difference from the reference arm (arm 0). *Usual*: the share
-for Student's interval, which ignores that the winner was chosen. *Set*: the share of studies in
-which the set contains the best arm. *Size*: the mean number of arms in it. Differences are in
-standard errors of the difference of two arms:
+The program simulates studies of 2, 4 and 12 arms, with several true differences between the arms
+and several kinds of noise (a stall or a slow process makes a run worse). *Interval*: the share of
+studies in which the winner's interval contains its true difference from the reference arm (arm 0).
+*Usual*: the same share for Student's interval, which ignores that the winner was chosen. *Set*: the
+share of studies in which the set contains the best arm. *Size*: the mean number of arms in the set.
+The true differences, in standard errors of the difference of two arms:
 
 - *equal*: all arms are equal; the best is arm 0 by convention;
 - *close*: one arm is better by 1.5;
@@ -122,7 +122,7 @@ def usual_difference(values: Floats, winner: best_arm.Winner) -> float:
 
 
 def usual_reach(values: Floats, winner: best_arm.Winner, alpha: float) -> float:
-    """Return half the width of Student's interval of a difference that was not chosen."""
+    """Return half the width of Student's interval, which ignores that the winner was chosen."""
     arms = best_arm.ArmValues(values)
     error = arms.standard_error(winner.arm, winner.reference)
     return -float(stdtrit(arms.degrees_of_freedom, alpha / 2)) * error

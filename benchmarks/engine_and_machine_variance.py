@@ -51,7 +51,7 @@ def main() -> int:
         print(json.dumps(machine()))
         return 0
     if options.out is None:
-        parser.error("give the folder, too")
+        parser.error("name the output folder after the number of processes")
     if options.processes < 2:
         parser.error(f"processes={options.processes}: variance needs at least 2 processes")
     if not options.show:
@@ -114,7 +114,7 @@ def table(out: StudyPath) -> str:
     paths = sorted((out / "runs").glob("b*.json"))
     records = [json.loads(path.read_text("utf-8")) for path in paths]
     if len(records) < 2:
-        sys.exit(f"{out}: variance needs the runs of at least 2 processes; it holds {len(records)}")
+        sys.exit(f"{out}: variance needs the runs of at least 2 processes, but has {len(records)}")
     lines = (out / "machine.jsonl").read_text("utf-8").splitlines()
     columns = {OURS: list(map(throughput, records))}
     for name, label in NAMES.items():

@@ -1,9 +1,9 @@
-"""Every GGUF type that llama.cpp's quantiser makes: tokens, memory and speed beside llama.cpp.
+"""Every GGUF type that llama.cpp can quantise to: labkit's tokens, memory and speed.
 
-The quantiser makes each type of smollm2, whose hidden size 256 does not divide, and of model=small,
-whose sizes it does. For each file, labkit's greedy tokens of 8 prompts are compared with those of
-the float32 file of the same numbers, which the package gguf dequantises. Then labkit and
-llama-bench take turns to decode one stream.
+llama-quantize converts two models to each type: smollm2, whose hidden size is not a multiple of
+256, and model=small, all of whose sizes are. Each file is also dequantised to float32 with the
+package gguf. labkit's greedy tokens for 8 prompts are compared between the two files. Then labkit
+and llama-bench take turns to decode one stream of the quantised file.
 
     python benchmarks/gguf_types.py --llama FOLDER --json FILE
 
@@ -47,7 +47,7 @@ def prompts() -> list[list[int]]:
 
 
 def measure(file: Path, rounds: int) -> None:
-    """Load a file, print its tokens and sizes, then decode once for each line of input."""
+    """Load a GGUF file, print its greedy tokens and sizes, then decode once per line of input."""
     from labkit.cpu import thread_pool
 
     thread_pool.install()
@@ -72,7 +72,7 @@ def measure(file: Path, rounds: int) -> None:
 
 
 class Labkit:
-    """A process that has loaded a file."""
+    """A process that runs ``measure`` on a GGUF file."""
 
     def __init__(self, file: Path, rounds: int) -> None:
         self.process = subprocess.Popen(
@@ -102,7 +102,7 @@ class Labkit:
 
 
 def bench(llama: Path, file: Path) -> dict[str, float]:
-    """Return llama-bench's tokens per second of wall time, and of CPU time without the load."""
+    """Return llama-bench's tokens per second of wall time and of CPU time, loading excluded."""
 
     def run(tokens: int) -> tuple[float, float]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -137,7 +137,7 @@ def source_file(model: str, folder: Path) -> Path:
 
 
 def dequantise(source: Path, target: Path) -> None:
-    """Write a file of the same numbers in float32."""
+    """Write ``source`` dequantised to float32 as the GGUF file ``target``."""
     import gguf
     import numpy as np
     from gguf import quants
@@ -198,7 +198,7 @@ def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> 
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return the table of docs/gguf.md."""
+    """Return the figures as a Markdown table."""
     rows = [
         "| model | quantiser | types | same tokens | bytes / file | tok/s per CPU second: labkit | "
         "llama.cpp | ratio: median (range) |",
@@ -247,7 +247,7 @@ def main() -> None:
         print(table(json.loads(options.show.read_text("utf-8"))), end="")
         return
     if options.llama is None:
-        parser.error("--llama: name the folder of llama-quantize and llama-bench")
+        parser.error("--llama: required; name the folder of llama-quantize and llama-bench")
     figures: dict[str, Any] = {"models": {}}
     with tempfile.TemporaryDirectory() as name:
         os.environ["LABKIT_CACHE"] = str(Path(name) / "cache")

@@ -2,9 +2,10 @@
 
     python benchmarks/metal_launch_overhead.py [--rounds 30]
 
-Planning runs once per step: checks, maps, arrays on the device, the choice of a kernel. A layer's
-write and launch are nodes of MLX's graph, built once per layer; nothing is evaluated. The kernels'
-time stamps and counters of all layers are read once per step. Times are medians over rounds, in us.
+Three parts are timed. *Plan*, once per step: check the batch, build maps and device arrays, choose
+a kernel. *A layer*, once per layer: build the nodes of MLX's graph for the KV write and the launch;
+nothing is evaluated. *Report*, once per step: read the stamps and counters that all layers' kernels
+wrote. Times are medians over rounds, in us.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def bind_layers(backend, pools):
 
 
 def measure(sequences, queries, context, rounds):
-    """Return median times (us) of planning on Metal and on the CPU, of a layer, and of a report."""
+    """Return median times (us): of a plan for Metal and for the CPU, of a layer, of a report."""
     shape = (sequences * -(-context // BLOCK_SIZE), BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     empty = np.zeros(shape, np.float32)  # never written
     metal = MetalBackend(KernelSwitches(), "emulated", NullExecutor())

@@ -2,9 +2,9 @@
 
     python benchmarks/open_loop_overhead.py [--rate 50] [--seconds 20]
 
-The engine returns a token per request and step without work, so the process's CPU time is the load
-generator's: waiting, sending, time-stamping tokens, sampling the engine. The target is under 5 % of
-a core at 50 requests/s.
+The engine returns a token per request and step without work. So the process's CPU time is that of
+the load generator: waiting, sending, time-stamping tokens, sampling the engine's state. The target
+is under 5 % of a core at 50 requests/s.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def main() -> None:
     traffic = measured.cases[0].notes["traffic"]
     print(f"{count} requests in {spent:.1f} s: {traffic['sent_per_s']:.1f}/s sent")
     print(f"the process used {100 * used / spent:.2f} % of a core,")
-    print(f"by the record the sender {100 * traffic['sender_cpu_share']:.2f} %")
+    print(f"recorded for the sender alone: {100 * traffic['sender_cpu_share']:.2f} % of a core")
     late = traffic["late_ms"]
     print(
-        f"late by {late['p50']:.3f} ms (median), {late['p99']:.3f} (p99), {late['max']:.3f} (most)"
+        f"late by {late['p50']:.3f} ms (median), {late['p99']:.3f} (p99), {late['max']:.3f} (max)"
     )
 
 

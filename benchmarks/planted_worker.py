@@ -66,7 +66,7 @@ def plant() -> None:
     setattr(owner, name, planted.slow(getattr(owner, name)))
 
 
-PARKED_S = 0.004  # twice as long as an idle thread of the pool spins
+PARKED_S = 0.004  # pause before a turn ends: twice as long as an idle thread of the pool spins
 PATIENCE_S = 60.0
 MORE_THAN_ROUNDS = 10_000  # more turns than a measurement has; the bytes fit into a pipe
 
@@ -102,7 +102,7 @@ class Beside:
         """Wait for a byte that the other process writes to a pipe of this process."""
         mine = self._pipes[True, pipe]
         if not select.select([mine], [], [], PATIENCE_S)[0]:
-            raise TimeoutError("the process beside this one does nothing")
+            raise TimeoutError(f"the other process did not respond within {PATIENCE_S:g} s")
         os.read(mine, 1)
 
     def meet(self) -> None:

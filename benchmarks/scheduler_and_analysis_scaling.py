@@ -51,7 +51,7 @@ RUNS, CELLS = (30, 300, 990), (1, 10, 33)
 REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "seq_map"
 ROWS = 64  # running requests, for every size of the pool
 STEPS = 48  # measured; a request fills three blocks meanwhile
-MAX_FLAT_RATIO = 1.5  # a cost up to this multiple of that at the smallest size counts as flat
+MAX_FLAT_RATIO = 1.5  # a cost counts as flat up to this multiple of the smallest size's cost
 
 
 class Host:
@@ -212,7 +212,7 @@ def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, fl
 
 
 def lines(title: str, costs: dict[int, float], unit: str) -> Iterator[str]:
-    """Yield the lines of a table: size, cost, and cost relative to that of the smallest size."""
+    """Yield the lines of a table: size, cost, and cost relative to the smallest size's."""
     first = next(iter(costs.values()))
     yield f"{title:>22}  {unit:>14}  ratio"
     for size, cost in costs.items():
@@ -229,17 +229,17 @@ def engine(largest: int, rounds: int) -> list[str]:
         costs = by_pool(prefixes, largest, rounds)
         print("\n".join(lines(f"blocks, prefixes={prefixes}", costs, "us a step")))
         if max(costs.values()) > MAX_FLAT_RATIO * costs[POOLS[0]]:
-            failed.append(f"prefixes={prefixes}: a step's cost is not flat in the pool's size")
+            failed.append(f"prefixes={prefixes}: a step's cost grows with the size of the pool")
     running = by_running(rounds)
     print("\n".join(lines("requests running", running, "us a step")))
     few, many = RUNNING[0], RUNNING[-1]
     if running[many] / many > MAX_FLAT_RATIO * running[few] / few:
-        failed.append("a step's cost grows faster than the requests that run")
+        failed.append("a step's cost grows faster than the number of running requests")
     print("\n".join(lines("context", by_context(largest, min(rounds, 2)), "us a step")))
     waiting = by_waiting(largest, min(rounds, 2))
     print("\n".join(lines("requests submitted at once", waiting, "us a request")))
     if max(waiting.values()) > MAX_FLAT_RATIO * waiting[WAITING[0]]:
-        failed.append("a request's cost grows with how many wait")
+        failed.append("a request's cost grows with the number of waiting requests")
     return failed
 
 
@@ -263,7 +263,10 @@ def main() -> int:
     failed = []
     for part in options.parts.split(","):
         failed += records() if part == "records" else engine(options.largest, options.rounds)
-    print("\n".join(failed) or "flat in blocks and in waiting requests, linear in running ones")
+    print(
+        "\n".join(failed)
+        or "costs are flat in blocks and waiting requests, and linear in running requests"
+    )
     return int(bool(failed))
 
 

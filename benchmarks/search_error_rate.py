@@ -3,10 +3,10 @@
     python benchmarks/search_error_rate.py 1000
 
 Studies of 6 and 16 settings take the looks of ``conf/design/search.yaml`` (8, 12, 16 and 24 blocks)
-or, with 2 runs of each setting per block, half as many blocks. How the settings truly
-differ and the noise of the machine are those of ``best_arm_coverage.py``. *Wrong*: the share of
+or, with 2 runs of each setting per block, half as many blocks. The true differences between
+settings and the kinds of noise are those of ``best_arm_coverage.py``. *Wrong*: the share of
 studies that drop the best setting, or whose final set lacks it. *One left*: the share that end with
-one setting. *Runs*: the mean number of runs, relative to all settings in all blocks.
+one setting. *Runs*: the mean number of runs, relative to running all settings in all blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARMS = (6, 16)
 
 @dataclass(frozen=True)
 class SearchRates:
-    """Shares of studies that are wrong and that leave one setting, and the share of all runs."""
+    """The shares of studies that are wrong and that leave one setting, and the share of runs."""
 
     wrong: float
     one_left: float

@@ -69,8 +69,8 @@ AGREEMENTS = (
     ("agreement-requests", "agreement-kernels"),
     ("agreement-beside-requests", "agreement-beside-kernels"),
 )
-# Number of processes that fit into a minute, or of live sets into two: alone, and beside a busy
-# process.
+# Number of processes that fit into a minute, or of live sets that fit into two minutes: alone, and
+# beside a busy process.
 PROCESSES = {
     "kernels": (15, 9),
     "requests": (8, 8),
@@ -112,7 +112,10 @@ def main() -> int:
             print(json.dumps(results[-1]), flush=True)
     named = sum(r["named"] for r in results)
     false = sum(r["false"] for r in results)
-    print(f"planted named in {named} of {len(results)}; the copy differs in {false}")
+    print(
+        f"of {len(results)} studies, the planted delay was detected in {named}, and the copy was "
+        f"claimed to differ in {false}"
+    )
     return 0
 
 
@@ -255,8 +258,8 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
 def table(out: StudyPath) -> str:
     """Return all studies of a folder or an archive as a Markdown table, one line per kind of study.
 
-    A folder's name without its number tells the kind: ``kernels-2x9-busy-03`` has two rows, nine
-    processes and a busy process.
+    A folder's name without its number is the kind, for example ``kernels-busy`` for
+    ``kernels-busy-03``.
     """
     from labkit.analysis.study_analysis import cell_dirs
 
@@ -297,7 +300,7 @@ def table(out: StudyPath) -> str:
 
 
 def agreed(out: StudyPath, kinds: Sequence[str]) -> str:
-    """Return a Markdown table of effects: of interleaved runs and of separate processes."""
+    """Return a Markdown table that compares effects of interleaved runs and separate processes."""
     from labkit.analysis.isolation_agreement import isolation_agreements
     from labkit.analysis.study_analysis import AnalysisCache
 

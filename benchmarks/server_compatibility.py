@@ -114,7 +114,7 @@ def _(t: Target) -> None:
 def _(t: Target) -> None:
     chunks = [c for c in t.chat(stream=True) if c.choices]
     text = "".join(c.choices[0].delta.content or "" for c in chunks)
-    assert text == t.chat().choices[0].message.content, "the text is another"
+    assert text == t.chat().choices[0].message.content, "the streamed text differs"
     assert chunks[0].choices[0].delta.role == "assistant", "the role is not first"
     assert [bool(c.choices[0].finish_reason) for c in chunks] == [False] * (len(chunks) - 1) + [
         True
@@ -138,7 +138,7 @@ def _(t: Target) -> None:
     assert "".join(c.choices[0].text for c in chunks) == t.complete().choices[0].text
     reasons = [c.choices[0].finish_reason for c in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["length"], "finish_reason is not last"
-    assert all(c.object == "text_completion" for c in chunks), "the object's name is another's"
+    assert all(c.object == "text_completion" for c in chunks), "object is not text_completion"
 
 
 @check("completions: stream with usage")
@@ -177,7 +177,7 @@ def _(t: Target) -> None:
 @check("`seed`: same seed, same text")
 def _(t: Target) -> None:
     texts = [t.chat(temperature=1, seed=s).choices[0].message.content for s in (1, 1, 2)]
-    assert texts[0] == texts[1], "the same seed gave another text"
+    assert texts[0] == texts[1], "the same seed gave different texts"
     assert texts[0] != texts[2], "another seed gave the same text"
 
 
@@ -188,7 +188,7 @@ def _(t: Target) -> None:
     assert len(tokens) == 6, f"{len(tokens)} of 6 tokens"
     assert all(len(item.top_logprobs) == 2 for item in tokens), "not two per position"
     assert "".join(item.token for item in tokens) == choice.message.content, (
-        "the tokens are not the text"
+        "the tokens differ from the text"
     )
 
 
@@ -201,14 +201,14 @@ def _(t: Target) -> None:
 @check("`logit_bias`")
 def _(t: Target) -> None:
     text = t.complete(logit_bias={"300": 100}).choices[0].text
-    assert text != t.complete().choices[0].text, "it changes nothing"
+    assert text != t.complete().choices[0].text, "it has no effect"
 
 
 @check("`frequency_penalty`")
 def _(t: Target) -> None:
     options = {"prompt": "hello hello hello", "max_tokens": 100, "logit_bias": {"300": 20}}
     texts = [t.complete(**options, frequency_penalty=f).choices[0].text for f in (0, 2)]
-    assert texts[0] != texts[1], "it changes nothing"
+    assert texts[0] != texts[1], "it has no effect"
 
 
 @check("`max_completion_tokens`")
@@ -417,7 +417,7 @@ def outcomes(
                 result = outcome(target, function)
                 if result != "yes":
                     alive = outcome(target, CHECKS["chat"]) == "yes"
-                    result += "" if alive else "; then it serves nothing any more"
+                    result += "" if alive else "; then it stops responding"
                 print(f"{name}: {result}", flush=True)
                 yield result
 

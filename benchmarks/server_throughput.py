@@ -1,9 +1,10 @@
 """The cost of HTTP: output tokens/s of the engine in process, of labkit's server and of others.
 
-All servers start once and stay alive; rounds are interleaved in a fresh random order. In a round,
-each of 16 clients sends its next request (the same texts for all servers, greedy) when its previous
-one has ended, so an engine gets the next request one round trip later. The client is one
-event loop on raw sockets. mlx_lm.server gets a preloaded OpenBLAS, which its pip package lacks.
+All servers start once and stay alive. Every round runs all of them, in a new random order. In a
+round, each of 16 clients sends its next request when its previous request has ended, so a server
+gets the next request one round trip later. All servers get the same texts and sample greedily. The
+clients share one event loop on raw sockets. mlx_lm.server gets a preloaded OpenBLAS, which its pip
+package lacks.
 llama.cpp's server takes part if ``--llama`` gives its command with a GGUF file of the same weights.
 Run as ``python benchmarks/server_throughput.py``; ``--json FILE`` writes every figure.
 """
@@ -38,7 +39,7 @@ TARGETS = {INSIDE: 0.95, MLX_LM: 4.0, LLAMA: 1.3}
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a round: the prompts, the output tokens of each, and the requests at a time."""
+    """The load of a round: the prompts, the output tokens per prompt, the concurrent requests."""
 
     texts: tuple[str, ...]
     max_tokens: int
@@ -291,9 +292,7 @@ def compare(options: argparse.Namespace) -> dict[str, list[float]]:
 
 def show(rates_by_arm: dict[str, list[float]]) -> None:
     """Print the table: each arm's median, and the ratios of labkit's server to it by round."""
-    print(
-        "\n| arm | tok/s | our server's ratio | rounds | target |\n| --- | --- | --- | --- | --- |"
-    )
+    print(f"\n| arm | tok/s | {OURS} / arm | rounds | target |\n| --- | --- | --- | --- | --- |")
     for name, rates in rates_by_arm.items():
         ratios = [mine / rate for mine, rate in zip(rates_by_arm[OURS], rates, strict=True)]
         least, most = min(ratios), max(ratios)
@@ -303,7 +302,7 @@ def show(rates_by_arm: dict[str, list[float]]) -> None:
             f"{least:.3f} to {most:.3f} | {target} |"
         )
     if LLAMA not in rates_by_arm:
-        print("\nllama.cpp's server: not run (--llama names its command)")
+        print("\nllama.cpp's server: not run; give its command with --llama")
 
 
 def main() -> None:

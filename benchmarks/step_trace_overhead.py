@@ -1,12 +1,12 @@
-"""What a traced step costs (``workload.step_trace``): steps of two engines in pairs, one traced.
+"""Cost of tracing (``workload.step_trace``): pairs of steps of two engines, one of them traced.
 
     python benchmarks/step_trace_overhead.py [--rounds 12] [--steps 800] [--requests 16]
 
 The engines have a stub in place of the model, so that a step is the host's work alone: schedule,
 build, sample, update. Both decode the same requests. They take one step each in turn, in random
-order, so that noise of the machine affects both alike. A round has new engines; its result is the
-median of the differences of its pairs. The table shows the median of the rounds, and the smallest
-and the largest.
+order, so that noise of the machine affects both alike. Each round creates new engines; its result
+is the median difference of its pairs. The table shows the median, the smallest and the largest
+result of the rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VOCAB = 32
 
 
 def run_model(batch: Batch) -> Rows:
-    """Return logits by which token 0 is sampled everywhere."""
+    """Return logits from which token 0 is sampled in every row."""
     return np.zeros((len(batch.logit_rows), VOCAB), np.float32)
 
 
@@ -85,7 +85,7 @@ def timed_step(engine: LLMEngine) -> float:
 
 
 def run_round(requests: int, steps: int, order: random.Random) -> tuple[float, float]:
-    """Return the median time (us) of a plain step, and of what a traced one takes more."""
+    """Return the median time of a plain step, and the median extra time of a traced step (us)."""
     engines = [decoding_engine(requests, steps) for _ in range(2)]
     engines[1].trace_steps(steps, time.perf_counter)
     times = []
@@ -106,7 +106,7 @@ def main() -> None:
     order = random.Random(0)
     rounds = [run_round(options.requests, options.steps, order) for _ in range(options.rounds)]
     plain, more = (sorted(column) for column in zip(*rounds, strict=True))
-    print("| requests | host's time of a step (us) | a traced step takes more (us) | in percent |")
+    print("| requests | time of a step (us) | extra time of a traced step (us) | extra (%) |")
     print("| --- | --- | --- | --- |")
     print(
         f"| {options.requests} | {median(plain):,.0f} | {median(more):.1f} "

@@ -77,7 +77,7 @@ def product() -> Callable[[], object]:
 
 
 def run_layer(layer: str) -> None:
-    """Measure one layer: an input line names a case, an output line is its median (us)."""
+    """Measure one layer: read the name of a case from each input line and print its median (us)."""
     if layer != "labkit":
         from labkit.cpu import thread_pool
 

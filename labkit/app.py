@@ -137,10 +137,11 @@ def _topic(flag: str, words: list[str]) -> list[str]:
 
 
 def _selection(override: str) -> str:
-    """Return ``+engine/kv=NAME`` without its plus sign, which Hydra would refuse.
+    """Return the override, without the plus sign if it selects a nested group of ``conf/``.
 
-    Hydra requires the plus sign for a group that is not in the defaults list. labkit's groups are
-    in it, with the choice null, so both spellings select the same file.
+    Hydra requires a plus sign for groups outside the defaults list, and refuses it for the others.
+    labkit's defaults list has all nested groups (with the choice null), so ``+engine/kv=NAME``
+    must become ``engine/kv=NAME``.
     """
     group = override[1:].partition("=")[0]
     nested = override.startswith("+") and "/" in group and "@" not in group
@@ -200,8 +201,8 @@ def initialized() -> AbstractContextManager[Any]:
 def compose_cells(command: Command) -> list[ComposedCell]:
     """Compose and check every arm of every cell.
 
-    Of a search, whose sweeper chooses each trial when the one before it has ended, this is the one
-    cell without the searched options.
+    A search (a sweeper such as Optuna) chooses its trials while it runs. For a search, the result
+    is therefore a single cell, without the searched options.
 
     Nothing is written, except that a model given as a GGUF file may be converted into the cache.
 
@@ -244,7 +245,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
             raise
         except Exception as error:
             raise ConfigError(explain_config_error(error, task)) from None
-        # Without -m Hydra names the folder by the overrides as they were typed.
+        # Without -m, Hydra names the folder after the overrides as the user typed them.
         if not command.multirun:
             cells = [task]
         composer = Composer()
@@ -252,7 +253,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
         raise ConfigError(
-            f"{max(names, key=names.count)}: two cells are the same; remove one value"
+            f"{max(names, key=names.count)}: the command has this cell twice; remove a repeated "
+            "value"
         )
     return composed
 
@@ -260,8 +262,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str]) -> None:
     """Refuse several experiments in one command if one of them has a sweep of its own.
 
-    Hydra would apply the sweep of none of them (it reads ``hydra.sweeper.params`` before the jobs
-    are composed).
+    Hydra would ignore such a sweep, because it reads ``hydra.sweeper.params`` before it composes
+    the jobs.
     """
     from hydra import compose
 
@@ -276,10 +278,10 @@ def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str
 
 
 def with_sweep_as_arms(command: Command) -> Command:
-    """Return the command with its swept options as arms of one cell, where that is possible.
+    """Return the command with its swept options turned into arms of one cell, where possible.
 
-    With ``hydra/launcher=...`` or ``hydra/sweeper=...`` the command is unchanged: such a launcher
-    distributes cells and such a sweeper chooses them, so every combination of values stays a cell.
+    A command with ``hydra/launcher=...`` or ``hydra/sweeper=...`` is returned unchanged, because
+    these plugins distribute or choose cells: every combination of values must stay a cell.
     """
     from labkit.experiment.hydra_composer import Composer
     from labkit.experiment.hydra_error_text import explain_config_error
@@ -367,11 +369,11 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
 
 
 def run_job(study: Study, hydra: list[str], task: list[str], facts: Any) -> float | None:
-    """Run the cell of one Hydra job; of a search, return the objective.
+    """Run the cell of one Hydra job. In a search, return the trial's objective, else None.
 
-    The cell's arms have been composed and checked before, except those of a search's trial. A trial
-    whose options contradict each other has no objective: Optuna goes on after None, but not after
-    NaN (hydra-optuna-sweeper 1.3.0).
+    In a search, a trial whose options contradict each other is skipped, and the objective is None.
+    It is not NaN, because Optuna stops at NaN (hydra-optuna-sweeper 1.3.0). In any other command,
+    all cells were checked before the first job, so such an error is raised.
     """
     from labkit.experiment.cell_composer import compose_cell, write_config
     from labkit.experiment.cell_name import cell_name
@@ -481,7 +483,7 @@ def run(command: Command) -> int:
     jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
         cells_to_run = count_text(len(cells), "cell")
-        say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting until all have ended")
+        say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting for the results")
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:
@@ -504,14 +506,14 @@ def run(command: Command) -> int:
 
 
 def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
-    """Return the command to type to continue the study: as typed before, with its ``out=``."""
+    """Return the command that continues the study: the typed one, with ``out=`` added."""
     out = [override for override in overrides if override.startswith("out=")]
     words = [*(o for o in typed.overrides if not o.startswith("out=")), *out]
     return " ".join(["python -m labkit", *_quoted(words), *(["-m"] * typed.multirun)])
 
 
 def _create(out: Path) -> None:
-    """Create a study's folder, so that an error names ``out``; Hydra's own error would not."""
+    """Create a study's folder now, so that an error message names the option ``out``."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -64,8 +64,8 @@ def _check(path: str, overrides: Sequence[str]) -> int:
     contract = contract_of(own_class)
     if contract is None:
         kinds = "; ".join(f"{c.kind}: {', '.join(c.telling)}" for c in CONTRACTS)
-        raise ConfigError(f"{path}: it has the methods of no kind ({kinds})")
-    print(f"{path} is checked as: {contract.kind}")
+        raise ConfigError(f"{path}: its methods fit none of the known kinds ({kinds})")
+    print(f"checking {path} as: {contract.kind}")
     lacking = [m for m in contract.methods if not callable(getattr(own_class, m, None))]
     if lacking:
         print(f"  FAIL  it has no method {', '.join(f'{m}()' for m in lacking)}")
@@ -85,7 +85,7 @@ def _check(path: str, overrides: Sequence[str]) -> int:
             shown.add(details)
             print(textwrap.indent(details, "        "), flush=True)
         if check.needed:
-            print("  the other checks need this one")
+            print("  the remaining checks are skipped: they need this one to pass")
             break
     print(f"{passed} of {passed + failed} checks passed")
     return int(failed > 0)
@@ -94,7 +94,7 @@ def _check(path: str, overrides: Sequence[str]) -> int:
 def _failure(check: Check, path: str) -> tuple[str, str] | None:
     """Run a check and return None if it passes, else the reason and a traceback.
 
-    The traceback is empty if the contract, and not an exception of the class, failed the check.
+    The traceback is empty if the class raised nothing but did not do what the contract requires.
     """
     from labkit.conformance import ContractError
 

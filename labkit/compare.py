@@ -1,9 +1,9 @@
 """``python -m labkit.compare OLD NEW...``: test whether arms' effects changed between studies.
 
-The program is meant for CI. The studies must be of the same machine and the same config. For each
-arm, the change of its difference from the baseline is tested, from OLD to each NEW, with p-values
-adjusted over all of them. Exit codes: 0 on success; 1 if a row
-has a verdict that ``--fail-on`` names; 2, with a one-line message, if the studies cannot be
+The program is meant for CI. The studies must be of the same machine and the same config. Each arm
+has a difference from the baseline; the program tests whether this difference changed between OLD
+and each NEW. The p-values are adjusted over all of these tests. Exit codes: 0 on success; 1 if a
+row has a verdict that ``--fail-on`` names; 2, with a one-line message, if the studies cannot be
 compared, or if ``--fail-on`` is given and no row can be compared.
 """
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.fail_on and not failed and undecidable:
         where = f" in {', '.join(undecidable)}" if len(comparisons) > 1 else ""
         return print_error(
-            parser.prog, f"no row can be compared{where}, so --fail-on cannot be met"
+            parser.prog, f"no row can be compared{where}, so --fail-on cannot be checked"
         )
     return int(failed)
 

@@ -1,8 +1,8 @@
 """``python -m labkit.history DIR METRIC``: a metric over weeks and commits, with change points.
 
-DIR is a folder of studies and archives. The program reads their records and no reports, and writes
+DIR is a folder of studies and archives. The program reads the studies' records, and writes
 ``history-METRIC.md`` and ``history-METRIC.html`` into DIR. Exit codes: 0 on success, with or
-without change points; 2, with a one-line message, if a study cannot be read or none has the
+without change points; 2, with a one-line message, if a study cannot be read or no study has the
 metric.
 """
 

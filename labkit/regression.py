@@ -4,8 +4,8 @@ BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``
 or an ablation, whose arms are then tested one after the other. Every test is an ordinary study of
 the arms ``base`` and ``head`` with an A/A control, in live processes that take turns. Arguments
 ``key=value`` are overrides of these studies. Exit codes, as ``git bisect run`` reads them: 0 if no
-primary row is worse by the margin or more; 1 if a row is worse; 125 if that is undecided, or a
-revision does not run; 2 for a mistake in the command; 130 if interrupted.
+primary row is worse by the margin or more; 1 if a row is; 125 if a row is undecided, or a revision
+does not run; 2 for a mistake in the command; 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -129,10 +129,11 @@ def row_results(subject: str, cell: Mapping[str, Any]) -> Iterator[RowResult]:
 
 
 def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) -> Outcome:
-    """Return the outcome of a row from its comparison ``one`` of HEAD with BASE.
+    """Return the outcome of a row, where ``one`` is the comparison of HEAD with BASE.
 
-    An inconclusive row still counts as no worse if the worst change in its adjusted interval is
-    smaller than the margin. It is undecided if the A/A control varies by more than the margin.
+    An inconclusive row counts as no worse if even the worst change in its adjusted interval is
+    smaller than the margin. It counts as undecided if the A/A control varies by more than the
+    margin.
     """
     from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
 
@@ -148,7 +149,7 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
 
 
 def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of a row whose values are computed: any worse value counts."""
+    """Return the outcome of a row whose values have no noise: the slightest loss counts."""
     base, head = (row["arms"][arm]["median"] for arm in (BASE, HEAD))
     worse = head < base if row["better"] == "higher" else head > base
     return Outcome.worse if worse else Outcome.no_worse

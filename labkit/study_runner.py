@@ -76,10 +76,10 @@ class Study:
     ) -> None:
         """Run the missing runs of a cell, analyse the cell and print its table.
 
-        ``compose`` composes the cell where the study does not have it: in a job's process, and for
+        ``compose`` composes the cell if the study does not have it yet: in a job's process, or for
         a trial that a sweeper has just chosen. An error that stops only this cell is printed in
-        one line: the cell stays unfinished, the next cells run, and the study's exit code reports
-        it.
+        one line. The cell then stays unfinished and the next cells run; the study's exit code
+        shows the failure.
         """
         composed = self._composed.get(name)
         if composed is None:
@@ -101,10 +101,10 @@ class Study:
             print(f"labkit: {name}: {error}", file=sys.stderr)
 
     def objective(self, folder: Path) -> float | None:
-        """Return the objective of the cell in ``folder`` for a search, or None without a value."""
+        """Return the search objective of the cell in ``folder``, or None if it has no value."""
         try:
             return self._load_analysis().objective(folder)
-        except RecordError:  # the cell did not begin
+        except RecordError:  # the cell was not started
             return None
 
     def _run(self, cell: Cell, progress: Progress, redo_failed: bool) -> None:

@@ -3,8 +3,8 @@
 STUDY is the folder or the archive of a study that ran with ``workload.step_trace``. The program
 writes one file per traced run, ``traces/CELL--RUN.json``, in Chrome's trace-event format, which
 https://ui.perfetto.dev and ``chrome://tracing`` open, and ``traces/steps.html``, a page that plays
-the steps. Of an archive, they are written beside it, into ``STUDY.report``. Exit codes: 0 on
-success; 2, with a one-line message, if the study cannot be read or no run was traced.
+the steps. If STUDY is an archive, the files are written beside it, into ``STUDY.report``. Exit
+codes: 0 on success; 2, with a one-line message, if the study cannot be read or no run was traced.
 """
 
 from __future__ import annotations

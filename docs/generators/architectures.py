@@ -1,4 +1,4 @@
-"""Generator of docs/architectures.md: what becomes of each architecture of mlx_lm.
+"""Generator of docs/architectures.md: whether and how labkit serves each mlx_lm architecture.
 
 ``python -m docs.generators.architectures > docs/architectures.md``. The tables are those of
 ``tests/engine/architectures.py``, which ``tests/engine/test_architectures.py`` checks with a tiny
@@ -16,12 +16,12 @@ TABLES = Path(__file__).parents[2] / "tests" / "engine" / "architectures.py"
 HEAD = """\
 # Architectures
 
-What `engine=paged` makes of the text models of mlx_lm 0.32. The tests build a tiny model of each
-with random weights. Its greedy tokens for three prompts of unequal lengths, computed in one batch
-and in chunks, must be those of plain mlx_lm, one prompt at a time. On *NumPy*, mlx_lm's unedited
-class runs on NumPy arrays and labkit's kernels; on *MLX*, it runs on MLX and only attention is
-labkit's, and the record of a run says why (`forward_reason`). Every model is checked again when it
-is loaded.
+How `engine=paged` serves the text models of mlx_lm 0.32. The tests build a tiny model of each
+architecture with random weights. Its greedy tokens for three prompts of unequal lengths, computed
+in one batch and in chunks, must equal those of plain mlx_lm, computed one prompt at a time. On
+*NumPy*, mlx_lm's unedited class runs on NumPy arrays and labkit's kernels. On *MLX*, the class runs
+on MLX and only attention is labkit's; the record of a run says why (`forward_reason`). Every model
+is checked again when it is loaded.
 
 *Fused* stands for `engine.attention.backend=fused`, the default. Its kernels read keys and values
 of one width, and latent keys (DeepSeek V3 and its relatives) of up to 256 numbers, a multiple of

@@ -191,7 +191,7 @@ def _listing(blocks: Sequence[int], tokens: int, title: str) -> Iterator[str]:
 
 
 def chunks(decodes: int, **options: Any) -> Iterator[str]:
-    """Yield a table of the steps that compute a prompt of 1,200 tokens beside some decodes."""
+    """Yield a table of the steps that compute a prompt of 1,200 tokens while others decode."""
     simulation = Simulation(blocks=400, max_num_seqs=8, **options)
     for index in range(decodes):
         simulation.submit(f"d{index}", [0], [0] * 50)
@@ -358,8 +358,8 @@ The notes' example: a step computes 256 tokens of a prompt of 1,200 (`engine.sch
 944 are left for later steps."""
 
 BUDGET = """\
-The same with a budget of 256 tokens per step (`engine.scheduler.max_num_batched_tokens`), of which
-six decoding requests get a token each first:"""
+The same with a budget of 256 tokens per step (`engine.scheduler.max_num_batched_tokens`). Six
+decoding requests get one token each before the prompt gets the rest:"""
 
 RADIX = """\
 ## Three users in a radix tree

@@ -10,12 +10,12 @@ from labkit.records.counter_registry import COUNTERS, Counter
 HEAD = """\
 # Counters
 
-What a run may count. The counters of a run are in its record (`runs/*.json`, key `counters`). An
-ablation claims them by name (`claims.engaged`), and a claim on a name that is not in this table is
-refused before anything runs. A star in a name stands for a word; the possible words are in
-parentheses after the meaning. Counters of your own classes are yours to name: an arm with your own
-engine or attention backend may claim any counter, an arm with your own resolver any `resolver.*`,
-and every arm any counter whose name begins with `own.`.
+Every counter that a run may record. The counters of a run are in its record (`runs/*.json`, key
+`counters`). An ablation claims them by name (`claims.engaged`), and a claim on a name that is not
+in this table is refused before anything runs. A star in a name stands for a word; the possible
+words are in parentheses after the meaning. You name the counters of your own classes: an arm with
+your own engine or attention backend may claim any counter, an arm with your own resolver any
+`resolver.*`, and every arm any counter whose name begins with `own.`.
 
 This page is generated from `labkit/records/counter_registry.py`:
 `python -m docs.generators.counters > docs/counters.md`.

@@ -21,11 +21,11 @@ This page is generated from `labkit/models/gguf/`: `python -m docs.generators.gg
 
 ## Types
 
-*As it lies*: on the CPU the matrix stays in this format in memory and is decoded in registers. With
+*As stored*: on the CPU the matrix stays in this format in memory and is decoded in registers. With
 `engine.weights=float32` it is dequantised at load. MLX has no product with the formats marked *.
 There (`engine=mlx_lm`, Metal, other servers, stacked experts) Q4_K and Q5_K become MLX's integers
-with scales in float32, and the other marked ones float32. A file of mixed types is read type by
-type: llama.cpp's quantiser uses other types where 256 does not divide a matrix.
+with scales in float32, and the other marked formats become float32. A file may mix types:
+llama.cpp's quantiser uses another type for a matrix whose rows are not a multiple of 256 long.
 
 | type | values in a block | bits per value | read |
 | --- | ---: | ---: | --- |
@@ -36,9 +36,10 @@ SPLIT = (
 ARCHITECTURES = """
 ## Architectures
 
-A tensor or a key that mlx_lm's class does not compute is refused in one line. Missing biases of a
-layer that has some are zeros. `rope_freqs.weight` becomes Llama 3's scaling if its factors are
-those of such a scaling. Long RoPE takes the long factors, as mlx_lm does.
+A file with a tensor or a key that mlx_lm's class does not compute is refused in one line. If a file
+has only some biases of a group, the others become zeros. `rope_freqs.weight` becomes Llama 3's
+scaling if its factors are those of such a scaling. Long RoPE takes the long factors, as mlx_lm
+does.
 
 | architecture | mlx_lm's class | scaling of RoPE | sliding window |
 | --- | --- | --- | --- |
@@ -57,10 +58,10 @@ TOKENIZERS = """
 ## Tokenizers
 
 `tokenizer.ggml.model` is `gpt2` (byte-level BPE) or `llama` (SentencePiece); other kinds are
-refused. Of byte-level BPE these values of `tokenizer.ggml.pre` are read. *BOS*: whether a text
-begins with the BOS token if the file does not say. *Published test*: whether the ids are those of
-llama.cpp's vocabulary test (47 texts each). SentencePiece passes its two, of Llama and Phi-3. The
-others were not compared with llama.cpp.
+refused. For byte-level BPE, `tokenizer.ggml.pre` must be one of the values in this table. *BOS*:
+whether a text begins with the BOS token if the file does not say. *Published test*: whether the ids
+equal those of llama.cpp's vocabulary test (47 texts each). SentencePiece passes its two tests, of
+Llama and Phi-3. The others were not compared with llama.cpp.
 
 | pre-tokenizer | BOS | published test |
 | --- | --- | --- |
@@ -86,9 +87,9 @@ def _reading(name: str) -> str:
         return "widened to float32 by the package `gguf` (`pip install gguf`)"
     layout = layout_of(name)
     if layout is None:
-        return "as it lies"
+        return "as stored"
     own = layout.mode not in ("affine", "mxfp4", "nvfp4")
-    return f"as it lies{' *' if own else ''}"
+    return f"as stored{' *' if own else ''}"
 
 
 def _architectures() -> str:

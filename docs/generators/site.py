@@ -1,10 +1,9 @@
 """Hook of MkDocs: gathers the pages of the site, and generates those of the API reference.
 
-The site has the pages where the repository has them, so that links between them hold: the README
-as the front page, ``docs``, the reports of the committed studies, and each file that a page links
-to. Of an article only the Markdown is in the site, and of a report only the HTML page, because
-MkDocs would write both to the same file. ``make docs`` builds the site, and fails if a link is
-broken.
+The site has the README as the front page, ``docs``, the reports of the committed studies, and each
+file that a page links to. Every page keeps its path in the repository, so that links between pages
+work. An article is in the site as Markdown only, and a report as HTML only, because MkDocs would
+write both forms to the same file. ``make docs`` builds the site, and fails if a link is broken.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def notebook() -> str:
 
 
 def _cell(index: int, source: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell of text (every even one) or of code (every odd one) with what it printed."""
+    """Return a text cell if ``index`` is even, else a code cell with what its code printed."""
     cell: dict[str, Any] = {"id": f"cell{index}", "metadata": {}}
     lines = source.splitlines(keepends=True)
     if index % 2 == 0:

@@ -79,7 +79,7 @@ def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
 
 @intrinsic
 def exp2_scalar(typing_context: Any, x: Any) -> Any:
-    """Return ``2**x`` for ``x <= 0``, identical to the bit to the powers in ``softmax_tile``."""
+    """Return ``2**x`` for ``x <= 0``, with the same bits as the powers in ``softmax_tile``."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)

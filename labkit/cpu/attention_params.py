@@ -79,9 +79,10 @@ def pack(
     softcap: float | None,
     window_skip: bool,
 ) -> NDArray[Any]:
-    """Return a struct of ``PARAMS_DTYPES``. Addresses that differ from layer to layer are 0.
+    """Return a struct of ``PARAMS_DTYPES`` for a batch, without what differs between layers.
 
-    The struct contains the address of ``block_tables``, which must therefore outlive the launch.
+    The addresses of a layer's arrays are 0; the caller sets them. The struct contains the address
+    of ``block_tables``, so the array must outlive the launch.
     None turns ``window`` (a number of keys) or ``softcap`` off.
     """
     values = {

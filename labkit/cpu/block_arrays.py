@@ -50,7 +50,10 @@ class BlockArrays:
         }
         given = {name: (array.dtype, array.shape) for name, array in self.scales.items()}
         if given != wanted or depth % layout.block_steps:
-            raise ValueError(f"a {self.name} matrix {self.shape} must have {wanted}, not {given}")
+            raise ValueError(
+                f"a {self.name} matrix {self.shape} must have the arrays {wanted} and a depth that "
+                f"is a multiple of {layout.block_steps}; it has the arrays {given}"
+            )
 
     @property
     def format(self) -> BlockFormat:
@@ -93,7 +96,7 @@ class BlockArrays:
         return wide
 
     def _values(self, words: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """Return the numbers that the codes in words stand for, before scaling: flat."""
+        """Return the unscaled values of the codes in ``words``, as a flat array."""
         layout = self.format
         bits = np.unpackbits(words.ravel().view(np.uint8), bitorder="little")
         codes = bits.reshape(-1, layout.bits) @ (1 << np.arange(layout.bits, dtype=np.uint8))

@@ -1,16 +1,16 @@
 """The block formats of GGUF: integer codes in groups, with scales of low precision.
 
-Groups of 16 or 32 codes have a scale, in most formats an integer of 4 to 8 bits. Such a scale is
-multiplied by a float16 that 8 or 16 groups share, their *super-block* (in llama.cpp's words). The
-weight of a code is one of
+Each group of 16 or 32 codes has a scale. In most formats the scale is an integer of 4 to 8 bits,
+and 8 or 16 groups form a *super-block* (llama.cpp's term), whose float16 multiplies the scales of
+its groups. A code's weight is one of
 
 - ``scale * code - minimum``, with a minimum made like the scale,
 - ``scale * (code - offset)``,
 - ``scale * table[code]``, with a table of 16 values.
 
 Products of a scale and a code are exact in float32, so every weight is rounded at most once, and
-all orders of evaluation give the same bits. The formats are named like GGUF's types, MLX's
-``nvfp4`` and ``mxfp4`` included (source of their meaning: llama.cpp's ``ggml/src/ggml-quants.c``).
+all orders of evaluation give the same bits. A format has the name of its GGUF type; ``nvfp4`` and
+``mxfp4`` are also modes of MLX. llama.cpp's ``ggml/src/ggml-quants.c`` defines the formats.
 
 The module imports nothing, because the process that plans a study uses it.
 """
@@ -31,7 +31,8 @@ SCALE_DTYPES = {
     "powers": "uint8",
     "float16": "float16",
 }
-# IQ4's table, and the values of OCP's E2M1 doubled (a scale of float16 is halved instead).
+# IQ4's values, and the values of OCP's E2M1, doubled so that they are integers. The scales of E2M1
+# codes are halved to compensate.
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -53,7 +54,7 @@ class BlockFormat:
     minimums
         Whether there is a minimum per group.
     offset
-        What is subtracted from a code.
+        The number that is subtracted from a code.
     table
         The values of codes. Empty: a code is its own value.
     """

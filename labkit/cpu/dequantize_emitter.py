@@ -33,8 +33,8 @@ MANTISSA_BITS = 23  # of a float32
 WORD_ROW_BYTES = SPAN_COLUMNS * WORD_BITS // 8  # bytes of one word of every column
 I8_VECTOR = ir.VectorType(ir.IntType(8), LANES)
 
-# ``step(k, weights, carried)`` emits the use of the vectors of weights at step k along the depth,
-# and returns the next carried values.
+# ``step(k, weights, carried)`` emits code that uses the vectors of weights at step k along the
+# depth, and returns the next carried values.
 Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 
 
@@ -42,9 +42,9 @@ Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 class Record:
     """The place of a record, as LLVM values.
 
-    ``address`` is the record's, ``first_step`` its first step along the depth. ``packs`` is the
-    number of packs in a record. Weights are read for ``vectors`` vectors of columns (an int) from
-    panel ``panel`` of the span on.
+    ``address`` is the record's address, ``first_step`` the index of its first step along the depth,
+    and ``packs`` the number of packs in it. Weights are read for ``vectors`` vectors of columns (an
+    int), from panel ``panel`` of the span on.
     """
 
     address: Any
@@ -219,7 +219,7 @@ class BlockWeightFormat:
         return len(self.layout.super_arrays) * SPAN_COLUMNS * FLOAT16.bytes
 
     def record_size(self, code: Emitter, packs: Any) -> tuple[Any, Any]:
-        """Return the bytes of a record, and its steps, which the format fixes."""
+        """Return a record's bytes and number of steps. Both are constants of the format."""
         runs = self.layout.block_steps // self.layout.run_steps
         return I64(self._super_bytes + runs * self._run_bytes), I64(self.layout.block_steps)
 
@@ -372,10 +372,10 @@ def load_words(code: Emitter, record: Record, pack: Any, count: int) -> list[lis
 def extract(
     code: Emitter, words: list[Any], step: int, bits: int, position: int = 0, *, exact: bool = False
 ) -> Any:
-    """Emit the extraction of the integers of one step from a pack's words.
+    """Emit code that extracts the integers of one step from a pack's words.
 
-    The integers lie at bit ``position`` of the result. With ``exact``, all other bits are 0, else
-    only those above.
+    Each integer starts at bit ``position`` of its lane. With ``exact``, all other bits of the lane
+    are 0; otherwise only the bits above the integer are 0.
     """
     build = code.builder
     word, low = divmod(step * bits, WORD_BITS)

@@ -28,7 +28,7 @@ LAUNCH = np.dtype(
 SUMMARY = np.dtype(
     [
         ("expected_stamp", np.int64),  # of ``launch``
-        ("launch", np.int64),  # index of the first launch with a wrong stamp, or of the first one
+        ("launch", np.int64),  # index of the first launch with a wrong stamp, else of the first one
         ("stamp_error", np.int64),  # actual minus expected stamp of ``launch``, modulo 2**32
         # Sums of the launches' counters, accumulated over steps until the host resets them.
         ("iterations", np.int64),

@@ -43,7 +43,7 @@ class ElementType:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of a KV pool's row, which is one vector."""
+        """Bytes of a block in a row of a KV pool. A block is one vector."""
         return self.vector_bytes
 
     def load_vector(self, code: Emitter, row: Any, block: Any, _vector: int) -> Any:

@@ -140,7 +140,7 @@ def verify(element: str, bits: int, group_size: int) -> None:
     Raises
     ------
     Int8MismatchError
-        They have not. The message names the first wrong element.
+        The bits differ. The message names the first wrong element.
     """
     mismatch = find_mismatch(
         int8_functions(element, bits, group_size), check_matrix(element, bits, group_size)

@@ -39,13 +39,17 @@ def group_bytes(name: str) -> int:
 
 
 def row_bytes(name: str, head_dim: int) -> int:
-    """Return the bytes of one head's key or value. ``ValueError``: its size does not fit."""
+    """Return the bytes of one head's key or value.
+
+    Raises ``ValueError`` if the type is quantised and ``head_dim`` is not a multiple of
+    ``KV_GROUP``.
+    """
     if name not in QUANTIZED_BITS:
         return ITEM_BYTES[name] * head_dim
     if head_dim % KV_GROUP:
         raise ValueError(
-            f"{name} keys and values are quantised in groups of {KV_GROUP}, and a head of "
-            f"{head_dim} does not consist of such groups; set engine.kv.dtype=float16"
+            f"{name} keys and values are quantised in groups of {KV_GROUP}, but the head dimension "
+            f"{head_dim} is not a multiple of {KV_GROUP}; set engine.kv.dtype=float16"
         )
     return head_dim // KV_GROUP * group_bytes(name)
 
@@ -70,7 +74,9 @@ def pool_dtype_name(array: NDArray[Any]) -> str:
         The array has another dtype, which KV pools do not support.
     """
     if array.dtype not in _POOL_NAMES:
-        raise ValueError(f"a KV pool holds {', '.join(POOL_DTYPES)}, not {array.dtype}")
+        raise ValueError(
+            f"a KV pool has the dtype {array.dtype}; must be one of: {', '.join(POOL_DTYPES)}"
+        )
     return _POOL_NAMES[array.dtype]
 
 

@@ -1,9 +1,9 @@
 """Keys and values quantised to 8 or 4 bits: the layout in KV pools, and the reference in NumPy.
 
 A group of ``KV_GROUP`` adjacent elements of a head has a scale and a bias. The numbers are those of
-``mlx.core.quantize``, which mlx_lm's QuantizedKVCache calls: the element of the group with the
-larger magnitude of the smallest and the largest one is represented exactly, and the others are
-``scale * integer + bias`` to the nearest integer. In a pool, a group consists of::
+``mlx.core.quantize``, which mlx_lm's QuantizedKVCache calls. Of the group's minimum and maximum,
+the one with the larger magnitude is represented exactly. Every other element is represented by the
+integer for which ``scale * integer + bias`` is nearest. In a pool, a group consists of::
 
     int8    scale, bias (float32), then 64 bytes
     int4    scale, bias (float32), then 32 bytes, each with two elements: byte ``i`` of the first 16

@@ -1,9 +1,8 @@
 """Weight matrices in low precision: half-precision numbers, or packed integers in groups.
 
-All kinds of matrix can write themselves into spans, the layout that ``low_precision_matmul`` reads
-and that its docstring shows. Spans contain the model's bytes in another order: the elements of a
-vector register belong to adjacent columns of the product (rows of the matrix) at the same step
-along the depth K.
+Every class here can write its matrix as spans, the memory layout of ``low_precision_matmul`` (see
+its docstring). Spans contain the model's bytes in another order: the elements of a vector register
+belong to adjacent columns of the product (rows of the matrix) at the same step along the depth K.
 """
 
 from __future__ import annotations

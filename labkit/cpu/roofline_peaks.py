@@ -1,6 +1,6 @@
 """The peak rates of this machine, by which roofline results are divided.
 
-The first processes of a kernel workload on the CPU measure the peaks after all other measurements.
+In a kernel workload on the CPU, the first processes measure the peaks after everything else.
 A numba kernel reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices,
 both on all of the arm's threads. The best of a few repeats is the peak.
 """

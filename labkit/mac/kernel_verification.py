@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(result.table_row, file=table, flush=True)
             print(result.table_row, flush=True)
             num_wrong += not result.is_right
-    print(f"{num_wrong} cases are wrong or missing" if num_wrong else "all cases are right")
+    print(f"cases wrong or missing: {num_wrong}" if num_wrong else "all cases are right")
     return 1 if num_wrong else 0
 
 

@@ -61,8 +61,8 @@ class StepOutcome:
 def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
     """Return the steps for a Mac with ``memory_bytes`` of RAM, whose studies go to ``folder``.
 
-    The article's largest case has 4 GiB of keys and values in float16. It is measured if that is
-    at most a sixth of the RAM.
+    The largest case of ``ablation=seq_map`` has 4 GiB of keys and values in float16. It is measured
+    if that is at most a sixth of the RAM.
     """
     pool_limit = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
     kernels = ("engine=paged", ON_METAL, HALF_KERNELS, pool_limit)
@@ -97,7 +97,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
             *("engine=paged", ON_METAL, *EXACT_FLOAT32, "workload=uniform_4", "design=quick"),
             *("ablation.claims.identity=tokens", f"+ablation.arms.reference={REFERENCE_ARM}"),
         ),
-        study("seq_map", "the article's question, in float16", *kernels, "ablation=seq_map"),
+        study("seq_map", "seq_map against binary search, in float16", *kernels, "ablation=seq_map"),
         study(
             "decode",
             "sharing of loads, split keys, resolvers and block sizes in decode attention",

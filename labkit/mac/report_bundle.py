@@ -70,7 +70,7 @@ def _longest_first(pair: tuple[str, str]) -> int:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return facts on the machine, its current state and its GPU, as JSON types."""
+    """Return facts about the machine, its current state and its GPU, as JSON types."""
     import mlx.core as mx
 
     return {
@@ -162,4 +162,4 @@ def _study_lines(folder: Path) -> list[str]:
         parts += [f"{cell['blocks']} blocks, {cell['failures']} failed runs; gates: {gates}.", ""]
     for table in sorted((folder / "tables").glob("*.md")):
         parts += [f"`{table.stem}`", "", table.read_text(encoding="utf-8")]
-    return [*parts, f"All of it: `{folder.name}/report.html`.", ""]
+    return [*parts, f"The full report: `{folder.name}/report.html`.", ""]

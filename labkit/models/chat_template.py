@@ -41,7 +41,7 @@ OPTIONAL_FIELDS = {"name": "names", "tool_calls": "tool calls"}
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """The end of a prompt, and values for the variables that a template defines itself.
+    """How a prompt ends, and values for the variables that a template defines itself.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class ChatTemplate:
     ) -> str | None:
         try:
             return self._render(messages, tools, options)
-        except ConfigError:  # the template needs what was left out
+        except ConfigError:  # the template fails without the removed field
             return None
 
     def _render(self, messages: Sequence[Message], tools: Tools, options: RenderOptions) -> str:

@@ -30,7 +30,7 @@ def write(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write arrays to a file for MLX. uint16 is written as bfloat16."""
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     end = 0
-    # Large elements first, so that every tensor is aligned to its elements.
+    # Tensors with larger elements come first, so that each is aligned to its element size.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
     for name, array in ordered:
         start, end = end, end + array.nbytes

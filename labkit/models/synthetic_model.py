@@ -46,7 +46,7 @@ class ModelRecipe:
         """The digest of all inputs and library versions (16 hex digits), for the cache."""
         inputs = {
             "recipe": RECIPE_VERSION,
-            # An option that is null has no part in the recipe, so that new ones change no key.
+            # Null options are left out, so that adding an option keeps the keys of other models.
             "shape": {k: v for k, v in to_plain(self.shape).items() if v is not None},
             "seed": self.seed,
             "texts": self.texts,
@@ -101,7 +101,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _hybrid_config(shape: ModelShape) -> dict[str, Any]:
-    """Return the keys of a qwen3_next model that a qwen3 model lacks or has otherwise."""
+    """Return the entries of config.json in which qwen3_next differs from qwen3."""
     return {
         "architectures": ["Qwen3NextForCausalLM"],
         "model_type": "qwen3_next",

@@ -75,7 +75,7 @@ def num_weights(shape: ModelShape) -> int:
 
 
 def num_unused_weights(shape: ModelShape) -> int:
-    """Return how many weights a token is not multiplied by: embedding and unused experts."""
+    """Return the number of weights that a token's products skip: embedding and unused experts."""
     unused = shape.vocab_size * shape.hidden_size
     if shape.num_experts is not None:
         expert = 3 * shape.hidden_size * shape.intermediate_size
@@ -98,7 +98,7 @@ def convolved_width(shape: ModelShape) -> int:
 
 
 def vectors(shape: ModelShape) -> dict[str, int]:
-    """Return the length of each weight vector of a norm by name, without ``.weight``."""
+    """Return the length of every norm's weight vector by name, without ``.weight``."""
     hidden = shape.hidden_size
     sizes = {"model.norm": hidden}
     for index in range(shape.num_layers):
@@ -115,6 +115,6 @@ def vectors(shape: ModelShape) -> dict[str, int]:
 
 
 def state_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a request's recurrent states in all layers, which are float32."""
+    """Return the bytes of a request's recurrent states (float32) in all layers."""
     convolution = (CONV_KERNEL - 1) * convolved_width(shape)
     return 4 * _num_recurrent(shape) * (convolution + shape.num_heads * shape.head_dim**2)

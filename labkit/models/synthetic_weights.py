@@ -19,7 +19,7 @@ from labkit.models import synthetic_shapes
 
 QK_GAIN = 2.0  # weight of q_norm and k_norm: attention logits get a standard deviation of 4
 LOGIT_SCALE = 3.0  # standard deviation of the logits
-# Rates at which the heads of a recurrent layer forget, about the reciprocal of a number of tokens.
+# Rates at which the heads of a recurrent layer forget: at rate r a head remembers about 1/r tokens.
 SLOWEST, FASTEST = 0.02, 2.0
 
 
@@ -33,7 +33,7 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
         elif name == "lm_head":
             deviation *= LOGIT_SCALE
         elif shape.kv_lora_rank is not None and name.endswith(".q_proj"):
-            deviation *= QK_GAIN**2  # latents have no norms of queries and keys
+            deviation *= QK_GAIN**2  # latent attention has no norms of queries and keys
         weights[f"{name}.weight"] = _draw_matrix(name, size, deviation, seed)
     for name, length in synthetic_shapes.vectors(shape).items():
         gain = QK_GAIN if name.endswith(("q_norm", "k_norm")) else 1.0

@@ -25,7 +25,7 @@ class RequestTimestamps:
     """Times of an engine request's events (seconds, monotonic clock), and its token count.
 
     ``admitted`` is the start of the step in which the request started running. ``first`` and
-    ``last`` are the times of its first and latest token. None: not yet.
+    ``last`` are the times of its first and latest token. A time is None until its event happens.
     """
 
     arrived: float
@@ -64,7 +64,8 @@ class Generation:
     whether the engine must still abort the request, and the reason (stop, length or abort).
 
     ``single_call_parser`` returns a parser that ends a choice after its first tool call, or None if
-    calls do not end a choice. ``prompt_only``: the only token that the engine generates is dropped.
+    calls do not end a choice. ``prompt_only``: the client wants only the prompt's log
+    probabilities, so the one token that the engine generates is dropped.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Generation:
             text, reason = processor.advance(event)
             if self._has_single_call(index, text):
                 reason = "stop"
-        except Exception as error:  # from the tokenizer's library; the other requests must go on
+        except Exception as error:  # the tokenizers library failed; other requests must go on
             self.fail(internal_error(error))
             return
         if reason is not None:
@@ -129,7 +130,7 @@ class Generation:
         )
 
     def _has_single_call(self, index: int, text: str) -> bool:
-        """Return whether a choice's next text completes the only call that it may have."""
+        """Return whether ``text`` completes the one tool call that the choice may have."""
         parser = self._parsers[index]
         if parser is None:
             return False

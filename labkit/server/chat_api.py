@@ -104,7 +104,7 @@ def _render_options(request: ChatRequest, messages: Sequence[Message]) -> Render
         continues = is_text and request.add_generation_prompt is None
     if continues and not is_text:
         raise invalid(
-            "continue_final_message=true: the last message must be a text of the assistant",
+            "continue_final_message=true: the last message must be the assistant's and have text",
             "continue_final_message",
         )
     begins_message = request.add_generation_prompt
@@ -175,8 +175,9 @@ def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]
     Raises
     ------
     ApiError
-        A message has no content, a message of another role has what only the assistant's or a
-        tool's may have, or a call's arguments are not a JSON object.
+        A message has no content, ``tool_calls`` is set in a message that is not the assistant's,
+        ``tool_call_id`` is set in a message that is not a tool's, or the arguments of a call are
+        not a JSON object.
     """
     return [
         _template_message(message, f"messages[{index}]") for index, message in enumerate(messages)
@@ -186,15 +187,15 @@ def to_template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     """Return a message as a dict. ``path`` names it in error messages."""
     if message.tool_calls and message.role != "assistant":
-        raise invalid(f"{path}.tool_calls: only the assistant calls tools", "messages")
+        raise invalid(f"{path}.tool_calls: only an assistant message may have it", "messages")
     if message.tool_call_id and message.role != "tool":
-        raise invalid(f"{path}.tool_call_id: only a message of a tool has one", "messages")
+        raise invalid(f"{path}.tool_call_id: only a tool message may have it", "messages")
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     if content is None:
         if message.role != "assistant":
-            raise invalid(f"{path}: a message of the {message.role} needs content", "messages")
+            raise invalid(f"{path}: a message with role={message.role} needs content", "messages")
         content = message.refusal or ""
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": content}

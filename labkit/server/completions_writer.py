@@ -176,7 +176,8 @@ def top_by_text(
 ) -> dict[str, float]:
     """Return the log probabilities of the likeliest tokens and of ``token``, by the tokens' texts.
 
-    Of several tokens with the same text, such as incomplete characters, the likeliest counts.
+    If several tokens have the same text, for example parts of a character, the text maps to the
+    likeliest one's log probability.
     """
     top: dict[str, float] = {}
     for other, value in (*logprobs.top, (token, logprobs.token)):

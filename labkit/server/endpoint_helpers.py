@@ -61,7 +61,7 @@ def to_params(
     ApiError
         A parameter is invalid.
     """
-    stop = sampling.stop or ()  # an empty text stops nothing
+    stop = sampling.stop or ()  # an empty stop string is ignored
     try:
         return SamplingParams(
             temperature=1.0 if sampling.temperature is None else sampling.temperature,
@@ -112,9 +112,9 @@ def check_free_length(sampling: Sampling, other: str) -> None:
 
 
 def min_output(sampling: Sampling, max_tokens: int | None) -> int:
-    """Return the number of output tokens that the client relies on.
+    """Return the number of output tokens that must fit into the context after the prompt.
 
-    With ``ignore_eos`` a client relies on all of ``max_tokens``, the maximum that it requested.
+    It is ``min_tokens`` or, with ``ignore_eos``, ``max_tokens``: the output cannot end earlier.
     """
     return max(sampling.min_tokens or 0, (max_tokens or 0) if sampling.ignore_eos else 0)
 
@@ -127,7 +127,7 @@ def min_tokens_constraint(
     Raises
     ------
     ApiError
-        ``min_tokens`` exceeds ``max_tokens``, or a stop text could end the output earlier.
+        ``min_tokens`` exceeds ``max_tokens``, or a stop string could end the output earlier.
     """
     min_tokens = sampling.min_tokens or 0
     if min_tokens > max_tokens:

@@ -169,7 +169,7 @@ class EngineThread:
 
 
 def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
-    """Generate tokens to compile kernels and touch memory: for 1 request, then ``num_requests``.
+    """Generate tokens, to compile kernels and touch memory: for 1 request, then ``num_requests``.
 
     The engine's cache and counters are reset afterwards.
 

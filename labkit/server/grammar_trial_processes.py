@@ -24,7 +24,7 @@ from labkit.server.grammar_trial_worker import OUT_OF_MEMORY
 
 MAX_PROCESSES = 2
 MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
-WAIT_S = 10.0  # for a process, while all of them try other grammars
+WAIT_S = 10.0  # for a free process, while all of them try other grammars
 START_S = 60.0  # for a process to import llguidance and read the tokenizer
 RETRY_AFTER_S = 5
 
@@ -126,7 +126,7 @@ class GrammarProcesses:
 class GrammarProcess:
     """A process that tries one grammar at a time (:mod:`labkit.server.grammar_trial_worker`).
 
-    ``is_idle``: whether the process runs and has answered every grammar.
+    ``is_idle``: whether the process runs and no grammar waits for its answer.
     """
 
     def __init__(self, options: TrialOptions) -> None:

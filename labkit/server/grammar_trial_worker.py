@@ -33,8 +33,8 @@ from labkit.server.grammar_compiler import (
 OUT_OF_MEMORY = 3  # exit code
 NICENESS = 5  # running requests go first
 POLL_S = 0.01
-# A grammar may compile although it fails after the first tokens, or has masks so slow that they
-# would delay every step of the engine.
+# Tokens to generate. Compiling is not enough: a grammar may fail after the first tokens, or its
+# masks may be so slow that they would delay every step of the engine.
 NUM_TOKENS = 4
 MAX_MASK_CPU_S = 0.01
 

@@ -95,7 +95,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse a request again without the headers that offer an upgrade, then its body.
 
-        The parser takes what follows such a head for data of the other protocol.
+        With these headers, httptools treats the rest of the data as another protocol's.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -169,9 +169,10 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open for a response that is not complete.
+        """Return True if the connection must stay open, to finish a response.
 
-        A client that has gone away looks the same, so the connection is probed.
+        A client that only closes its sending half and a client that has disconnected both send
+        EOF, so the connection is probed.
         """
         self._sent_all = True
         if not self._is_answering or self.cycle.more_body:
@@ -200,7 +201,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._receive_timer = None
 
     def _receive_timed_out(self) -> None:
-        """Refuse the request that is not complete, unless an earlier one is being answered."""
+        """Refuse the incomplete request, unless an earlier request is still being answered."""
         self._receive_timer = None
         if self.transport.is_closing():
             return

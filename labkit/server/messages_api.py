@@ -145,15 +145,15 @@ def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
     Raises
     ------
     ApiError
-        A message of the user calls a tool, a message of the assistant has a tool's result, or a
-        result belongs to no earlier call.
+        A user message contains a tool call, an assistant message contains a tool result, or a
+        result's id matches no earlier call.
     """
     content, is_user = message.content, message.role == "user"
     blocks = [TextParam(text=content)] if isinstance(content, str) else content
     if any(isinstance(block, ToolUseParam if is_user else ToolResultParam) for block in blocks):
         kind = "tool_use" if is_user else "tool_result"
         raise invalid(
-            f"messages: a message of the {message.role} must not have {kind} blocks", "messages"
+            f"messages: a message with role={message.role} must not have {kind} blocks", "messages"
         )
     texts = [block for block in blocks if isinstance(block, TextParam)]
     if is_user and len(texts) < len(blocks):

@@ -47,8 +47,8 @@ PART_LISTS = ("content", "tool_calls")
 def without_neutral_values(request: Any, known: Collection[str]) -> Any:
     """Return a decoded request without null fields and without unknown fields at neutral values.
 
-    Messages, their parts, their tool calls and tools are cleaned too, but not what belongs to the
-    user, such as a JSON schema. ``known`` has the names of the request's fields.
+    Messages, message parts, tool calls and tools are cleaned in the same way. Values that a user
+    defines, such as JSON schemas, are not changed. ``known`` has the names of the request's fields.
     """
     if not isinstance(request, dict):
         return request

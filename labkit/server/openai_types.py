@@ -221,8 +221,8 @@ class TextLogprobs(Struct, frozen=True):
 class PromptLogprob(Struct, frozen=True):
     """A token's log-probability at a position of the prompt, as in vLLM's ``prompt_logprobs``.
 
-    ``rank`` is 1 for the likeliest token. It is null for a prompt token that is not one of the
-    likeliest that the request asked for.
+    ``rank`` is 1 for the likeliest token. It is null if the prompt token is not among the top
+    tokens that the request asked for.
     """
 
     logprob: float

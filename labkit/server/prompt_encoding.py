@@ -131,10 +131,10 @@ def resolve_max_tokens(
     param
         The request's field that contains the prompt, for error messages.
     default
-        The maximum if the client requested none. None: what the context and the server's limit
-        leave.
+        The maximum if the client requested none. None: as many tokens as the context and the
+        server's limit allow.
     min_tokens
-        The number of tokens that the client relies on.
+        The number of output tokens that must fit into the context after the prompt.
 
     Raises
     ------

@@ -66,8 +66,9 @@ def to_objects(
 ) -> PromptLogprobObjects | UnsetType:
     """Return vLLM's ``prompt_logprobs``, or UNSET if the request asks for none (``top`` is None).
 
-    The other parameters are those of ``by_token``. Every position is already encoded, because
-    encoding all of them at once would hold the GIL, and with it the event loop, for 0.3 s.
+    The other parameters are those of ``by_token``. Each position is encoded to JSON by itself,
+    because encoding all positions in one call would hold the GIL and block the event loop for
+    0.3 s.
     """
     if top is None:
         return UNSET

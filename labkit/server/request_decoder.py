@@ -14,7 +14,7 @@ from labkit.server.api_error import ApiError, invalid
 from labkit.server.neutral_values import REQUEST_VALUES, without_neutral_values
 
 T = TypeVar("T", bound=msgspec.Struct)
-FUNCTION_TYPES = ("function", "custom")  # of tools; the second in the Messages API
+FUNCTION_TYPES = ("function", "custom")  # a tool's type; the Messages API has "custom"
 MAX_VALUE_CHARACTERS = 100  # of an invalid value that a message repeats
 
 
@@ -45,7 +45,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _check_tool_types(request: Any) -> None:
-    """Raise ``ApiError`` if a request's tools are not only functions, whatever their fields are."""
+    """Raise ``ApiError`` if a tool of the request is not a function."""
     tools = request.get("tools") if isinstance(request, dict) else None
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None

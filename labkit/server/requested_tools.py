@@ -27,7 +27,7 @@ class RequestedTools:
     definitions
         The functions as the chat template takes them, in the form of OpenAI's ``tools``.
     required
-        The functions of which the model must call one. Empty: it may also answer with text.
+        The model must call one of these functions. Empty: it may also answer with text.
     single_call
         Whether the output ends after the first call.
     """
@@ -44,7 +44,7 @@ class RequestedTools:
         return ToolCallParser(self.call_format, self.definitions, single_call=self.single_call)
 
     def single_call_parser(self) -> ToolCallParser | None:
-        """Return a parser that ends after a choice's first call, or None if calls end nothing."""
+        """Return a parser that ends after a choice's first call, or None if calls end no choice."""
         return self.parser() if self.single_call else None
 
     async def grammar(self, service: Service) -> GrammarConstraint | None:
@@ -67,7 +67,10 @@ class RequestedTools:
         return await service.grammars.from_lark(grammar, "tools")
 
     def check_text_format(self, field: str) -> None:
-        """Raise ``ApiError`` if the model may call functions: ``field`` sets a text format."""
+        """Raise ``ApiError`` if the model may call functions, which a text format rules out.
+
+        ``field`` is the request's field that sets the text format.
+        """
         if self.call_format is not None:
             raise invalid(
                 f"{field} cannot be combined with tools, unless tool_choice is none", field

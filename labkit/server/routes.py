@@ -179,8 +179,8 @@ class Routes:
     async def check_post(self, request: Request) -> None:
         """Check the key, and raise ``ApiError`` (415) if a web page posts anything but JSON.
 
-        A browser asks the server before a page of another origin may post JSON, but lets any page
-        post a text or a form.
+        Browsers ask the server before they let a page of another origin post JSON. They let any
+        page post text or a form without asking.
         """
         await self.check_key(request)
         if all(name != b"origin" for name, _ in request.scope["headers"]):

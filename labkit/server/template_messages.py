@@ -51,8 +51,8 @@ class TemplateMessages:
         name = self._function_names.get(call_id)
         if name is None:
             raise invalid(
-                f"{self._param}: a tool result has the id of no earlier tool call; send the call "
-                "before it",
+                f"{self._param}: a tool result's id matches no earlier tool call; send the call "
+                "before its result",
                 self._param,
             )
         self.messages.append(

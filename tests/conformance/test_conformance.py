@@ -187,7 +187,7 @@ def test_a_class_that_lacks_a_method_is_named(tmp_path, monkeypatch, capsys):
         ("no_such_module:X", "no module 'no_such_module' on the Python path"),
         ("labkit.check:X", "the module labkit.check has no X"),
         ("labkit.check", "must be package.module:Class"),
-        ("labkit.check:main", "it has the methods of no kind"),
+        ("labkit.check:main", "its methods fit none of the known kinds"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(path, reason, capsys):

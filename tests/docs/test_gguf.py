@@ -11,8 +11,8 @@ def test_the_page_is_that_of_the_code():
 def test_the_page_has_every_type_once():
     lines = gguf.page().splitlines()
     for name, reading in (
-        ("Q4_K", "as it lies *"),
-        ("Q8_0", "as it lies"),
+        ("Q4_K", "as stored *"),
+        ("Q8_0", "as stored"),
         ("IQ2_S", "widened to"),
     ):
         (line,) = [line for line in lines if line.startswith(f"| {name} |")]

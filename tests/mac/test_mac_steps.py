@@ -202,7 +202,7 @@ def test_wrong_and_failing_outputs_are_reported(tmp_path, monkeypatch, capsys):
     words = [line.split(" | ")[-1] for line in table.read_text().splitlines()[2:]]
     died = "RuntimeError: the kernel died \\| here |"
     assert words == ["right |", "WRONG |", "right |", died, died, died]
-    assert "4 cases are wrong or missing" in capsys.readouterr().out
+    assert "cases wrong or missing: 4" in capsys.readouterr().out
 
 
 def test_a_case_too_large_is_left_out_and_a_mistake_is_one_line(tmp_path, capsys):

@@ -329,7 +329,7 @@ OUTPUT_CONFIG = {"format": {"type": "json_schema", "schema": SCHEMA}}
         (MESSAGES, {"tool_choice": {"type": "tool", "name": "x"}}, "no function 'x'"),
         (MESSAGES, {"output_config": OUTPUT_CONFIG}, "output_config.format cannot be combined"),
         (RESPONSES, {"text": {"format": SCHEMA_FORMAT}}, "text.format cannot be combined"),
-        (RESPONSES, {"input": [USER, OUTPUT]}, "the id of no earlier tool call"),
+        (RESPONSES, {"input": [USER, OUTPUT]}, "id matches no earlier tool call"),
         (RESPONSES, {"input": [USER, CALL]}, "not a JSON object"),
         (MESSAGES, {"messages": [{"role": "user", "content": [RESULT]}]}, "no earlier tool call"),
         (MESSAGES, {"messages": [{"role": "user", "content": [USE]}]}, "must not have tool_use"),

@@ -26,7 +26,7 @@ def outdated() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check the pages. Exit codes: 0; 1 if a page is out of date; 2 for a wrong word."""
+    """Write or check the pages. Exit codes: 0; 1 if a page is out of date; 2 for a bad argument."""
     if list(arguments) not in ([], ["--check"]):
         print(USAGE, file=sys.stderr)
         return 2

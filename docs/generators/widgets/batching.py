@@ -51,7 +51,7 @@ class Step:
     Parameters
     ----------
     computed
-        By request: the number of tokens, negative for a prefill chunk.
+        The number of tokens by request, negative for a prefill chunk.
     idle
         The running requests without tokens in the step.
     finished
@@ -61,7 +61,8 @@ class Step:
     padding
         Tokens computed for no request.
     held, used
-        KV memory during the step, and its part with computed tokens of running requests.
+        The KV memory reserved during the step, and how much of it holds computed tokens of running
+        requests.
     """
 
     computed: dict[int, int]
@@ -96,7 +97,7 @@ def serve(lane: str, requests: Sequence[Length], max_num_seqs: int, kv_tokens: i
 
 
 class _Scheduler(Scheduler):
-    """A scheduler that notes whom it preempts."""
+    """A scheduler that records the requests it preempts."""
 
     def __init__(self, options: config.Scheduler, cache: KVCacheManager) -> None:
         super().__init__(options, cache, frozenset())

@@ -22,11 +22,11 @@ POLICIES = (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)
 
 
 class MemoryOutcome(Enum):
-    """What becomes of an engine that uses its whole budget: an estimate from three sizes.
+    """The estimated outcome if an engine uses its whole budget.
 
-    fits: it uses neither more than is free nor more than Metal's working set. slows: more than
-    one of them, but not more than RAM, so that macOS compresses or swaps memory and may evict GPU
-    buffers, which is slow and can end in a crash. dies: more than RAM.
+    fits: the engine needs at most the free memory and at most Metal's working set. slows: it needs
+    more than one of these, but at most the RAM. macOS then compresses or swaps memory and may evict
+    GPU buffers, which is slow and can end in a crash. dies: it needs more than the RAM.
 
     Sources: "vllm-metal vs mlx_lm: Contiguous vs Paged Varlen KV Cache" (20 May 2026), the case
     study; "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026).

@@ -46,7 +46,7 @@ def shapes() -> dict[str, config.ModelShape]:
 
 
 def footprints() -> dict[str, ModelFootprint]:
-    """Return each model's sizes with weights, keys and values of 16 bits, and a head of its own."""
+    """Return each model's sizes, with weights, keys and values in 16 bits and an untied head."""
     return {
         name: model_footprint.from_shape(shape, name, DTYPE) for name, shape in shapes().items()
     }

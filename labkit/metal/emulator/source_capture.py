@@ -54,13 +54,13 @@ def capture_kernel(call: KernelCall) -> CapturedKernel:
     primitives = [event for event in events if event.get("type") == "primitive"]
     kernels = [event for event in primitives if event.get("name") == "CustomKernel"]
     if len(kernels) != 1:
-        raise _unknown_form(f"the export of one kernel has {len(kernels)}")
+        raise _unknown_form(f"the export of one kernel contains {len(kernels)} kernels")
     return _parse(kernels[0].get("arguments"))
 
 
 def _parse(arguments: Any) -> CapturedKernel:
     if not isinstance(arguments, list | tuple) or len(arguments) < 8:
-        raise _unknown_form("the tuple is shorter")
+        raise _unknown_form("the arguments are not a tuple of 8 or more items")
     name, text, *sizes = arguments[:8]
     if not isinstance(name, str) or not isinstance(text, str) or f"void {name}(" not in text:
         raise _unknown_form("name and text are not the first two items")

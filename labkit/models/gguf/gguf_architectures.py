@@ -20,9 +20,9 @@ MAX_LAYERS = 1024
 class TargetParameter:
     """The mlx_lm parameter that a tensor is converted to.
 
-    ``name``: the parameter's name. ``path``: the name of its layer. ``shape``: that of the tensor
-    in the file. ``interleaved_heads``: the number of heads if the tensor's rows are ordered for
-    RoPE over neighbouring pairs, else None. ``minus_one``: see ``TensorRule``.
+    ``name``: the parameter's name. ``path``: the name of the parameter's layer. ``shape``: the
+    tensor's shape in the file. ``interleaved_heads``: the number of heads if the tensor's rows are
+    ordered for RoPE over neighbouring pairs, else None. ``minus_one``: see ``TensorRule``.
     """
 
     tensor: str
@@ -35,7 +35,7 @@ class TargetParameter:
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """The sizes of a model. Those of experts are 0 in a dense model.
+    """The sizes of a model. A dense model has 0 for the sizes of experts.
 
     ``rotated``: the dimensions of a head that RoPE rotates. ``window``: the sliding window in
     tokens, 0 without one. ``context``: the trained context in tokens.
@@ -57,7 +57,7 @@ class Dimensions:
     shared_inner: int
 
     def size_of(self, name: str) -> int:
-        """Return the size of a dimension that ``gguf_tensor_names`` names."""
+        """Return a dimension's size. ``name`` is a name from ``TensorRule.shape``."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "hidden": self.hidden,
@@ -81,13 +81,15 @@ class GGUFArchitecture:
     Parameters
     ----------
     name
-        The architecture in GGUF.
+        The architecture's name in GGUF.
     model_type
-        The class of mlx_lm.
+        The name of mlx_lm's class, as in config.json.
     sizes
         The model's dimensions.
-    epsilon, theta, rope_scaling
-        Of RMS norms, and of RoPE: the base and ``rope_scaling`` of config.json.
+    epsilon
+        The epsilon of RMS norms.
+    theta, rope_scaling
+        The base of RoPE's frequencies, and ``rope_scaling`` of config.json.
     tied
         Whether the file has no output matrix, so that the embedding is used instead.
     biases
@@ -114,7 +116,8 @@ class GGUFArchitecture:
     def targets(self) -> Iterator[TargetParameter]:
         """Yield the mlx_lm parameters of the tensors that the file may have.
 
-        A tensor has two parameters where mlx_lm's class has no tied output.
+        The embedding tensor is yielded twice if the file has no output matrix and mlx_lm's class
+        cannot use the embedding as output.
         """
         traits, sizes = TRAITS[self.model_type], self.sizes
         table = (sizes.vocab, sizes.hidden)
@@ -147,7 +150,7 @@ class GGUFArchitecture:
                 )
 
     def rules(self) -> list[TensorRule]:
-        """Return the rules of a layer's tensors, without the optional ones that the file lacks."""
+        """Return the rules of a layer's tensors, without optional groups that the file lacks."""
         return [
             rule
             for rule in LAYER_RULES[self.model_type]
@@ -208,7 +211,11 @@ def _qwen_moe(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
 
 
 def _gemma_scale(sizes: Dimensions, layers_of_27b: int) -> dict[str, Any]:
-    """Return the scale of attention, which no key has: only the models of 27B have another."""
+    """Return the setting of attention's scale, for which GGUF has no key.
+
+    The scale depends on ``head_dim``, except in the 27B models, which are recognised by their
+    number of layers.
+    """
     of_27b = sizes.layers == layers_of_27b
     return {"query_pre_attn_scalar": sizes.hidden // sizes.heads if of_27b else sizes.head_dim}
 
@@ -224,7 +231,7 @@ def _gemma2(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
 def _gemma3(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
     if file.number(f"{name}.final_logit_softcapping", 0.0) != 0:
         raise GGUFError(
-            f"{name}.final_logit_softcapping is set, which mlx_lm's class does not have"
+            f"{name}.final_logit_softcapping is set; mlx_lm's class does not have this option"
         )
     every = file.count(f"{name}.attention.sliding_window_pattern", 6)
     return {
@@ -257,7 +264,7 @@ def _glm4(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
 
 
 def _alternating(every: int) -> Settings:
-    """Return the settings of windows in all layers but each ``every``-th."""
+    """Return the settings of a model with a sliding window in all but every ``every``-th layer."""
 
     def settings(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
         key = f"{name}.attention.sliding_window_pattern"
@@ -291,10 +298,10 @@ class ClassTraits:
     whether mlx_lm accepts a head dimension other than hidden size divided by heads. ``can_tie``:
     whether the class may use the embedding as output. ``norms_minus_one``: see ``TensorRule``.
     ``partial``: whether RoPE may rotate a part of a head. ``scaling``: the types of RoPE scaling
-    that the class computes. ``windows``: what a sliding window becomes: ``layers`` (a setting of
-    the class), ``context`` (the context ends with the window, for mlx_lm has no window there) or
-    ``ignored`` (as llama.cpp does for these models). ``settings``: the class's own keys of
-    config.json.
+    that the class computes. ``windows``: how a file's sliding window is converted: ``layers`` (to a
+    setting of the class), ``context`` (mlx_lm's class has no window, so the context is cut to the
+    window) or ``ignored`` (llama.cpp ignores it for these models too). ``settings``: the class's
+    own keys of config.json.
     """
 
     interleaved: bool = False
@@ -337,8 +344,8 @@ TRAITS = {
         can_tie=False, scaling=ALL_SCALINGS, windows="layers", settings=_gpt_oss
     ),
 }
-# The class of mlx_lm by the architecture's name in GGUF. Files of llama with experts are mixtral's,
-# and files of olmo2 with a sliding window are olmo3's.
+# The name of mlx_lm's class by the architecture's name in GGUF. Two exceptions: a llama file with
+# experts is a mixtral model, and an olmo2 file with a sliding window is an olmo3 model.
 MODEL_TYPES = {
     "llama": "llama",
     "mistral": "llama",
@@ -439,7 +446,7 @@ def _read_dimensions(file: GGUFFile, name: str) -> Dimensions:
 
 
 def _biases(file: GGUFFile, model_type: str) -> frozenset[str]:
-    """Return the optional biases of which the file has at least one."""
+    """Return the kinds of optional biases (``TensorRule.optional``) that the file has."""
     return frozenset(
         rule.optional
         for rule in LAYER_RULES[model_type]
@@ -473,8 +480,8 @@ def _check_dimensions(file: GGUFFile, name: str, model_type: str, a: Dimensions)
     has_experts = any("experts" in rule.shape for rule in LAYER_RULES[model_type])
     if bool(a.experts) != has_experts or not bool(a.experts) <= a.used_experts <= a.experts:
         raise GGUFError(
-            f"{name}.expert_count is {a.experts}, of which {a.used_experts} are used; "
-            f"mlx_lm's {model_type} has {'' if has_experts else 'no '}experts"
+            f"{name}.expert_count is {a.experts}, of which {a.used_experts} are used; mlx_lm's "
+            f"{model_type} {'needs a used expert' if has_experts else 'has no experts'}"
         )
 
 

@@ -1,9 +1,8 @@
 """The pre-tokenizers that ``tokenizer.ggml.pre`` names, for byte-level BPE.
 
-A pre-tokenizer splits a text before tokens are merged. The names, and what each of them splits, are
-those of llama.cpp (``src/llama-vocab.cpp``). The patterns of a pre-tokenizer are applied one after
-the other, each to the pieces that the one before it left; what a pattern does not match stays a
-piece.
+A pre-tokenizer splits a text before tokens are merged. Names and patterns are those of llama.cpp
+(``src/llama-vocab.cpp``). The first pattern of a pre-tokenizer splits the text into its matches and
+the text between them. Each further pattern splits the resulting pieces in the same way.
 """
 
 from __future__ import annotations
@@ -23,24 +22,32 @@ CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WHITESPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 CJK = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+"
-# DeepSeek's letters with cases: those of Unicode 12 without Georgian's and mathematical ones.
+# The letters that have upper and lower case in DeepSeek's pattern: those of Unicode 12, without
+# Georgian and mathematical letters.
 CASED = (
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{10d0}-\x{10ff}\x{1d400}-\x{1d7ff}\x{a7ba}-\x{a7ff}\x{2c2f}\x{2c5f}"
     r"\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1df00}-\x{1df2a}\x{ab66}-\x{ab68}]]"
 )
-# Words that begin with capitals and go on in small letters, which are separate words elsewhere.
+# A word has capitals (``_HEAD``), then small letters (``_TAIL``). Letters without case are in both.
 _HEAD, _TAIL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _words(digits: str) -> str:
-    """Return the pattern of Llama 3 and Qwen 2, in which runs of digits have a length."""
+    """Return the pattern of Llama 3 and Qwen 2.
+
+    ``digits`` is the quantifier of a piece of digits: ``{1,3}``, or empty for single digits.
+    """
     return (
         rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|{PUNCTUATION}|{WHITESPACE}"
     )
 
 
 def _cased_words(digits: str, contractions: str) -> str:
-    """Return the pattern of GPT-4o and Tekken, in which a capital begins a word."""
+    """Return the pattern of GPT-4o and Tekken, in which a capital after small letters splits.
+
+    ``digits`` is that of ``_words``. ``contractions`` is a pattern such as ``CONTRACTIONS``, which
+    may follow a word.
+    """
     start = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{start}{_HEAD}*{_TAIL}+{contractions}|{start}{_HEAD}+{_TAIL}*{contractions}|\p{{N}}{digits}"
@@ -54,8 +61,8 @@ class PreTokenizer:
 
     ``patterns``: regular expressions. ``adds_bos``: llama.cpp's default for ``add_bos_token``.
     ``ignores_merges``: whether a word that is a token of its own is encoded without merges.
-    ``normalizes``: whether the original tokenizer brings texts into Unicode's form C, which
-    llama.cpp does not do.
+    ``normalizes``: whether the original tokenizer converts texts to Unicode's NFC, which llama.cpp
+    does not do.
     """
 
     patterns: tuple[str, ...]
@@ -148,7 +155,7 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
     Raises
     ------
     GGUFError
-        There is none.
+        labkit has no pre-tokenizer with this name.
     """
     if name not in PRE_TOKENIZERS:
         raise GGUFError(

@@ -1,12 +1,14 @@
 """Convert a tensor's GGUF blocks to the arrays of mlx_lm's layers, or of labkit's block layers.
 
-The integers of a block are never changed, only put in the order of MLX's packing. Types whose
-numbers MLX's own quantisation has too become MLX's layers: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 affine
-in groups of 32, MXFP4 and NVFP4 as its modes of
-these names. Others become the block formats of
-``labkit.cpu.block_formats``, which are named like the types. Types that refer to code books are
-dequantised to float32 by the package gguf. The block layouts are those of llama.cpp's
-``ggml/src/ggml-common.h``.
+A block's integers are only reordered for MLX's packing; their values stay. A type becomes one of
+these:
+
+- a layer of MLX's own quantisation, if MLX has the same numbers: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
+  are affine in groups of 32, and MXFP4 and NVFP4 are MLX's modes of these names;
+- a layer in a format of ``labkit.cpu.block_formats``, which has the type's name;
+- float32, dequantised by the package gguf, if the type refers to code books.
+
+The block layouts are those of llama.cpp's ``ggml/src/ggml-common.h``.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from labkit.models.gguf.gguf_tensor_types import WIDENED_TYPES
 ByteArray = npt.NDArray[np.uint8]
 NamedArrays = dict[str, npt.NDArray[Any]]
 
-SLAB_BYTES = 1 << 24  # of blocks that are converted at a time, which bounds the temporary memory
+SLAB_BYTES = 1 << 24  # blocks are converted in slabs of this size, to limit temporary memory
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayout:
-    """The format of a quantised layer, as an entry of ``quantization`` in config.json states it.
+    """The format of a quantised layer: an entry of ``quantization`` in config.json.
 
     ``mode`` is MLX's quantisation mode or the name of a block format.
     """
@@ -46,12 +48,12 @@ class QuantizedLayout:
 
 
 def layout_of(type_name: str) -> QuantizedLayout | None:
-    """Return the layout of a type that stays quantised, or None if it becomes numbers."""
+    """Return the layout of a type that stays quantised, or None if it becomes floats."""
     return _CONVERSIONS[type_name].layout if type_name in _CONVERSIONS else None
 
 
 def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
-    """Convert the blocks of a tensor to arrays, by the array's name in the layer.
+    """Convert the blocks of a tensor to the arrays of a layer, by name.
 
     Parameters
     ----------
@@ -82,7 +84,7 @@ def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
 
 
 def _slabs(blocks: ByteArray) -> Iterator[ByteArray]:
-    """Yield the blocks in slabs of whole rows of the first axis."""
+    """Yield the blocks in slabs of about ``SLAB_BYTES``, each of whole rows of the first axis."""
     rows = max(1, SLAB_BYTES // max(1, blocks[:1].nbytes))
     if blocks.ndim < 3 or len(blocks) <= rows:  # a vector has no rows
         yield blocks
@@ -92,7 +94,7 @@ def _slabs(blocks: ByteArray) -> Iterator[ByteArray]:
 
 
 def _by_package(type_name: str) -> Callable[[ByteArray], NamedArrays]:
-    """Return the dequantisation of the package gguf."""
+    """Return a function that dequantises blocks with the package gguf."""
     assert type_name in WIDENED_TYPES
     if find_spec("gguf") is None:
         raise GGUFError(

@@ -1,4 +1,4 @@
-"""The scaling of rotary embeddings (RoPE) in a GGUF file, as config.json of mlx_lm states it.
+"""The scaling of rotary embeddings (RoPE) in a GGUF file, converted to mlx_lm's config.json.
 
 The keys are those of llama.cpp's ``gguf-py/gguf/constants.py``. Llama 3's scaling has no key: its
 factors are the tensor ``rope_freqs.weight``, from which the parameters are recovered.
@@ -17,7 +17,7 @@ from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 TENSORS = (FACTORS, LONG, SHORT)
 MAX_RELATIVE_ERROR = 1e-5  # of Llama 3's factors, computed from the recovered parameters
-# YaRN's keys that mlx_lm has no option for, with the values that it computes with.
+# GGUF's YaRN keys for which mlx_lm has no option, and the values that mlx_lm computes with.
 YARN_CONSTANTS = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 
 
@@ -29,7 +29,7 @@ def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dic
     file
         The GGUF file.
     name
-        The file's architecture, with which its keys begin.
+        The file's architecture. The keys of the metadata begin with it.
     theta
         The base of the frequencies.
     dims
@@ -38,7 +38,7 @@ def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dic
     Raises
     ------
     GGUFError
-        mlx_lm has no such scaling.
+        The scaling is invalid, or mlx_lm does not have it.
     """
     prefix = f"{name}.rope.scaling"
     if FACTORS in file.tensors:
@@ -91,12 +91,13 @@ def _factors(file: GGUFFile, name: str, dims: int) -> npt.NDArray[np.float32]:
 
 
 def _llama3(factors: npt.NDArray[np.float32], theta: float) -> dict[str, Any] | None:
-    """Recover the parameters of Llama 3's scaling.
+    """Recover the parameters of Llama 3's scaling, or return None if all factors are 1.
 
-    High frequencies are kept, low ones divided by ``factor``, and between them the factor is
-    ``1 / ((1 - s) / factor + s)``, where ``s`` falls linearly with the frequency. So a line
-    through the ``s`` of the factors between gives the two ends. Multiplying both ends and the
-    original context length by a number changes nothing; the lower end is set to 1.
+    Llama 3 keeps high frequencies and divides low ones by ``factor``. It divides a frequency in
+    between by ``1 / ((1 - s) / factor + s)``, where ``s`` grows linearly with the frequency from 0
+    to 1. So a line is fitted through the ``s`` in between; it is 0 and 1 at the two limits of that
+    range. Multiplying both limits and the original context length by the same number changes
+    nothing, so the lower limit is set to 1.
     """
     factor = float(factors[-1])
     if (factors == 1).all():
@@ -127,7 +128,7 @@ def _deviation(
     factors: npt.NDArray[np.float32],
     frequencies: npt.NDArray[np.float64],
 ) -> float:
-    """Return the largest relative difference of the scaling's factors from those of the file."""
+    """Return the largest relative difference between the scaling's factors and the file's."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     cycles = scaling["original_max_position_embeddings"] * frequencies
     s = np.clip((cycles - low) / (high - low), 0, 1)

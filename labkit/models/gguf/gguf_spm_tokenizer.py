@@ -1,8 +1,9 @@
 """Build the tokenizer of a SentencePiece vocabulary (``tokenizer.ggml.model`` = llama).
 
-Tokens have scores instead of merges: of all pairs of neighbours that are a token together, the one
-with the highest score is merged first. The tokenizers library ranks merges, so the merges of a
-token are ranked by its score. Characters without a token become the tokens of their bytes.
+The vocabulary has a score per token instead of a list of merges. Of all neighbouring pairs that
+form a token, the pair whose token has the highest score is merged first. The tokenizers library
+needs a ranked list of merges, so every merge is ranked by the score of the token that it forms.
+Characters without a token become the tokens of their bytes.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def build_spm(
 def _ranked_merges(
     tokens: list[str], vocab: dict[str, int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that are a token together, the highest score first."""
+    """Return all pairs of tokens that form a token, the highest score of that token first."""
     ranked = []
     for index, token in enumerate(tokens):
         for split in range(1, len(token)):

@@ -22,12 +22,13 @@ class TensorRule:
     shape
         The names of the tensor's dimensions (``Dimensions.size_of``). The last is contiguous.
     optional
-        The tensor may be missing, together with all others of the same ``optional`` word in its
-        layer. Missing biases of a layer that has some are zeros.
+        The group of biases that the tensor belongs to (``attention_bias`` or ``mlp_bias``), or ""
+        if every file must have the tensor. A file may lack a whole group. If it has only some
+        biases of a group, the others become zeros.
     minus_one
-        Whether 1 is subtracted: GGUF stores the factor of a norm, mlx_lm's gemma adds 1 to it.
+        Whether to subtract 1: GGUF stores a norm's factor, and mlx_lm's gemma adds 1 to its weight.
     bare
-        Whether the parameter's name is ``parameter`` itself.
+        Whether the parameter's name is ``parameter`` without a suffix.
     """
 
     tensor: str

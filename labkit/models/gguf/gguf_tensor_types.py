@@ -46,7 +46,7 @@ TENSOR_TYPES = {
     40: TensorType("NVFP4", 64, 36),
 }
 
-# Types of no weights: intermediate results of llama.cpp, integers, and double precision.
+# Types that labkit refuses: llama.cpp's intermediate results, integers, float64 and 1-bit weights.
 REFUSED_TYPES = {
     9: "Q8_1",
     15: "Q8_K",

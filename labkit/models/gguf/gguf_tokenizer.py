@@ -136,8 +136,8 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
 def _add_special_tokens_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     """Make the tokenizer add the BOS and EOS tokens that llama.cpp would add to a text.
 
-    A file without ``add_bos_token`` leaves the choice to llama.cpp's default for its
-    pre-tokenizer, or for SentencePiece.
+    If the file has no ``add_bos_token``, the default is llama.cpp's for the file's pre-tokenizer or
+    for SentencePiece.
     """
     if _kind(file) == SENTENCE_PIECE:
         default_bos = True
