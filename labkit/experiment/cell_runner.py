@@ -91,7 +91,7 @@ def run_cell(
         decided. Needed if the design has looks.
     possibly_best
         Analyses the cell's folder at an interim look and returns the arms that may be the best.
-        Needed if the design eliminates others.
+        Needed if the design eliminates arms.
 
     Raises
     ------
@@ -187,7 +187,7 @@ class _BlockRunner:
     def _show(self, record: Record) -> None:
         compiled = record.notes.get("compiles", {}).get("measure", 0)
         if compiled:
-            self.progress.note(f"{record.run}: {compiled} kernels were compiled while measuring")
+            self.progress.note(f"{record.run}: kernels compiled while measuring: {compiled}")
         self.progress.run_ended(record)
 
 
@@ -215,7 +215,7 @@ def _scheduled_blocks(cell: Cell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records, and the reason to run it (again), which is None if it is finished."""
+    """A block's records, and why the block must run (again); None if it is finished."""
 
     records: list[Record]
     run_reason: str | None

@@ -217,7 +217,7 @@ def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
     what = (
         f"ablation.arms: {hint}"
         if file.startswith("ablation/")
-        else "a list stands where a map must be"
+        else "a list was found where a map is required"
     )
     return f"{file}.yaml: {what}"
 

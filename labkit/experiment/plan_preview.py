@@ -166,7 +166,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     )
     memory = memory_capacity.this_machine().total
     if plan.bytes > memory:
-        yield f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
+        yield f"this exceeds this machine's {memory / 2**30:.1f} GiB of memory, so it will not fit"
     yield from plan.warnings
     if plan.separate_processes_reason is not None:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
@@ -175,7 +175,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
         yield f"ends at the first look that {done}; looks after blocks {looks}"
     if design.eliminate:
-        yield "each look drops settings, so these are the most runs and the longest time"
+        yield "each look may drop settings, so these runs and this time are upper limits"
     yield plan.start_up
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:

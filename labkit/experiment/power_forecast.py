@@ -34,8 +34,8 @@ TARGET_PCT = 1.0  # the plan gives the number of blocks that would detect this e
 def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the smallest effect that the cell detects, and the blocks needed for 1 %.
 
-    In a design with looks it is the smallest effect that a single look detects. A study that takes
-    all its looks detects that effect at least as often.
+    In a design with looks, it is the smallest effect that any single look detects. The whole study
+    detects that effect at least as often, because it takes all looks.
     """
     design = cell.design
     if composed.metrics and all(
@@ -69,7 +69,7 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     if needed is None and noise.is_doctor_s:
         return (
             f"its smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
-            f"({noise.source}) is a busy machine's; run python -m labkit.doctor on an idle one"
+            f"({noise.source}) suggests a busy machine; run python -m labkit.doctor on an idle one"
         )
     blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
     return (
@@ -83,7 +83,7 @@ class _KnownNoise:
     """Standard deviation between runs (log scale), and its source.
 
     ``alpha_share``: a row's share of one arm's alpha; None if not known. ``degrees_of_freedom``:
-    of ``sd``; None if not known.
+    those of ``sd``; None if not known. ``is_doctor_s``: whether the doctor measured ``sd``.
     """
 
     sd: float
@@ -170,7 +170,7 @@ def _effect_text(effect_pct: float | None) -> str:
 
 
 def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
-    """Return a line with the seconds that a run costs outside its measurement."""
+    """Return a line with the seconds that a run takes outside its measurement."""
     for path, _ in history.studies(composed):
         seconds = noise_history.median_start_up_s(path)
         if seconds is not None:
@@ -190,9 +190,9 @@ def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
 
 
 def _is_pilot_metric(composed: ComposedCell) -> bool:
-    """Return whether the doctor measures noise like that of the question's metrics.
+    """Return whether the doctor's noise applies to the cell's metrics, which must be speeds.
 
-    The doctor times launches and whole studies of requests, but measures no latencies or goodput.
+    The doctor times kernel launches and throughput, but measures no latencies or goodput.
     """
     return all(METRICS[name].is_speed for name in composed.metrics if name in METRICS)
 

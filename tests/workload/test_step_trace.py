@@ -56,7 +56,7 @@ def test_an_engine_that_cannot_trace_is_refused_in_one_line():
     ("words", "message"),
     [
         (["engine=mlx_lm"], "workload.step_trace=9: engine=mlx_lm runs its steps in another"),
-        (["engine.parallel.size=2"], "workload.step_trace=9: engine.parallel.size=2 takes its"),
+        (["engine.parallel.size=2"], "workload.step_trace=9: engine.parallel.size=2 runs its"),
         (["workload=kernel_decode"], "workload.step_trace"),
     ],
 )
