@@ -1,8 +1,8 @@
 """In-process rules: whether the arms of a cell can share a process.
 
-If the arms differ in something of which a process has only one (a BLAS, a memory limit, an MLX
-setting), every arm of the cell runs in a process of its own. These processes are alive at the same
-time and take turns, unless the arms differ in something of which a machine has only one.
+A process has only one BLAS, one memory limit and one value of each MLX setting. If the arms differ
+in one of these, every arm of the cell runs in a process of its own. These processes are alive at
+the same time and take turns, unless the arms differ in a setting of the whole machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def requests(engines: Sequence[Engine]) -> str | None:
 
 
 def live_kernels(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that these kernels' arms cannot be isolated as ``live``, or None."""
+    """Return the reason that arms which time kernels cannot be isolated as ``live``, or None."""
     return _first(OF_A_MACHINE, engines)
 
 
