@@ -168,7 +168,7 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
 
 
 def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Sequence[str]) -> None:
-    """Replace the config that Hydra wrote for a job by the one that runs.
+    """Replace the config that Hydra wrote for a job by the config that the job runs.
 
     Hydra composes a job without the overrides of the experiment's scale and without the arms of a
     sweep, so its file would lack both. An arm's config is this file with the arm's overrides.
@@ -347,7 +347,7 @@ def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
     """Check that an arm differs from the earlier ones in some option.
 
-    Arms with environments may be equal: two revisions may be the same one.
+    Arms with environments of their own may have equal options.
     """
     for other in earlier:
         same = arm.config == other.config and not arm.environment and not other.environment

@@ -120,7 +120,7 @@ def refuse_changes(cell: Cell) -> None:
 
 
 def _difference(cell: Cell) -> str | None:
-    """Return the first difference of the folder's arms and design from the cell's, or None."""
+    """Return the first difference between the cell and its folder (arms, design), or None."""
     old = {arm.name: arm for arm in read_arms(cell.dir)}
     new = {arm.name: arm for arm in cell.arms}
     if not _exists(cell):  # killed before all arms and the manifest were written

@@ -134,7 +134,7 @@ class _BlockRunner:
         old_records: Sequence[Record],
         all_decided: AllDecided | None,
     ) -> list[Record]:
-        """Run the blocks, stop at a look at which all is decided, and return the new records."""
+        """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, timing = self.cell, list(old_records), False
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))

@@ -88,7 +88,9 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     if package:
         file, group = package.groups()
         right = f"/{group}@_global_.{group.replace('/', '.')}"
-        return f"{file}.yaml: override /{group}: write override {right} in a file of a group"
+        return (
+            f"{file}.yaml: override /{group}: a file of a config group must write override {right}"
+        )
     match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
         group_only = re.search(

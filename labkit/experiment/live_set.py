@@ -234,7 +234,10 @@ class LiveSet:
             return self._take_slices(list(answers))
         if verbs == {"values"}:
             return self._exchange(values)
-        raise ProtocolError(f"turn protocol: workers sent {' and '.join(sorted(verbs))}")
+        raise ProtocolError(
+            "turn protocol: the arms are at different stages: "
+            f"workers sent {' and '.join(sorted(verbs))}"
+        )
 
     def _take_rounds(self, counts: Mapping[int, Mapping[str, int]]) -> None:
         """Run all rounds of all parts. ``counts``: by arm, the number of rounds by part name."""

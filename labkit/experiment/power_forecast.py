@@ -46,7 +46,7 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     noise = _noise(cell, composed, history)
     if noise is None:
         unknown = (
-            "its smallest detectable effect is not known, because no study of this workload has "
+            "the smallest detectable effect is not known, because no study of this workload has "
             "run here (python -m labkit.doctor measures this machine's noise)"
         )
         return f"estimate-only, too few blocks for a verdict; {unknown}" if too_few else unknown
@@ -68,13 +68,13 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     needed = blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
     if needed is None and noise.is_doctor_s:
         return (
-            f"its smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
+            f"the smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
             f"({noise.source}) suggests a busy machine; run python -m labkit.doctor on an idle one"
         )
     blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
     return (
         f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
-        f"(adjusted for all rows and arms; noise of {noise.source})"
+        f"(adjusted for all rows and arms; noise from {noise.source})"
     )
 
 
@@ -131,7 +131,7 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
         f"; {ISOLATION_PHRASES[i]}: not known" for i in isolations if i not in effects
     )
     sources = " and ".join(dict.fromkeys(source for _, source in effects.values()))
-    return f"one minute detects {known}{unknown} (one row alone; noise of {sources})"
+    return f"one minute detects {known}{unknown} (one row alone; noise from {sources})"
 
 
 def _possible_isolations(arms: Sequence[Experiment]) -> list[Isolation]:

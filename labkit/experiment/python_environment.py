@@ -179,7 +179,7 @@ class PythonEnvironment:
         }
 
     def imports(self, modules: Sequence[str]) -> Imports:
-        """Import in this environment what a worker imports, and return the result.
+        """Import the modules of a worker in this environment, and return the results.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class PythonEnvironment:
         Raises
         ------
         RevisionError
-            Something cannot be imported, or the interpreter is not a Python.
+            An import fails, or the program is not a Python interpreter.
         """
         smallest = json.dumps(SMALLEST_EXPERIMENT)
         command = self.command([sys.executable, "-c", IMPORT_SCRIPT, smallest, *modules])
@@ -224,7 +224,7 @@ class PythonEnvironment:
         return cache_dir.root() / "environments" / name
 
     def _path(self) -> list[Path]:
-        """Return the folders that precede the Python path."""
+        """Return the folders that come first on the Python path."""
         source = self._tree / "src"
         trees = [source if source.is_dir() else self._tree] if self.revision is not None else []
         return [*trees, *([self._packages] if self.requirements else [])]
@@ -285,7 +285,7 @@ def known_options(
     theirs, ours
         The defaults of the other revision's options, and of this one's.
     where
-        The place of the part, such as ``engine.``.
+        The prefix of the part's keys, such as ``engine.``.
 
     Raises
     ------

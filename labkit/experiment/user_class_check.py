@@ -31,7 +31,7 @@ def check_imports(cells: Iterable[ComposedCell]) -> None:
     ------
     ConfigError
         A class cannot be imported. The message is one line with the arm, the option, the reason
-        and the class's own last line of the traceback.
+        and the last traceback line in the user's code.
     """
     named = {
         path: f"arm {name}: {key}={path}"

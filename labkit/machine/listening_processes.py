@@ -36,7 +36,9 @@ def find_listeners(url: str) -> list[int]:
     this = {os.getpid(), *_parents(psutil.Process())}
     starters = [pid for pid in roots if pid in this]
     if starters:
-        raise NoListener(f"the server's process {starters[0]} is this one or has started it")
+        raise NoListener(
+            f"the server's process {starters[0]} is labkit itself or one of its parents"
+        )
     return sorted(roots)
 
 

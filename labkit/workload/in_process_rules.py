@@ -67,11 +67,12 @@ def _one_pool(engines: Sequence[Engine]) -> str | None:
 
     The threads of MLX and its BLAS would compete with the kernels' threads for the cores.
 
-    Measured on two cores (workload ``uniform``, four requests, labkit's pool): beside mlx_lm with
-    two BLAS threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as
-    beside another paged engine, and with one BLAS thread 1.1 to 1.4 times. With OpenMP under the
-    kernels, paged took 1.5 to 3 times as long, even if OpenBLAS' threads ended with each turn.
-    On a Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
+    This was measured on two cores (workload ``uniform``, four requests, labkit's pool). Beside
+    mlx_lm with two BLAS threads, drained at the end of each turn, the paged engine took 1.4 to 1.7
+    times as long as beside another paged engine. With one BLAS thread it took 1.1 to 1.4 times as
+    long. With OpenMP under the kernels it took 1.5 to 3 times as long, even if OpenBLAS's threads
+    ended with each turn. On a Mac mlx_lm also raises Metal's wired limit, which the whole process
+    shares.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None

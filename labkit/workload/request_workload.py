@@ -197,7 +197,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     require(
         False,
         f"{option} is too small: request {largest.request_id} of "
-        f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens",
+        f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
+        "enlarge the KV pool",
     )
 
 

@@ -102,7 +102,7 @@ def _check_server(server: OpenAIServer) -> None:
     require(
         server.api is Api.completions,
         f"engine.server.api={server.api.value}: workload.kind=scoring sends token ids, which only "
-        "engine.server.api=completions takes",
+        "engine.server.api=completions takes; set it",
     )
 
 

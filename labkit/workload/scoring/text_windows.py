@@ -67,7 +67,7 @@ def check_windows(experiment: Experiment) -> None:
     Raises
     ------
     ConfigError
-        As :func:`windows_of`.
+        The same mistakes as in :func:`windows_of`.
     """
     workload, model = experiment.workload, experiment.model
     if model.shape is None:

@@ -48,7 +48,10 @@ def _request(where: str, prompt: str, answer: str) -> TextRequest:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     estimate = 1 + len(answer.encode()) // BYTES_PER_TOKEN
-    require(estimate <= MAX_LENGTH_TOKENS, f"{where}: the answer has about {estimate:,} tokens")
+    require(
+        estimate <= MAX_LENGTH_TOKENS,
+        f"{where}: the answer has about {estimate:,} tokens, too many",
+    )
     return TextRequest((prompt,), estimate, ({"role": "user", "content": prompt},), answer=answer)
 
 

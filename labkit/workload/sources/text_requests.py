@@ -58,7 +58,8 @@ class TextSource:
         names = {text.name for text in requests}
         require(
             not experiment.workload.per_request or len(names) == len(requests),
-            "workload.per_request=true makes every request a case, but two have the same text",
+            "workload.per_request=true makes every request a case, but two have the same text; "
+            "change one",
         )
         return requests
 
