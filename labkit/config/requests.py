@@ -10,7 +10,7 @@ from labkit.config.option import Group, ReadBy, option, require
 MAX_REQUESTS = 100_000
 MAX_LENGTH_TOKENS = 1 << 20  # per prompt or output
 MAX_PROMPT_CHARACTERS = 4 << 20  # per prompt
-MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # of a timestamp
+MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # 30 days
 
 
 class LengthKind(Enum):

@@ -117,7 +117,7 @@ def expand_sweep(
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
-    values: dict[str, list[str]] = {}  # of each key
+    values: dict[str, list[str]] = {}  # overrides by key
     swept = [f"{key}={value}" for key, value in (params or {}).items()]
     for override in parser.parse_overrides([*swept, *overrides]):
         key = override.get_key_element()

@@ -81,7 +81,7 @@ class LiveWorker:
             cleanup.resume(pid)
         self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
         self._channel = Channel(own)
-        self._left_s = timeout_s  # of working time
+        self._left_s = timeout_s  # working time that is left
         self.ending: ProcessExit | None = None
 
     @property

@@ -71,7 +71,7 @@ class Ticket:
     def _user(self) -> str:
         try:
             return self.path.owner()
-        except KeyError:  # the id has no name here
+        except KeyError:  # the user's id has no name on this host
             return str(self.path.stat().st_uid)
 
 
@@ -116,7 +116,9 @@ def timing_lock(
                 on_wait(f"waiting: {ahead[0].describe()}{_queue_text(len(ahead) - 1)}")
             select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
             ahead = [before for before in ahead if before.is_live]
-        _write(descriptor, holder, time.time(), time.monotonic())  # a date, a duration
+        _write(
+            descriptor, holder, time.time(), time.monotonic()
+        )  # for the date and the duration in describe()
         yield
 
 

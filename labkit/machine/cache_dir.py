@@ -156,8 +156,8 @@ def numba_cache_dir(environ: Mapping[str, str] | None = None, package: Path | No
     """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
 
     numba recompiles a cached function when the function's file, numba or the CPU changes. It does
-    not recompile when functions or constants change that it compiled in from another file. Without
-    the digest, labkit would then run outdated machine code.
+    not recompile if only a function or constant of another file, which it compiled in, has changed.
+    Without the digest, labkit would then run outdated machine code.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import PagedBackend
 
 Clock = Callable[[], float]
-TIMED_PLANS = 5  # of which the median counts
+TIMED_PLANS = 5  # how often planning is timed; the median counts
 
 
 class LaunchQueue(Protocol):

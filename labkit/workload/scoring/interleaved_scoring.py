@@ -31,9 +31,9 @@ from labkit.workload.workload_protocols import TurnContext
 # Tokens per position whose log probabilities are compared one by one. With 64 the KL divergence of
 # 4-bit weights (smollm2, vocabulary 49,152) is 20 % too small, with 1,024 5 %, with 4,096 1.3 %.
 REFERENCE_TOP = 4096
-NUM_WORST = 10  # places shown as text
+NUM_WORST = 10  # number of worst places that are recorded with their text
 CONTEXT_TOKENS = 12  # before and after such a place
-WAIT_S = 0.05  # for a server's response, before looking again
+WAIT_S = 0.05  # maximum wait for a server's response in one step
 KL_DIGITS = 4  # significant digits of a position's KL divergence in the record
 
 

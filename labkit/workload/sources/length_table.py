@@ -36,7 +36,7 @@ class LengthTable:
     seconds: Callable[[str], float]
 
     def source(self) -> TraceSource:
-        """Return the source of the requests of such files."""
+        """Return the prompt source that reads files of this format."""
         return TraceSource(self._first_requests)
 
     def _first_requests(self, experiment: Experiment) -> tuple[TraceLine, ...]:

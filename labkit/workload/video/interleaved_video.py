@@ -197,9 +197,9 @@ class InterleavedVideo:
     def _job(self, arm: int, clips: Collection[str]) -> tuple[int, float] | None:
         """Run an arm's job and return its number of requests and its seconds.
 
-        The job requests every clip of ``clips``, the names of those that all arms have served. The
-        clips alternate, so that long and short clips are in flight together. Returns None if there
-        is no such clip.
+        The job requests every clip in ``clips``, the names of the clips that all arms have served.
+        The clips alternate, so that long and short clips are in flight together. Returns None if
+        there is no such clip.
         """
         workload = self._arms[arm]
         served = [source for source in self._sources[arm] if source.name in clips]
