@@ -149,8 +149,8 @@ MISTAKES = [
         "blocks_of_32_kernel",
         "@_global_.workload",
         "",
-        "ablation/blocks_of_32_kernel.yaml: override /workload: write override "
-        "/workload@_global_.workload in a file of a group",
+        "ablation/blocks_of_32_kernel.yaml: override /workload: a file of a config group must "
+        "write override /workload@_global_.workload",
     ),
     ("repeat", "mine.maps:", "mine.maps.", "resolver=mine.maps.Repeat: must be binary_search, seq"),
     (

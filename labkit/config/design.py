@@ -82,8 +82,8 @@ class Design(Group, place="design"):
     )
     eliminate: bool = option(
         False,
-        "At each look, drop the settings of a sweep that another one is significantly better than. "
-        "The baseline and the control stay (docs/sweeps.md).",
+        "At each look, drop every setting of a sweep that is significantly worse than another. The "
+        "baseline and the control stay (docs/sweeps.md).",
     )
     confirm: int = option(
         0,
@@ -100,7 +100,7 @@ class Design(Group, place="design"):
     )
 
     def __post_init__(self) -> None:
-        """Check that the looks are in order and that the data of each can reach p = its alpha."""
+        """Check that the looks are in order, and that each has enough blocks to reach its alpha."""
         super().__post_init__()
         require(
             bool(self.looks) or not self.eliminate,

@@ -134,8 +134,8 @@ class Engine(Group, place="engine"):
     )
     memory_limit: int | None = option(
         None,
-        "Memory that the arm's process may allocate from the start of engine loading on, enforced "
-        "by a cgroup, or else by a limit on its address space.",
+        "Memory that the arm's process may allocate, counted from the start of engine loading. It "
+        "is enforced by a cgroup, or else by a limit on the address space.",
         ge=1 << 20,
         unit="bytes",
         null_means="no limit",
@@ -197,7 +197,7 @@ class Engine(Group, place="engine"):
         require(
             self.kv.state_snapshots is None or self.prefix_cache is not PrefixCache.none,
             f"engine.kv.state_snapshots={self.kv.state_snapshots}: engine.prefix_cache=none reuses "
-            "no prefix; set engine.prefix_cache to hash or radix, or leave null",
+            "no prefix; set engine.prefix_cache to hash or radix, or leave it null",
         )
         if not self.parallel.single_process:
             self._check_parallel()
@@ -295,14 +295,20 @@ class Engine(Group, place="engine"):
     def _check_blockless(self, layout: KVLayout) -> None:
         """Refuse options that need KV blocks."""
         rules = {
-            "prefix_cache": (self.prefix_cache, "has no KV blocks to share; leave none"),
-            "decode_shape": (self.decode_shape, "has no null block for padding rows; leave exact"),
-            "speculation": (self.speculation, "has no KV blocks to verify drafts in; leave none"),
+            "prefix_cache": (self.prefix_cache, "has no KV blocks to share; leave it none"),
+            "decode_shape": (
+                self.decode_shape,
+                "has no null block for padding rows; leave it exact",
+            ),
+            "speculation": (
+                self.speculation,
+                "has no KV blocks to verify drafts in; leave it none",
+            ),
             "scheduler.reservation": (
                 self.scheduler.reservation,
-                "reserves a request's memory in full; leave full",
+                "reserves a request's memory in full; leave it full",
             ),
-            "pipeline": (self.pipeline, "reallocates the KV cache between steps; leave sync"),
+            "pipeline": (self.pipeline, "reallocates the KV cache between steps; leave it sync"),
         }
         defaults = ("none", "exact", "full", "sync")
         for key, (choice, reason) in rules.items():

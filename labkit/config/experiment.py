@@ -42,7 +42,7 @@ class Identity(Enum):
 
 @dataclass
 class QualityLimits(Group, place="ablation.claims.quality"):
-    """Limits of every arm's quality against the baseline, for ``identity=quality``."""
+    """Limits on the quality that an arm may lose against the baseline (``identity=quality``)."""
 
     kl_mean: float | None = option(
         None, "Largest mean KL divergence.", gt=0, unit="nats", null_means="no limit"
@@ -75,8 +75,8 @@ class Claims(Group, place="ablation.claims"):
     quality: QualityLimits = field(default_factory=QualityLimits)
     all_served: bool = option(
         False,
-        "Claim that every request is served: a run fails if one is not. Without the claim, refused "
-        "and failed requests are only counted.",
+        "Claim that every request is served: a run fails if any request is refused or fails. "
+        "Without the claim, such requests are only counted.",
     )
 
 
@@ -96,8 +96,8 @@ class Ablation(Group, place="ablation"):
     )
     metric: Any = option(
         None,
-        "Primary metric, which the answer is about, or a list of metrics that share alpha "
-        "(docs/metrics.md); outputs: the claim on the outputs.",
+        "Primary metric, which the answer is about, or a list of primary metrics that share alpha "
+        "(docs/metrics.md). The name outputs stands for the claim about the outputs.",
         type_name="a name or a list of names",
         null_means="goodput if workload.limits are set, latency if requests arrive at a rate, else "
         "the speed of the workload",
@@ -253,14 +253,14 @@ class Experiment(Group):
         )
 
     def _check_step_trace(self) -> None:
-        """Refuse to trace the steps of an engine that are taken in other processes or libraries."""
+        """Refuse a step trace for an engine whose steps run in another process or library."""
         steps, engine = self.workload.step_trace, self.engine
         ranks = engine.parallel.size
         own = engine.name not in EXTERNAL_ENGINES and ranks == 1
         which = f"engine.parallel.size={ranks}" if ranks > 1 else f"engine={engine.name}"
         require(
             steps is None or own,
-            f"workload.step_trace={steps}: {which} takes its steps in another process or library, "
+            f"workload.step_trace={steps}: {which} runs its steps in another process or library, "
             "where they cannot be traced; set workload.step_trace=null for this arm",
         )
 
@@ -292,7 +292,7 @@ class Experiment(Group):
         )
 
     def _check_identity(self) -> None:
-        """Refuse a claim about frames for a workload with tokens, and the reverse."""
+        """Refuse a claim about frames for a workload of tokens, and about tokens for video."""
         identity, video = self.ablation.claims.identity, not self.workload.has_engine
         of_video = (Identity.frames, Identity.bitwise, Identity.none)
         require(

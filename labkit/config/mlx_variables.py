@@ -52,7 +52,7 @@ class Mlx(Group, place="engine.mlx"):
     )
     sdpa_blocks: int | None = option(
         None,
-        "Partitions of the keys in MLX's scaled_dot_product_attention of one query, rounded up to "
+        "Partitions of the keys in MLX's scaled_dot_product_attention for one query, rounded up to "
         "a multiple of 32.",
         ge=1,
         le=1024,

@@ -1,4 +1,4 @@
-"""The model: built from a seed, loaded from a path, or shipped in a package."""
+"""Options of the model: built from a seed, loaded from a path, or shipped in a package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from labkit.config.option import Group, option, require
 class ModelShape(Group, place="model.shape"):
     """Shape of a model that labkit builds from a seed.
 
-    It is mlx_lm's qwen3, or qwen3_next if ``full_attention_interval`` is set.
+    The architecture is mlx_lm's qwen3. It is qwen3_next if ``full_attention_interval`` is set, and
+    deepseek_v3 without experts if ``kv_lora_rank`` is set.
     """
 
     hidden_size: int = option(256, "Hidden size.", ge=1)
@@ -32,15 +33,15 @@ class ModelShape(Group, place="model.shape"):
     )
     full_attention_interval: int | None = option(
         None,
-        "Every layer whose number is a multiple of this has attention; the others have a recurrent "
-        "state (gated delta net).",
+        "Use attention in every n-th layer, counted from 1, and a recurrent state (gated delta "
+        "net) in all other layers.",
         ge=2,
         null_means="attention in every layer",
     )
     num_experts: int | None = option(
         None,
-        "Experts of a feed-forward block, of which a token uses two; models with recurrent states "
-        "only.",
+        "Experts per feed-forward block; each token uses two. Only for models with recurrent "
+        "states.",
         ge=2,
         null_means="no experts",
     )
@@ -56,23 +57,25 @@ class ModelShape(Group, place="model.shape"):
         require(
             self.kv_lora_rank is None or self.num_kv_heads == 1,
             f"model.shape.num_kv_heads={self.num_kv_heads}: latent attention "
-            f"(model.shape.kv_lora_rank={self.kv_lora_rank}) has 1",
+            f"(model.shape.kv_lora_rank={self.kv_lora_rank}) has 1 KV head; set "
+            "model.shape.num_kv_heads=1",
         )
         require(
             self.kv_lora_rank is None or self.full_attention_interval is None,
             "model.shape.kv_lora_rank and model.shape.full_attention_interval: a model that labkit "
-            "builds has latent attention or recurrent states, not both",
+            "builds has latent attention or recurrent states, not both; set only one of them",
         )
         interval = self.full_attention_interval
         require(
             interval is None or interval <= self.num_layers,
             f"model.shape.full_attention_interval={interval}: model.shape.num_layers="
-            f"{self.num_layers} leaves no layer with attention",
+            f"{self.num_layers} leaves no layer with attention; set an interval of at most "
+            f"{self.num_layers}",
         )
         require(
             self.num_experts is None or self.is_hybrid,
             f"model.shape.num_experts={self.num_experts}: set model.shape.full_attention_interval, "
-            "or leave null",
+            "or leave it null",
         )
 
     @property
@@ -115,7 +118,7 @@ class PackagedFile(Group, place="model.packaged"):
 
 @dataclass
 class Model(Group, place="model"):
-    """A model, built from shape and seed, loaded from path, or shipped in a package."""
+    """A model, built from `shape` and `seed`, loaded from `path`, or shipped in a package."""
 
     name: str = option("tiny", "Name in reports.")
     path: str | None = option(
@@ -142,5 +145,5 @@ class Model(Group, place="model"):
 
     @property
     def has_source(self) -> bool:
-        """Whether a source of weights is set."""
+        """Whether the model has a shape, a path or a package to get its weights from."""
         return not (self.shape is None and self.path is None and self.packaged is None)

@@ -65,7 +65,7 @@ class ServerPreset:
     tested: bool = False
 
 
-# The likeliest tokens per position of a prompt that a server returns: vLLM's ``max_logprobs``.
+# Maximum number of likeliest tokens returned per prompt position: vLLM's ``max_logprobs``.
 MAX_PROMPT_LOGPROBS = 20
 
 # Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
@@ -185,7 +185,7 @@ class OpenAIServer(Group, place="engine.server"):
     )
     silence_s: float = option(
         120.0,
-        "Time without an event after which a stream has failed.",
+        "Time without an event after which a stream counts as failed.",
         gt=0,
         le=3600,
         unit="seconds",

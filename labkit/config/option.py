@@ -35,7 +35,10 @@ def is_class_path(text: str) -> bool:
 
 
 def override_text(value: Any) -> str:
-    """Return an option's value as an override spells it, such as ``null`` or ``true``."""
+    """Return an option's value as an override spells it, such as ``null`` or ``true``.
+
+    Lists and maps are shortened to ``[...]`` and ``{...}``.
+    """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | dict):
@@ -45,7 +48,7 @@ def override_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ReadBy:
-    """The condition that another option, ``key``, has one of the values ``choices``."""
+    """A condition: the option ``key`` has one of the values ``choices``."""
 
     key: str
     choices: tuple[Any, ...]
@@ -74,19 +77,21 @@ class Option:
     ge, gt, le, multiple_of
         Allowed range if the option is a number; the names are those of pydantic.
     choices
-        Allowed values besides that range. If there are none, only the type and the range count.
+        Allowed values in addition to the range. If empty, only the type and the range restrict
+        the value.
     class_path
         Whether the value may be a user's class, ``package.module:Class``.
     null_means
         Meaning of null, if that is the default.
     read_by
-        Condition under which the option has an effect. None: it always has.
+        Condition under which the option has an effect. None: it always has an effect.
     mlx_lm, openai
         Whether the option also applies to ``engine=mlx_lm`` and to ``engine=openai``.
     on_metal
         Whether the option has an effect on Metal only.
     type_name
-        The type as a phrase, for an option whose annotation is ``Any``; empty: a map.
+        Name of the type in help texts, for an option whose annotation is ``Any``. Empty: the value
+        is a map.
     """
 
     default: Any
@@ -106,7 +111,7 @@ class Option:
     type_name: str = ""
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value of the right type is allowed."""
+        """Return whether ``value``, whose type has been checked before, is allowed."""
         if value is None or value in self.choices:
             return True
         if self.class_path and is_class_path(value):
@@ -165,7 +170,7 @@ def options(group: Any) -> dict[str, Option]:
 
 
 class Group:
-    """A group of options; creating one checks its options.
+    """A group of options. Creating an instance checks its options.
 
     ``place`` is the path of the group in the schema, such as ``engine.kv``. It is empty for the
     root and for a class that is used at several paths.

@@ -57,7 +57,7 @@ class OptionEntry:
 
     @property
     def readers(self) -> str:
-        """The condition under which the option has an effect; empty if it always has."""
+        """The condition under which the option has an effect; empty if it always has an effect."""
         read_by = self.option.read_by
         metal = ["on Metal"] if self.option.on_metal else []
         return ", ".join(metal + ([f"{read_by.key}={read_by}"] if read_by else []))
@@ -73,7 +73,10 @@ class OptionGroup:
 
 
 def option_groups(group: Any = Experiment, path: str = "") -> Iterator[OptionGroup]:
-    """Yield a dataclass and its nested groups, depth first; a list's items are at ``path[]``."""
+    """Yield the group of a dataclass and all groups nested in it, depth first.
+
+    The group of a list's items has the path ``key[]``, where ``key`` is the list's key.
+    """
     metadata, kinds = options(group), typing.get_type_hints(group)
     entries: list[OptionEntry] = []
     children: list[tuple[Any, str]] = []

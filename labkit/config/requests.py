@@ -10,7 +10,7 @@ from labkit.config.option import Group, ReadBy, option, require
 MAX_REQUESTS = 100_000
 MAX_LENGTH_TOKENS = 1 << 20  # per prompt or output
 MAX_PROMPT_CHARACTERS = 4 << 20  # per prompt
-MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # of a timestamp
+MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # 30 days
 
 
 class LengthKind(Enum):
@@ -111,11 +111,13 @@ class ListedRequest(Group):
         unit="milliseconds", null_means="not recorded",
     )  # fmt: skip
     session: str | None = option(
-        None, "Session, whose requests each wait for the previous answer.", null_means="no session"
+        None,
+        "Session of the request; each request waits for the answer to the one before.",
+        null_means="no session",
     )
 
     def __post_init__(self) -> None:
-        """Check that there is one prompt of valid text."""
+        """Check that either a prompt or messages are set, and that the text is valid."""
         super().__post_init__()
         require((self.prompt is None) != (self.messages is None), "set either prompt or messages")
         texts = [self.prompt] if self.messages is None else [m.content for m in self.messages]
@@ -171,14 +173,18 @@ class Prompts(Group, place="workload.prompts"):
         le=MAX_LENGTH_TOKENS, unit="tokens", read_by=SYNTHETIC,
     )  # fmt: skip
     prefix_groups: int = option(
-        1, "Number of groups that share a prefix.", ge=1, le=MAX_REQUESTS, read_by=SYNTHETIC
+        1,
+        "Number of groups; each has its own shared prefix.",
+        ge=1,
+        le=MAX_REQUESTS,
+        read_by=SYNTHETIC,
     )
     turns: int = option(
         1, "Turns per session; a prompt begins with the previous prompt and answer.",
         ge=1, le=MAX_REQUESTS, read_by=SYNTHETIC,
     )  # fmt: skip
     length_scale: float = option(
-        1.0, "Factor on a trace's lengths.", gt=0, le=100,
+        1.0, "Factor by which a trace's lengths are multiplied.", gt=0, le=100,
         read_by=ReadBy(SOURCE, LENGTH_TRACES),
     )  # fmt: skip
     seed: int | None = option(
@@ -250,7 +256,7 @@ class Arrivals(Group, place="workload.arrivals"):
 
     kind: ArrivalKind = option(ArrivalKind.closed)
     rate: float | None = option(
-        None, "Arrival rate (of a session with turns: of its first request).", gt=0,
+        None, "Arrival rate of requests, or of sessions if a session has several turns.", gt=0,
         le=1_000_000, unit="requests/s", read_by=AT_A_RATE,
     )  # fmt: skip
     shape: float = option(
@@ -273,7 +279,7 @@ class Arrivals(Group, place="workload.arrivals"):
 
     @property
     def is_paced(self) -> bool:
-        """Whether the arrival times are given by a rate or a trace, whatever the engine does."""
+        """Whether a rate or a trace sets the arrival times, independently of the engine's speed."""
         return self.kind in AT_A_RATE or self.kind is ArrivalKind.trace
 
 

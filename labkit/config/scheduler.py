@@ -148,7 +148,7 @@ class Scheduler(Group, place="engine.scheduler"):
         require(
             self.composition is Composition.mixed,
             f"{where}: prompts have their own steps under engine.scheduler.composition=split; set "
-            "engine.scheduler.composition=mixed, or leave null",
+            "engine.scheduler.composition=mixed, or leave it null",
         )
         limit = min(self.prefill_cap or self.max_num_batched_tokens, self.max_num_batched_tokens)
         require(

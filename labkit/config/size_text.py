@@ -14,7 +14,7 @@ SIZE = re.compile(rf"(?<![\w.])(\d+(?:\.\d+)?)({'|'.join(FACTORS)})(?![\w.])")
 
 
 def sizes_in_bytes(override: str) -> str:
-    """Return an override with sizes such as ``1GiB`` as numbers, if its option is in bytes.
+    """Convert sizes such as ``1GiB`` in an override to bytes, if its option is in bytes.
 
     >>> sizes_in_bytes("engine.memory_limit=512MiB,1GiB")
     'engine.memory_limit=536870912,1073741824'

@@ -44,7 +44,7 @@ def key_parts(key: str) -> list[str]:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return, by option key, its shortest ending that differs from those of the other keys.
+    """Return a short name by option key: the shortest ending that no other key has.
 
     >>> list(short_names(["engine.dtype", "engine.kv.dtype", "engine.scheduler.order"]).values())
     ['engine.dtype', 'kv.dtype', 'order']
@@ -79,6 +79,6 @@ def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, A
 
 
 def _value_name(value: Any) -> str:
-    """Return a value in a form that may be part of a file name; of a path, the last component."""
+    """Return a value as text for a file name; a path is shortened to its last component."""
     text = override_text(value).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.-]", "_", text)

@@ -123,8 +123,8 @@ class Workload(Group, place="workload"):
     )
     warmup: int = option(
         2,
-        "Unmeasured warm-up: launches per case (at least) of a kernel workload, windows of a "
-        "scoring workload, requests for the shortest clip of a video workload, else requests.",
+        "Amount of unmeasured warm-up: the minimum launches per case (kernel), the windows "
+        "(scoring), the requests for the shortest clip (video), or the requests (other kinds).",
         ge=0,
     )
     repeats: int = option(
@@ -176,7 +176,7 @@ class Workload(Group, place="workload"):
     step_trace: int | None = option(
         None,
         "Engine steps that every run traces: chunks, KV blocks and times. The runs of the first "
-        "block store theirs, for python -m labkit.trace (docs/steps.md).",
+        "block store their traces, for python -m labkit.trace (docs/steps.md).",
         ge=1,
         le=MAX_TRACED_STEPS,
         unit="steps",
@@ -314,7 +314,7 @@ class Workload(Group, place="workload"):
         return ("e2e_p50_ms",) if self.arrivals.is_paced else ("total_tok_s",)
 
     def missing_for(self, metric: str) -> str | None:
-        """Return the setting that this workload lacks for a metric; None if it lacks none."""
+        """Return the setting that this workload lacks for a metric, or None."""
         if metric == "goodput_req_s" and not self.limits.is_set:
             return "a limit such as workload.limits.ttft_ms=200"
         if metric in ("e2e_ms", "row_steps") and not self.per_request:

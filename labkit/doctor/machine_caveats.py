@@ -1,6 +1,7 @@
 """Caveats of this machine: facts that would weaken a study here, each with its fix.
 
-``MachineFacts`` holds what the doctor read and measured. Each rule yields caveats from these facts.
+``MachineFacts`` holds everything that the doctor read and measured. Each rule checks these facts
+and yields caveats.
 """
 
 from __future__ import annotations

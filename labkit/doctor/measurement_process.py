@@ -70,7 +70,7 @@ def _read_messages(
 ) -> dict[str, Any] | None:
     """Read the worker's messages, pass its steps to ``on_step`` and return its result.
 
-    None if the worker ends without a result.
+    Returns None if the worker ends without a result.
     """
     assert process.stdout is not None
     for line in process.stdout:

@@ -1,8 +1,8 @@
 """Pilot A/A runs that estimate the smallest effect a one-minute study can detect on this machine.
 
-A pilot runs a study's own worker processes, with two identical arms interleaved in each, so its
-noise and its cost are those of a study. There is one pilot for kernels and one for requests. If a
-pilot cannot run, its result is the reason in one line, and the doctor continues without it.
+A pilot runs the same worker processes as a study, with two identical arms interleaved in each, so
+its noise and its cost are those of a study. There is one pilot for kernels and one for requests. If
+a pilot cannot run, its result is the reason in one line, and the doctor continues without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OVERRIDES_BY_KIND: Mapping[str, Sequence[str]] = {
 
 
 class Pilot:
-    """Short A/A processes of one kind of workload, prepared at construction.
+    """Short A/A processes of one kind of workload. The constructor prepares them.
 
     Parameters
     ----------
@@ -136,8 +136,8 @@ def estimate_noise(records: Sequence[Record], wall_times_s: Sequence[float]) -> 
 def _one_arm_times_s(records: Sequence[Record], wall_times_s: Sequence[float]) -> list[float]:
     """Return the seconds that each process would have taken with one arm instead of two.
 
-    The time of the arm with the shorter turns is subtracted, because the other arm's turns include
-    the loading of what both arms share.
+    The time of the arm with the shorter turns is subtracted. The other arm's turns include loading
+    that a process with one arm does, too.
     """
     return [
         wall_s - min(record.seconds["turns"] for record in records if record.block == block)

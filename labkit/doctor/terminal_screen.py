@@ -100,7 +100,7 @@ def show_pilots(console: Console, pilots: Mapping[str, PilotNoise | str]) -> Non
 
 
 def pilots_text(estimates: Mapping[str, PilotNoise]) -> str:
-    """Return a text on the meaning of the smallest effects and on the runs they are based on."""
+    """Return a text that explains the smallest effects and names the pilot runs behind them."""
     sources = " and ".join(
         f"{estimate.processes} short processes of {kind} ({estimate.interleaved_s:.1f} s each)"
         for kind, estimate in estimates.items()

@@ -44,8 +44,8 @@ from labkit.machine import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm
 
 ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
-ENGINE_KEYS = ("engine", "model")  # keys left out of it if the workload has no engine
-ENVIRONMENT = "environment"  # the key of an arm that is not an option
+ENGINE_KEYS = ("engine", "model")  # of these keys, those left out if the workload has no engine
+ENVIRONMENT = "environment"  # the only key of an arm that is not an option
 LIVE_MEMORY_SHARE = 0.75  # of RAM, for processes that are alive at the same time
 
 
@@ -66,8 +66,8 @@ class ComposedCell:
     isolation
         ``in_process``, ``live`` or ``process``, never ``auto``.
     separate_processes_reason
-        The reason that the arms do not share a process and, if they are not alive at the same time
-        either, the reason for that; None if they share a process.
+        Why the arms do not share a process and, with isolation ``process``, also why their
+        processes do not take turns. None if the arms share a process.
     overrides
         The overrides that name the cell.
     blocks_given
@@ -168,10 +168,10 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
 
 
 def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Sequence[str]) -> None:
-    """Replace the config that Hydra wrote for a job by the one that runs.
+    """Replace the config that Hydra wrote for a job by the config that the job runs.
 
     Hydra composes a job without the overrides of the experiment's scale and without the arms of a
-    sweep, and its file would not show them. An arm's config is this file with the arm's overrides.
+    sweep, so its file would lack both. An arm's config is this file with the arm's overrides.
     Hydra must be initialised.
     """
     from omegaconf import OmegaConf
@@ -227,8 +227,8 @@ def resolve_isolation(
     Raises
     ------
     ConfigError
-        The design asks for ``in_process`` or ``live``, but the arms do not allow it; or the arms
-        must share a process, but cannot, or the design forbids it.
+        The design sets ``in_process`` or ``live``, which the arms do not allow; or the arms would
+        run one after another, and the workload must compare them while they run.
     """
     from labkit import workload
 
@@ -293,11 +293,11 @@ def _too_large(experiments: Sequence[Experiment]) -> str | None:
 
 
 def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
-    """Return the cells to run: the cell itself and, if declared, the cell that confirms it.
+    """Return the cells to run: the cell itself and, with ``design.confirm``, one that confirms it.
 
     Interleaved runs show neither how arms affect each other in a shared process nor how results
-    vary between processes. ``design.confirm`` blocks in separate processes show whether either
-    matters. They are a cell of their own, which exists only if the first cell is interleaved.
+    vary between processes. The confirming cell repeats the comparison with ``design.confirm``
+    blocks in separate processes. It exists only if the first cell is interleaved.
     """
     cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
     if not confirm or not cell.design.isolation.takes_turns:
@@ -347,7 +347,7 @@ def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
     """Check that an arm differs from the earlier ones in some option.
 
-    Arms with environments may be equal: two revisions may be the same one.
+    Arms with environments of their own may have equal options.
     """
     for other in earlier:
         same = arm.config == other.config and not arm.environment and not other.environment
@@ -360,7 +360,7 @@ def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:
-    """Check an arm as far as that is possible without a worker process.
+    """Check everything about an arm that can be checked without a worker process.
 
     An arm may override only options of ``engine``, ``model`` and ``workload``.
     """

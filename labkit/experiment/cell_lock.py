@@ -34,8 +34,9 @@ def cell_lock(
     """Hold a cell's lock, and write a :class:`CellSession` at its start and end.
 
     The lock matters on a cluster, where an earlier job may still work on the cell. ``on_wait`` is
-    called with one line on its holder when the wait begins, and again every minute. ``check`` is
-    called at every poll (``poll_s`` seconds); it may raise an exception to stop waiting.
+    called with one line on the lock's holder when the wait begins, and again every minute.
+    ``check`` is called at every poll (``poll_s`` seconds); it may raise an exception to stop
+    waiting.
 
     Raises
     ------

@@ -4,7 +4,8 @@ The analysis adds its results to the same file (:mod:`labkit.analysis`). A seque
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
 :mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
-lies above this package, so the function that analyses at a look is a parameter (``AllDecided``).
+is in a package above this one, so the function that analyses at a look is a parameter
+(``AllDecided``).
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def refuse_changes(cell: Cell) -> None:
 
 
 def _difference(cell: Cell) -> str | None:
-    """Return the first difference of the folder's arms and design from the cell's, or None."""
+    """Return the first difference between the cell and its folder (arms, design), or None."""
     old = {arm.name: arm for arm in read_arms(cell.dir)}
     new = {arm.name: arm for arm in cell.arms}
     if not _exists(cell):  # killed before all arms and the manifest were written
@@ -269,7 +270,7 @@ def take_interim_look(
     With ``design.eliminate``, arms that cannot be the best are dropped. The look lists the
     remaining arms, always with the baseline and the control. The result is added to ``cell.json``.
     A look is taken only if no later block has been run. If an earlier command ran later blocks,
-    the look keeps the result that is recorded for it.
+    the look's recorded result stays.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):

@@ -51,7 +51,7 @@ def _key(override: str) -> str:
 
 
 def named_overrides(task_overrides: Iterable[str]) -> list[str]:
-    """Return the overrides that name a cell, a sweep of arms as it was typed."""
+    """Return the overrides that name a cell. A sweep of arms is returned as it was typed."""
     overrides = (one for override in task_overrides for one in _swept_apart(override))
     return [override for override in overrides if _key(override) not in KEYS_NOT_IN_NAME]
 

@@ -91,7 +91,7 @@ def run_cell(
         decided. Needed if the design has looks.
     possibly_best
         Analyses the cell's folder at an interim look and returns the arms that may be the best.
-        Needed if the design eliminates others.
+        Needed if the design eliminates arms.
 
     Raises
     ------
@@ -134,7 +134,7 @@ class _BlockRunner:
         old_records: Sequence[Record],
         all_decided: AllDecided | None,
     ) -> list[Record]:
-        """Run the blocks, stop at a look at which all is decided, and return the new records."""
+        """Run the blocks until a look decides every comparison, and return the new records."""
         cell, records, timing = self.cell, list(old_records), False
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
@@ -187,7 +187,7 @@ class _BlockRunner:
     def _show(self, record: Record) -> None:
         compiled = record.notes.get("compiles", {}).get("measure", 0)
         if compiled:
-            self.progress.note(f"{record.run}: {compiled} kernels were compiled while measuring")
+            self.progress.note(f"{record.run}: kernels compiled while measuring: {compiled}")
         self.progress.run_ended(record)
 
 
@@ -215,7 +215,7 @@ def _scheduled_blocks(cell: Cell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records, and the reason to run it (again), which is None if it is finished."""
+    """A block's records, and why the block must run (again); None if it is finished."""
 
     records: list[Record]
     run_reason: str | None

@@ -212,7 +212,7 @@ def run(
 
 
 def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignals) -> None:
-    """Wait briefly for the signal that ended a child: the child may get it before this process."""
+    """Wait briefly for a signal that ended a child, because it may reach this process later."""
     if any(-ending.code in STOP_SIGNALS for ending in endings):
         select.select(signals.fds, [], [], TRACEBACK_S)
 
@@ -221,7 +221,7 @@ def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
     """Wait until the child ends or the deadline (monotonic clock) passes; return whether it ended.
 
     ``Popen.wait`` with a timeout sleeps until absolute times. Under a simulated clock that is set
-    back (libfaketime) such a sleep fails with EINVAL, and the timeout of ``select`` does not.
+    back (libfaketime) such a sleep fails with EINVAL, whereas the timeout of ``select`` works.
     """
     pause = MIN_POLL_S
     while child.poll() is None:

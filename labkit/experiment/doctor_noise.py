@@ -23,7 +23,7 @@ from labkit.records import (
 )
 
 FILE_NAME = "doctor.json"
-PILOTS_VERSION = 1  # of the data under the file's key ``sights``
+PILOTS_VERSION = 1  # version of the data under the file's key ``sights``
 MIN_PROCESSES = 3  # needed to estimate a standard deviation
 
 # Attributes of PilotNoise by their keys in the file.

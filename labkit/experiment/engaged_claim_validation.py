@@ -1,4 +1,4 @@
-"""Validation of ``claims.engaged``: arms must exist and be able to have the claimed counters."""
+"""Validation of ``claims.engaged``: arms must exist, and their engines must have the counters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
         require(
             experiment.workload.loads_model,
             f"{where}: {claimed[0]} would stay 0, because "
-            f"workload={experiment.workload.name} loads no model; choose a workload of requests",
+            f"workload={experiment.workload.name} loads no model; choose a workload that serves "
+            "requests, such as workload=chat",
         )
         forms = model_footprint.dequantize_emitter(
             model,
@@ -107,7 +108,7 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
                 name.startswith(counted),
                 f"ablation.claims.engaged.{arm}: {name} would stay 0, because "
                 f"workload={workload.name} times attention launches and runs no engine steps; "
-                "choose a workload of requests",
+                "choose a workload that serves requests, such as workload=chat",
             )
 
 

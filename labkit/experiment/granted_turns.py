@@ -15,14 +15,14 @@ from labkit.workload.turn_order import Part, Round
 
 
 class GrantedTurns:
-    """The turns of the only arm of this process; see ``TurnOrder``.
+    """A ``TurnOrder`` that passes on the coordinator's turns to the only arm of this process.
 
     Parameters
     ----------
     channel
         The connection to the coordinator.
     timer
-        Pauses while this process waits.
+        The stage timer, which pauses while this process waits for a turn.
     """
 
     other_processes = True

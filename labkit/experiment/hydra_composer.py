@@ -70,7 +70,7 @@ class Composer:
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
         """Split overrides into those composed by Hydra, and single values applied afterwards.
 
-        Hydra also composes a value that precedes an override that adds or deletes keys.
+        A value before an override that adds or deletes keys is also composed by Hydra.
         """
         parsed = [self._parse(override) for override in overrides]
         last = max((i for i, item in enumerate(parsed) if _changes_keys(item)), default=-1)
@@ -117,7 +117,7 @@ def expand_sweep(
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
-    values: dict[str, list[str]] = {}  # of each key
+    values: dict[str, list[str]] = {}  # overrides by key
     swept = [f"{key}={value}" for key, value in (params or {}).items()]
     for override in parser.parse_overrides([*swept, *overrides]):
         key = override.get_key_element()
@@ -151,7 +151,7 @@ def fixed_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def _values(override: str) -> list[str]:
-    """Return an override of each value in a list; none for a range that has no listed values."""
+    """Return one override per listed value; an empty list for a range without listed values."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     (parsed,) = OverridesParser.create().parse_overrides([override])

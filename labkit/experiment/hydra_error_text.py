@@ -88,7 +88,9 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     if package:
         file, group = package.groups()
         right = f"/{group}@_global_.{group.replace('/', '.')}"
-        return f"{file}.yaml: override /{group}: write override {right} in a file of a group"
+        return (
+            f"{file}.yaml: override /{group}: a file of a config group must write override {right}"
+        )
     match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
         group_only = re.search(
@@ -217,7 +219,7 @@ def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
     what = (
         f"ablation.arms: {hint}"
         if file.startswith("ablation/")
-        else "a list stands where a map must be"
+        else "a list was found where a map is required"
     )
     return f"{file}.yaml: {what}"
 

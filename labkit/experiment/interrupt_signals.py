@@ -17,7 +17,8 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 class InterruptSignals:
     """Context manager in which a signal sets a flag and makes the descriptors ``fds`` readable.
 
-    Python installs signal handlers only in the main thread. In another thread this does nothing.
+    Python installs signal handlers only in the main thread. In another thread the context does
+    nothing.
     """
 
     def __init__(self) -> None:

@@ -56,8 +56,8 @@ class FinishedJobs:
 class JobLauncher:
     """A launcher: its name in ``hydra/launcher=NAME`` and the class behind it.
 
-    ``sweeper`` is the name of the sweeper whose cells it runs. ``is_search``: this sweeper chooses
-    each cell by the objectives of those before it.
+    ``sweeper`` is the name of the sweeper whose cells it runs. ``is_search``: whether this sweeper
+    chooses each cell by the results of earlier cells.
     """
 
     name: str
@@ -95,8 +95,9 @@ class JobLauncher:
         )
         require(
             self.is_local or not self.is_search,
-            f"hydra/launcher={self.name}: hydra/sweeper={self.sweeper} chooses a trial by those "
-            "before it, so its trials run one after the other; leave hydra/launcher at its default",
+            f"hydra/launcher={self.name}: hydra/sweeper={self.sweeper} chooses a trial by the "
+            "results of earlier trials, so its trials run one after the other; leave "
+            "hydra/launcher at its default",
         )
         if self.is_local:
             return

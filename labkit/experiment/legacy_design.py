@@ -20,7 +20,7 @@ RUNS_PER_BLOCK = 2  # the default of earlier versions
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
     """Return the design that continues the cell in ``folder``, with its isolation resolved.
 
-    If there is no such cell, or this version began it, that is ``design``.
+    If there is no such cell, or this version began it, ``design`` is continued unchanged.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     folder
         The cell's folder.
     blocks_given
-        Whether the command sets ``design.blocks``, which then counts the cell's own blocks. Else
-        the cell ends where it was declared to end.
+        Whether the command sets ``design.blocks``, which then counts blocks of the cell's own
+        size. If not, the cell keeps the end that was declared when it began.
     """
     begun: dict[str, Any] = {}
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it

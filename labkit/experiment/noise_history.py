@@ -15,7 +15,7 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine import fingerprint
 from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
 
-MAX_CELLS = 40  # only this many cells, the newest, are read
+MAX_CELLS = 40  # number of newest cells that are read
 MIN_DEGREES_OF_FREEDOM = 3  # for an estimate of noise
 
 
@@ -79,7 +79,7 @@ def _manifests(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class CellNoise:
-    """The noise of a cell's rows of some metrics: medians over rows and arms.
+    """The noise of those rows of a cell that have certain metrics: medians over rows and arms.
 
     ``sd``: standard deviation between runs, log scale, with ``degrees_of_freedom``.
     ``alpha_share``: the share of an arm's alpha that each of its rows gets; None if no p-value
@@ -137,7 +137,7 @@ def median_block_s(cell_dir: Path) -> float | None:
 
 
 def median_start_up_s(cell_dir: Path) -> float | None:
-    """Return the median seconds that a cell's runs cost outside their measurement.
+    """Return the median seconds that a cell's runs take outside their measurement.
 
     Returns None if no run has recorded them.
     """

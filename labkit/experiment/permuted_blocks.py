@@ -37,7 +37,7 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
     Raises
     ------
     ValueError
-        No arm, an arm named twice, or ``runs_per_block`` below 1.
+        There is no arm, an arm is named twice, or ``runs_per_block`` is below 1.
     """
     if not arms or len(set(arms)) != len(arms):
         raise ValueError(

@@ -42,7 +42,8 @@ class CellPlan:
     to_run
         The number of runs not done yet.
     seconds, bytes
-        The estimated seconds of the runs to do, and the bytes of memory of the largest process.
+        The estimated seconds of the runs to do, and the bytes of memory that the largest run needs
+        or, if arms take turns, that all arms of a block need together.
     detectable_effect, one_minute, start_up
         Lines of text for the plan, from the functions ``detectable_effect_line``,
         ``one_minute_line`` and ``start_up_line`` of :mod:`labkit.experiment.power_forecast`.
@@ -166,7 +167,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     )
     memory = memory_capacity.this_machine().total
     if plan.bytes > memory:
-        yield f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
+        yield f"this exceeds this machine's {memory / 2**30:.1f} GiB of memory, so it will not fit"
     yield from plan.warnings
     if plan.separate_processes_reason is not None:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
@@ -175,7 +176,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
         yield f"ends at the first look that {done}; looks after blocks {looks}"
     if design.eliminate:
-        yield "each look drops settings, so these are the most runs and the longest time"
+        yield "each look may drop settings, so these runs and this time are upper limits"
     yield plan.start_up
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:

@@ -34,8 +34,8 @@ TARGET_PCT = 1.0  # the plan gives the number of blocks that would detect this e
 def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the smallest effect that the cell detects, and the blocks needed for 1 %.
 
-    In a design with looks it is the smallest effect that a single look detects. A study that takes
-    all its looks detects that effect at least as often.
+    In a design with looks, it is the smallest effect that any single look detects. The whole study
+    detects that effect at least as often, because it takes all looks.
     """
     design = cell.design
     if composed.metrics and all(
@@ -46,7 +46,7 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     noise = _noise(cell, composed, history)
     if noise is None:
         unknown = (
-            "its smallest detectable effect is not known, because no study of this workload has "
+            "the smallest detectable effect is not known, because no study of this workload has "
             "run here (python -m labkit.doctor measures this machine's noise)"
         )
         return f"estimate-only, too few blocks for a verdict; {unknown}" if too_few else unknown
@@ -68,13 +68,13 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
     needed = blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
     if needed is None and noise.is_doctor_s:
         return (
-            f"its smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
-            f"({noise.source}) is a busy machine's; run python -m labkit.doctor on an idle one"
+            f"the smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
+            f"({noise.source}) suggests a busy machine; run python -m labkit.doctor on an idle one"
         )
     blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
     return (
         f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
-        f"(adjusted for all rows and arms; noise of {noise.source})"
+        f"(adjusted for all rows and arms; noise from {noise.source})"
     )
 
 
@@ -83,7 +83,7 @@ class _KnownNoise:
     """Standard deviation between runs (log scale), and its source.
 
     ``alpha_share``: a row's share of one arm's alpha; None if not known. ``degrees_of_freedom``:
-    of ``sd``; None if not known.
+    those of ``sd``; None if not known. ``is_doctor_s``: whether the doctor measured ``sd``.
     """
 
     sd: float
@@ -131,7 +131,7 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
         f"; {ISOLATION_PHRASES[i]}: not known" for i in isolations if i not in effects
     )
     sources = " and ".join(dict.fromkeys(source for _, source in effects.values()))
-    return f"one minute detects {known}{unknown} (one row alone; noise of {sources})"
+    return f"one minute detects {known}{unknown} (one row alone; noise from {sources})"
 
 
 def _possible_isolations(arms: Sequence[Experiment]) -> list[Isolation]:
@@ -170,7 +170,7 @@ def _effect_text(effect_pct: float | None) -> str:
 
 
 def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
-    """Return a line with the seconds that a run costs outside its measurement."""
+    """Return a line with the seconds that a run takes outside its measurement."""
     for path, _ in history.studies(composed):
         seconds = noise_history.median_start_up_s(path)
         if seconds is not None:
@@ -190,9 +190,9 @@ def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
 
 
 def _is_pilot_metric(composed: ComposedCell) -> bool:
-    """Return whether the doctor measures noise like that of the question's metrics.
+    """Return whether the doctor's noise applies to the cell's metrics, which must be speeds.
 
-    The doctor times launches and whole studies of requests, but measures no latencies or goodput.
+    The doctor times kernel launches and throughput, but measures no latencies or goodput.
     """
     return all(METRICS[name].is_speed for name in composed.metrics if name in METRICS)
 

@@ -25,10 +25,10 @@ REFRESH_S = 1.0
 class Progress:
     """Receiver of a running cell's events. This base class ignores them all."""
 
-    _cell_dir: Path | None = None  # of the cell that began
+    _cell_dir: Path | None = None  # the folder of the running cell
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
-        """Begin a cell of ``total`` runs, of which ``done`` were done before."""
+        """Begin a cell of ``total`` runs; ``done`` of them were done by an earlier command."""
 
     def started(self, runs: Sequence[Run]) -> None:
         """Handle the start of a process, for one run or for all runs that share it."""
@@ -46,7 +46,7 @@ class Progress:
         """Return a failed run's reason and log path, or the run that ended its process."""
         culprit = record.notes.get("failed_by")
         if culprit is not None:
-            return f"{record.outcome}: {culprit} ended their process"
+            return f"{record.outcome}: {culprit} ended the process that it shared with this run"
         log = record.notes.get("log")
         where = f"; the log is {self._cell_dir / log}" if log and self._cell_dir else ""
         return f"{record.outcome}: {record.detail}{where}"

@@ -15,17 +15,17 @@ from labkit.config.option_index import did_you_mean
 
 KEYS = ("source", "machine", "metric", "unit", "rows", "tables")
 NUMBER_KEYS = ("arms", "delta_pct", "p", "wins")  # numbers by arm
-TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown as they are
+TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown unchanged
 ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 
 
 def rows_of_cell(published: Any, experiment: Experiment) -> Any:
-    """Return the published numbers without the rows of other cells.
+    """Return the published numbers without the rows of other cells; None if there are none.
 
     Raises
     ------
     ConfigError
-        An unknown key, a row without a case or a metric, or ``when`` with an unknown option.
+        A key is unknown, a row has no case or metric, or ``when`` names an unknown option.
     """
     if published is None:
         return None

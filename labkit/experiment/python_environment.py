@@ -2,8 +2,8 @@
 
 ``ablation.arms.NAME.environment`` (:class:`labkit.config.Environment`) names another interpreter,
 versions of packages, or a revision of a Git checkout. Requirements and revisions become folders of
-the cache that precede everything else on the Python path, so that an arm differs from the others in
-what it names and in nothing else. The arm's identity holds the full hash of the commit, so a study
+the cache that precede everything else on the Python path, so an arm differs from the others only in
+what its environment names. The arm's identity holds the full hash of the commit, so a study
 is not continued after the revision has moved.
 """
 
@@ -57,19 +57,19 @@ class RevisionError(ConfigError):
 
 @dataclass
 class _Arm:
-    """The part of an arm that describes its environment: its errors name the key."""
+    """A stand-in for an arm, so that error messages name the key ``environment``."""
 
     environment: Environment
 
 
 @dataclass(frozen=True)
 class Imports:
-    """What an environment's Python imports.
+    """The results of importing labkit in an environment.
 
     Parameters
     ----------
     protocol
-        The version of its turn protocol; None if it has none.
+        The version of the turn protocol in its labkit; None if it has no turn protocol.
     defaults
         The default value of each option that its labkit has.
     missing
@@ -179,7 +179,7 @@ class PythonEnvironment:
         }
 
     def imports(self, modules: Sequence[str]) -> Imports:
-        """Import in this environment what a worker imports, and return the result.
+        """Import the modules of a worker in this environment, and return the results.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class PythonEnvironment:
         Raises
         ------
         RevisionError
-            Something cannot be imported, or the interpreter is not a Python.
+            An import fails, or the program is not a Python interpreter.
         """
         smallest = json.dumps(SMALLEST_EXPERIMENT)
         command = self.command([sys.executable, "-c", IMPORT_SCRIPT, smallest, *modules])
@@ -224,7 +224,7 @@ class PythonEnvironment:
         return cache_dir.root() / "environments" / name
 
     def _path(self) -> list[Path]:
-        """Return the folders that precede the Python path."""
+        """Return the folders that come first on the Python path."""
         source = self._tree / "src"
         trees = [source if source.is_dir() else self._tree] if self.revision is not None else []
         return [*trees, *([self._packages] if self.requirements else [])]
@@ -285,7 +285,7 @@ def known_options(
     theirs, ours
         The defaults of the other revision's options, and of this one's.
     where
-        The place of the part, such as ``engine.``.
+        The prefix of the part's keys, such as ``engine.``.
 
     Raises
     ------
@@ -296,7 +296,9 @@ def known_options(
     for key, value in config.items():
         if key not in theirs:
             if key not in ours or value != ours[key]:
-                raise RevisionError(f"{where}{key}={value}: its revision has no such option")
+                raise RevisionError(
+                    f"{where}{key}={value}: the arm's revision of labkit has no such option"
+                )
         elif all(isinstance(part.get(key), Mapping) for part in (config, theirs, ours)):
             known[key] = known_options(value, theirs[key], ours[key], f"{where}{key}.")
         else:
@@ -347,7 +349,7 @@ def _run(
 
 
 def _last_line(stderr: bytes) -> str:
-    """Return the last error in a program's messages, without pip's prefix."""
+    """Return the last error in a program's messages, without the prefix of pip or git."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     line = (errors or lines or ["it ended without a message"])[-1]

@@ -1,6 +1,6 @@
 """Drafts of records: the state of a run in progress.
 
-A draft always holds a valid record: however the run ends, the record says how far the run came.
+A draft always holds a valid record. However the run ends, the record says how far the run got.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _broken_claims(
             yield RunFailure(
                 "invalid_output",
                 f"request {request['id']} {request['outcome']}: {request['error']}; "
-                "the ablation claims that all are served (claims.all_served)",
+                "the ablation claims that all requests are served (claims.all_served)",
             )
     for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
         if not finite.get(name, 0) > 0:

@@ -37,14 +37,14 @@ class RunLauncher(Protocol):
         """Build and compile what the cell's arms need, before their first run."""
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Do one run, or all runs that share a process, and return every record, failed ones too.
+        """Do one run, or all runs that share a process; return all records, including failed ones.
 
         Raises
         ------
         Interrupted
             A signal was received; no process of the runs is left.
         StudyError, OSError
-            An error that every further run would meet (full disk, ...).
+            An error that would also stop every further run (full disk, ...).
         """
 
 
@@ -82,7 +82,7 @@ class ProcessLauncher:
         """Prepare arms in one process, and write their markers if that succeeds."""
         names = [arm.name for arm in arms_by_marker.values()]
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
-        self.progress.note(f"preparing {arms} (once; this compiles and builds what they need)")
+        self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
         log = cell.paths.runs / f"prepare-{names[0]}.log"
         environ, _ = _environment(cell.arm(names[0]))
         ending = child_process.run(

@@ -1,8 +1,9 @@
-"""Watcher of a study's Slurm jobs, by the queue's own state (``squeue``).
+"""Watcher of a study's Slurm jobs, which reads their states from the queue (``squeue``).
 
-Submitit asks Slurm's accounting (``sacct``), which many small clusters do not have. There it
-would wait forever for a job that was cancelled, ran out of time or lost its node. Hydra gives up at
-the first lost job, while the others still run; :meth:`SlurmJobs.wait` waits for all of them.
+Submitit reads them from Slurm's accounting (``sacct``), which many small clusters do not have.
+Without accounting, submitit would wait forever for a job that was cancelled, ran out of time or
+lost its node. Hydra gives up at the first lost job, while other jobs still run;
+:meth:`SlurmJobs.wait` waits for all jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         return {job: {"State": FORGOTTEN} for job in self.jobs} | listed
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return the state in submitit's words: ``RUNNING`` for every job that has not ended."""
+        """Return a job's state; ``RUNNING`` stands for every state of a job that has not ended."""
         state: str = self.get_info(job_id, mode=mode).get("State", "UNKNOWN")
         ended = (*FAILED_STATES, COMPLETED, FORGOTTEN, "UNKNOWN")
         return state if state in ended else "RUNNING"
@@ -55,7 +56,7 @@ class SlurmJobs:
         self._watcher = SlurmJob.watcher = QueueWatcher()
 
     def running(self) -> list[str]:
-        """Return the names of the jobs that have not ended: they continue without this process."""
+        """Return the ids of the jobs that have not ended. They continue without this process."""
         return [job for job in self._watcher.jobs if not self._watcher.is_done(job, "force")]
 
     def wait(self) -> None:

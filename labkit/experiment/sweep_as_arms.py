@@ -1,9 +1,9 @@
 """Sweeps of options as arms: a command's comma-separated values become arms of one cell.
 
-Hydra's sweeper makes a job of every combination of values, which is a cell of its own: its runs are
-not interleaved with those of other cells, so no test compares them. But arms of one cell share
-random blocks. So swept options of ``engine`` and ``model`` become arms if the command's ablation
-has a single arm. Sweeps of ``workload``, ``seed``, ``ablation`` and other groups still make cells.
+Hydra's sweeper makes one cell per combination of values. Runs of different cells are not randomised
+together, so no test compares them. Arms of one cell share random blocks. So swept options of
+``engine`` and ``model`` become arms if the command's ablation has a single arm. Sweeps of
+``workload``, ``seed``, ``ablation`` and other groups still make cells.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def sweep_as_arms(
 ) -> list[str]:
     """Return a command's overrides with its swept options as one sweep of arms.
 
-    They are returned unchanged if no option can become arms, if the ablation has arms of its own,
-    or if the study's folder has such a cell already, which is then continued. ``hydra`` are the
-    command's overrides of Hydra itself, for example of its search path. Hydra must be initialised.
+    The overrides are returned unchanged if no option can become arms, if the ablation has arms of
+    its own, or if the study's folder already has a cell for one combination, which then continues.
+    ``hydra`` are the command's overrides of Hydra itself, for example of its search path. Hydra
+    must be initialised.
     """
     given = list(overrides)
     swept, others = _split(given)
@@ -89,7 +90,8 @@ def _folders(overrides: Sequence[str]) -> list[Path]:
 def with_swept_arms(experiment: Experiment) -> Experiment:
     """Return an experiment whose ablation has an arm for every combination of its sweep.
 
-    The baseline is the combination that the experiment has without the sweep, else the first.
+    The baseline is the combination of the values that the experiment has without the sweep. If the
+    sweep does not contain it, the first combination is the baseline.
 
     Raises
     ------

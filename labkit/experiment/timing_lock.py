@@ -1,4 +1,4 @@
-"""The timing lock: one cell is timed per host at a time, in the order of arrival.
+"""The timing lock: a host times only one cell at a time, in the order of arrival.
 
 A process that wants to time takes a ticket, a numbered file in a folder that all users of the host
 share, and holds the kernel's lock (``flock``) on it until it ends, however it ends. Its turn comes
@@ -55,7 +55,7 @@ class Ticket:
         return False
 
     def describe(self) -> str:
-        """Return a phrase on who has the ticket and, if it is timing, since when."""
+        """Return a phrase that names the ticket's holder and, if it is timing, since when."""
         try:
             facts = json.loads(self.path.read_text())
             who = f"{facts['holder']} (pid {facts['pid']}, user {self._user()})"
@@ -64,14 +64,14 @@ class Ticket:
             since = time.localtime(float(facts["since"]))
             held_s = round(time.monotonic() - float(facts["since_monotonic"]))
             clock = time.strftime("%Y-%m-%d %H:%M:%S", since)
-            return f"{who} is timing on this host since {clock}, for {held_s} s"
+            return f"{who} has been timing on this host since {clock} ({held_s} s)"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process is timing on this host"
 
     def _user(self) -> str:
         try:
             return self.path.owner()
-        except KeyError:  # the id has no name here
+        except KeyError:  # the user's id has no name on this host
             return str(self.path.stat().st_uid)
 
 
@@ -116,7 +116,9 @@ def timing_lock(
                 on_wait(f"waiting: {ahead[0].describe()}{_queue_text(len(ahead) - 1)}")
             select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
             ahead = [before for before in ahead if before.is_live]
-        _write(descriptor, holder, time.time(), time.monotonic())  # a date, a duration
+        _write(
+            descriptor, holder, time.time(), time.monotonic()
+        )  # for the date and the duration in describe()
         yield
 
 

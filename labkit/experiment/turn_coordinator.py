@@ -1,4 +1,4 @@
-"""A live set: one process for each arm of a block, all alive, of which one works at a time.
+"""A live set: one process per arm of a block. All are alive, but only one works at a time.
 
 The processes are started together. They load and warm up one after the other, take turns in the
 order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
@@ -10,9 +10,9 @@ set. The unit of inference is the set, just as it is the process if all arms sha
 An arm whose process ends has no further turns; the others finish. The coordinator runs in the
 parent's process. It waits with ``select`` while a worker works.
 
-Whatever ends the coordinator also ends the workers, even stopped ones, and lets the servers that
-it did not start continue. After a signal or an error the coordinator does so itself. If it is
-killed, another process does it (:mod:`labkit.machine.orphan_cleanup`).
+However the coordinator ends, the workers are killed, even stopped ones, and servers that labkit did
+not start continue. After a signal or an error the coordinator does this itself. If the coordinator
+is killed, another process does it (:mod:`labkit.machine.orphan_cleanup`).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ SLICE_S = 0.1
 
 @dataclass(frozen=True)
 class LiveCommand:
-    """A worker's command, to which ``--turns FD`` is appended, its environment and its log.
+    """A worker's command (``--turns FD`` is appended to it), environment variables and log.
 
-    ``servers``: the ids of processes that labkit did not start, and that are stopped together with
-    the worker, with their descendants. They are never killed.
+    ``servers``: the ids of server processes that labkit did not start. They and their descendants
+    are stopped together with the worker, but never killed.
     """
 
     command: tuple[str, ...]
@@ -81,7 +81,7 @@ class LiveWorker:
             cleanup.resume(pid)
         self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
         self._channel = Channel(own)
-        self._left_s = timeout_s  # of working time
+        self._left_s = timeout_s  # working time that is left
         self.ending: ProcessExit | None = None
 
     @property
@@ -234,7 +234,10 @@ class LiveSet:
             return self._take_slices(list(answers))
         if verbs == {"values"}:
             return self._exchange(values)
-        raise ProtocolError(f"turn protocol: workers sent {' and '.join(sorted(verbs))}")
+        raise ProtocolError(
+            "turn protocol: the arms are at different stages: "
+            f"workers sent {' and '.join(sorted(verbs))}"
+        )
 
     def _take_rounds(self, counts: Mapping[int, Mapping[str, int]]) -> None:
         """Run all rounds of all parts. ``counts``: by arm, the number of rounds by part name."""

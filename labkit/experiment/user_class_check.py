@@ -1,7 +1,7 @@
-"""Import of users' classes in a process of its own, so that a plan finds mistakes in them.
+"""Import users' classes in a separate process, so that a plan finds mistakes in them.
 
-The parent never imports a user's engine, backend or resolver: that may start threads, take memory
-or end the process.
+The parent never imports a user's engine, backend or resolver, because the import may start threads,
+take memory or end the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_imports(cells: Iterable[ComposedCell]) -> None:
     ------
     ConfigError
         A class cannot be imported. The message is one line with the arm, the option, the reason
-        and the class's own last line of the traceback.
+        and the last traceback line in the user's code.
     """
     named = {
         path: f"arm {name}: {key}={path}"
@@ -53,7 +53,7 @@ def _classes(experiment: Experiment) -> Iterable[tuple[str, str]]:
 
 
 def _import(paths: Sequence[str]) -> dict[str, str | None]:
-    """Return the error of each class that the process reached, None if the import succeeded."""
+    """Return each class's error, or None if it was imported; unreached classes are absent."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", CODE, *paths],

@@ -8,7 +8,8 @@ array outputs (:mod:`labkit.experiment.differing_outputs`) and traced steps
 (:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
 warms up arms without measuring, so that nothing is compiled during a measured run.
 
-A record is written by rename. If the parent process has died, no record is written.
+A record is written to a temporary file and renamed. If the parent process has died, no record is
+written.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def perform(
     outputs_dir: Path | None = None,
     turns: Channel | None = None,
 ) -> list[Record]:
-    """Do one run, or a block's runs interleaved, and return every record, failed ones too.
+    """Do one run, or a block's runs interleaved, and return every record, including failed ones.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def perform(
     Raises
     ------
     RecordError
-        An arm's file is not valid, or a run's name does not fit it.
+        An arm's file is not valid, or a run's name is that of another arm.
     """
     arms = [read_arm(path) for path in arm_paths]
     timer = StageTimer(spawned_ns)
@@ -95,7 +96,7 @@ def _store_outputs(cell_dir: Path | None, values: Values) -> None:
 def _with_step_trace(
     record: Record, trace: Mapping[str, Any] | None, cell_dir: Path | None
 ) -> Record:
-    """Store a run's traced steps, if it has any and ``cell_dir`` is not None, and note them."""
+    """Return the record with a note on its traced steps; store the steps if ``cell_dir`` is set."""
     if trace is None:
         return record
     note: Mapping[str, Any] = step_counts(trace)
@@ -181,7 +182,7 @@ def _publish(path: Path, record: Record, parent: int | None) -> int:
 
 if __name__ == "__main__":
     status = main()
-    with contextlib.suppress(OSError):  # the disk is full, which the status says
+    with contextlib.suppress(OSError):  # the disk is full; the exit status reports that
         sys.stdout.flush()
         sys.stderr.flush()
     # The record is on disk: skip the teardown of LLVM and the thread pools, which only takes time.

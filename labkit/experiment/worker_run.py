@@ -53,8 +53,8 @@ class WorkerProcess:
     """The process with one arm, or with all arms of a block.
 
     ``shared``: the draft of the stages and facts that all arms share. ``running``: the arm that
-    is being measured; None outside the arms' turns. ``granted``: gives the turns if arms in other
-    processes take turns with the arm of this one; else None.
+    is being measured; None outside the arms' turns. ``granted``: the source of this process's turns
+    if it takes turns with other processes; else None.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class WorkerProcess:
 
     @property
     def step_traces(self) -> list[Mapping[str, Any] | None]:
-        """The traced steps of every arm's run, in the order of the arms; None: it traced none."""
+        """The traced steps of each arm's run, in the order of the arms; None if it traced none."""
         return [run.draft.step_trace for run in self.runs]
 
     def _start_probe(self) -> Any:
@@ -177,7 +177,7 @@ class WorkerProcess:
     def _turn(self, arm: int) -> Iterator[None]:
         """Run one turn of an arm: apply its thread budget and time the body.
 
-        If the body raises, ``running`` stays this arm, so that the failure is recorded as its own.
+        If the body raises, ``running`` stays this arm, so the failure is attributed to this arm.
         """
         run = self.running = self.runs[arm]
         worker_stages.apply_thread_budget(run.threads)
@@ -186,7 +186,7 @@ class WorkerProcess:
         self.running = None
 
     def _record(self, run: ArmRun) -> Record:
-        """Return an arm's record, with its equal share of the seconds of the common stages."""
+        """Return an arm's record. The arms share the seconds of common stages equally."""
         shared, draft = self.shared, run.draft
         if not shared.record.ok:
             detail = shared.record.detail or ""

@@ -44,7 +44,7 @@ def experiment_of(arm: Arm) -> Experiment:
 def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]:
     """Start numba with its thread pool, and load the machine probe's kernels.
 
-    The probe times them before and after the measurement; they are the same for every arm.
+    The probe times these kernels before and after the measurement, the same ones for every arm.
     ``on_compile`` is called at every compilation by numba from now on.
 
     Returns

@@ -13,7 +13,7 @@ Readers = Mapping[str, Callable[[], Any]]
 
 
 def collect(readers: Readers) -> dict[str, Any]:
-    """Call every reader and return the values by name, leaving out failures and None."""
+    """Call every reader; return the values by name, without those that failed or are None."""
     values = {}
     for name, reader in readers.items():
         try:

@@ -1,4 +1,4 @@
-"""The user's cache folder, in which entries are named by a digest of what they are built from.
+"""The user's cache folder. An entry's name is a digest of everything it is built from.
 
 Files and folders are written under a temporary name in the same folder and then renamed. So two
 processes may build the same entry at the same time, and no process ever reads an incomplete entry.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labkit.machine import numba_sources
 
-# The list that ``recorded_entries`` of this context has yielded.
+# The list that ``recorded_entries`` has yielded in this context; None outside of it.
 _recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", default=None)
 
 
@@ -156,13 +156,13 @@ def numba_cache_dir(environ: Mapping[str, str] | None = None, package: Path | No
     """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
 
     numba recompiles a cached function when the function's file, numba or the CPU changes. It does
-    not recompile when functions or constants change that it compiled in from another file. Without
-    the digest, labkit would then run outdated machine code.
+    not recompile if only a function or constant of another file, which it compiled in, has changed.
+    Without the digest, labkit would then run outdated machine code.
 
     Parameters
     ----------
     environ
-        As in ``root``.
+        The environment variables, as in ``root``.
     package
         The folder of labkit's package; None: the one that is running.
     """

@@ -1,9 +1,9 @@
 """The machine's fingerprint, for a run's record: the machine and its conditions during the run.
 
 The worker calls ``take()`` before anything is loaded and ``state()`` at the end; both take a few
-milliseconds and start no process. ``surroundings()`` runs the system's tools. The parent calls it
-before and after a run, so that a worker's start is not slowed down. A field that the system does
-not provide is absent. Fields:
+milliseconds and start no process. ``surroundings()`` runs the system's tools, which takes longer,
+so the parent calls it before and after a run. A field that the system does not provide is absent.
+Fields:
 
 - facts: ``os, os_release, architecture, host`` (a hash, never the name), ``cpu_model,
   cores, cores_usable, memory_bytes, accelerator, python, versions, git, hash_seed,
@@ -50,7 +50,7 @@ def state() -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the facts that only programs report: power, other processes, uncommitted changes, ...
+    """Return the facts that need other programs: power, other processes, uncommitted changes, ...
 
     Starts processes, which takes tens of milliseconds.
     """

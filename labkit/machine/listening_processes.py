@@ -11,20 +11,19 @@ import psutil
 
 
 class NoListener(LookupError):
-    """No process listens at an address, or only one that must not be stopped (one line)."""
+    """No process that may be stopped listens at an address. The message is one line."""
 
 
 def find_listeners(url: str) -> list[int]:
     """Return the ids of this user's processes that listen at the loopback address of ``url``.
 
-    Several processes may share a port. If one of them has started another, only the first is
-    returned.
+    Several processes may share a port. A process that another listener has started is left out.
 
     Raises
     ------
     NoListener
         The address is not a loopback address, no process of this user listens there, or the
-        process is this one or has started it.
+        listener is this process or one of its ancestors.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -37,7 +36,9 @@ def find_listeners(url: str) -> list[int]:
     this = {os.getpid(), *_parents(psutil.Process())}
     starters = [pid for pid in roots if pid in this]
     if starters:
-        raise NoListener(f"the server's process {starters[0]} is this one or has started it")
+        raise NoListener(
+            f"the server's process {starters[0]} is labkit itself or one of its parents"
+        )
     return sorted(roots)
 
 

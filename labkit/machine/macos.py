@@ -69,7 +69,7 @@ def state() -> dict[str, Any]:
 
 
 def sample() -> dict[str, Any]:
-    """Return the load average over a minute, and the levels of memory pressure and heat."""
+    """Return the load average over a minute, and the levels of memory pressure and temperature."""
     current = state()
     return collect(
         {

@@ -21,7 +21,7 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 
 def surroundings() -> dict[str, Any]:
-    """Return power, pages, idle time, displays, background work, busiest programs and heat."""
+    """Return power, memory pages, user idle time, displays, background work, programs and heat."""
     return collect(
         {
             "power": power,
@@ -45,7 +45,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def power() -> dict[str, Any] | None:
-    """Return the power source, settings, custom modes and limits; None if ``pmset`` fails."""
+    """Return the power source, settings, modes per source and limits; None if ``pmset`` fails."""
     fields = collect(
         {
             "source": lambda: power_source(command_output("pmset", "-g", "batt")),

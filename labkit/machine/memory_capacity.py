@@ -1,10 +1,10 @@
 """Memory sizes of a machine for memory budgets: this computer, or a simulated Mac.
 
-A simulated Mac is three numbers (total, available, working set), so that budgets can be compared on
-any computer; the run itself still uses this computer. The working set is the size that Metal
-reports on such a Mac at the default limit: two thirds of RAM up to 32 GiB, three quarters from
-36 GiB. Logs of Macs show this for 16 GiB (10922.67 MiB), 32 GiB (21845.34 MiB), 64 GiB (49152 MiB)
-and 96 GiB (73728 MiB); a newer Mac with 128 GiB under macOS 26 reported 107.52 GiB. Available
+A simulated Mac consists of three numbers (total, available, working set), so that budgets can be
+compared on any computer; the run itself still uses this computer. The working set is the size that
+Metal reports on such a Mac at the default limit: two thirds of RAM up to 32 GiB, three quarters
+from 36 GiB. Logs of Macs show this for 16 GiB (10922.67 MiB), 32 GiB (21845.34 MiB), 64 GiB (49152
+MiB) and 96 GiB (73728 MiB); a newer Mac with 128 GiB under macOS 26 reported 107.52 GiB. Available
 memory is assumed: macOS and a desktop's programs use a quarter of RAM, but at least 3 GiB and at
 most 12 GiB.
 """

@@ -5,9 +5,9 @@ defined in that module or in modules that it imports. So the files are those mod
 that they import from the package, directly or indirectly.
 
 Only imports at module level count: an import inside a function is executed when the function is
-called, and an import for the type checker brings no values. The imports are found with regular
+called, and an import under ``TYPE_CHECKING`` is never executed. The imports are found with regular
 expressions, because parsing the package takes a third of a second and every run needs the list. A
-test compares the result with the parser's.
+test compares the result with that of Python's parser.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +
 
 
 def read_sources(package: Path) -> dict[str, bytes]:
-    """Return the content of the files by path, sorted by path.
+    """Return the content of the source files that compiled code depends on, sorted by path.
 
-    A path looks like ``labkit/cpu/packed_linear.py``.
+    The keys are paths such as ``labkit/cpu/packed_linear.py``.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """State of NVIDIA devices from ``nvidia-smi``, where the driver is loaded.
 
-The parent process reads the state before and after a run, so that a worker's start is not slowed.
+The parent process reads the state before and after a run, so a worker starts without that delay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from labkit.machine.best_effort import collect, command_output
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# Names in records by the names of nvidia-smi.
+# Names in records by the field names of nvidia-smi.
 QUERY_FIELDS = {
     "clocks.sm": "sm_mhz",
     "clocks.mem": "memory_mhz",

@@ -41,7 +41,7 @@ class BlasUnavailable(ValueError):
 
 
 def build_library() -> Path:
-    """Return the path of the renamed copy of OpenBLAS, which is built if the cache lacks it.
+    """Return the path of the copy of OpenBLAS in the cache; build the copy if it is missing.
 
     The file's name ends in a digest of the source library and the recipe, so equal names mean equal
     libraries.
@@ -83,7 +83,7 @@ def activate(kind: str, threads: int) -> dict[str, Any]:
     if kind == "stock":
         if _is_loaded():
             raise BlasUnavailable(
-                "engine.blas=stock: OpenBLAS is already loaded in this process; start a fresh one"
+                "engine.blas=stock: OpenBLAS is already loaded in this process; start a new process"
             )
         return _provenance("reference")
     return _activate_openblas(threads)
@@ -94,7 +94,7 @@ def _activate_openblas(threads: int) -> dict[str, Any]:
     if "mlx.core" in sys.modules and not _is_loaded():
         raise BlasUnavailable(
             "engine.blas=openblas: mlx was imported before labkit could load OpenBLAS; "
-            "import it later, or set engine.blas=stock"
+            "import mlx after labkit has loaded OpenBLAS, or set engine.blas=stock"
         )
     try:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

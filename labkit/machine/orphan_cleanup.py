@@ -1,8 +1,8 @@
-"""Cleanup of orphans: end or continue process trees when this process ends, however it ends.
+"""Cleanup of orphans: kill or resume process trees when this process ends, however it ends.
 
-A stopped process (SIGSTOP) cannot watch its parent itself. The cleanup is a process in a session
-of its own that waits on the read end of a pipe, whose write end only this process holds. It kills
-the trees that this process has started, and lets the others continue.
+A stopped process (SIGSTOP) cannot watch its parent. So a cleanup process, in a session of its own,
+waits on the read end of a pipe whose write end only this process holds. When the pipe closes, it
+kills the trees that this process has started, and resumes the others.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from labkit.machine.process_tree import ProcessTree
 
 
 class OrphanCleanup:
-    """Context manager: if this process ends while it is open, the watched trees do not outlast it.
-
-    Each watched process tree is then killed or resumed.
-    """
+    """Context manager that kills or resumes the watched process trees if this process ends."""
 
     def __init__(self) -> None:
         self._cleanup = subprocess.Popen(
@@ -30,11 +27,11 @@ class OrphanCleanup:
         self._tell(f"kill {pid}")
 
     def resume(self, pid: int) -> None:
-        """Let a process and its descendants continue when this process ends."""
+        """Resume a process and its descendants when this process ends."""
         self._tell(f"resume {pid}")
 
     def release(self, pid: int) -> None:
-        """Stop watching a process, which has ended or continued."""
+        """Stop watching a process, because it has ended or no longer needs the cleanup."""
         self._tell(f"release {pid}")
 
     def _tell(self, line: str) -> None:
@@ -51,12 +48,12 @@ class OrphanCleanup:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the cleanup process. Trees that are still watched are killed or continued."""
+        """End the cleanup process. It kills or resumes the trees that are still watched."""
         self._cleanup.communicate()
 
 
 def main() -> None:
-    """Read ``kill PID``, ``resume PID`` and ``release PID``; act at the end of standard input."""
+    """Read lines ``kill PID``, ``resume PID`` and ``release PID``; act when standard input ends."""
     to_kill: dict[int, ProcessTree] = {}
     to_resume: dict[int, ProcessTree] = {}
     for line in sys.stdin:

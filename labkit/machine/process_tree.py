@@ -1,8 +1,8 @@
 """A process with all its descendants: stop them, let them continue, or kill them.
 
-A process group does not hold a descendant that has started a session or a group of its own, as many
-servers do. Descendants are therefore also found by their parents. One that has been found once
-remains in the tree, even if its parent ends and another process adopts it.
+Many servers start a session or a process group of their own, so a signal to a process group does
+not reach all descendants. They are therefore also searched by parent process id. A descendant that
+was found once remains in the tree, even if its parent ends and another process adopts it.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _descendants(pid: int) -> Iterator[int]:
 def _linux_children(pid: int) -> list[int]:
     """Return the ids of a process's children.
 
-    ``psutil`` reads the parent of every process on the machine, which takes about a hundred times
-    as long and would be done after every turn.
+    They are read from ``/proc``. The search runs after every turn, and ``psutil``, which reads the
+    parent of every process on the machine, takes about a hundred times as long.
     """
     children: list[int] = []
     with contextlib.suppress(OSError):

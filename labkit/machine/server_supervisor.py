@@ -76,7 +76,7 @@ class SupervisedServer:
         self.pid = int(started["pid"])
 
     def ended(self) -> str | None:
-        """Return a phrase on the server's end and its last log line, or None while it runs."""
+        """Return how the server ended and its last log line as a phrase, or None while it runs."""
         if self._exit_description is None and self._supervisor.poll() is not None:
             self._finish()
         return self._exit_description
@@ -182,7 +182,7 @@ def _child_wakeup_fd() -> int:
 
 
 def _forward_log(server: subprocess.Popen[bytes], child_ended: int, log: _ServerLog) -> bool:
-    """Forward the log until the server ends or the owner's pipe is readable.
+    """Forward the log until the server ends or standard input, the owner's pipe, is readable.
 
     Returns True if the owner has requested a stop, False if the server or the owner has ended.
     """
@@ -235,7 +235,7 @@ def _is_running(process: Any) -> bool:
 
 
 class _ServerLog:
-    """The server's output, forwarded line by line to standard output. Keeps the last line."""
+    """Forwards the server's output to standard output, line by line, and keeps the last line."""
 
     def __init__(self) -> None:
         self.last_line = ""

@@ -31,7 +31,7 @@ class WiredAdvice:
 def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]:
     """Return advice for an engine that needs ``needed_bytes`` for weights, activations and pool.
 
-    The result is empty outside macOS, and if no setting stands in the way.
+    The result is empty outside macOS, and if the settings need no change.
     """
     if machine.wired is None:
         return ()

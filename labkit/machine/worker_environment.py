@@ -1,4 +1,4 @@
-"""A worker process's clean environment variables, its thread counts, and numba's start.
+"""A worker process's environment variables and thread counts, and a faster import of numba.
 
 Inherited variables change results (``OPENBLAS_CORETYPE=Haswell`` halves the speed of sgemm on an
 AVX-512 machine), so a worker starts with a clean, known set of variables.
@@ -73,7 +73,7 @@ def numba_without_scipy() -> Iterator[None]:
 def worker_environment(
     base: Mapping[str, str], *, threads: int, cores: int
 ) -> tuple[dict[str, str], list[str]]:
-    """Return a worker's environment, and the sorted names of the variables removed from ``base``.
+    """Return a worker's environment variables, and the sorted names of those removed from ``base``.
 
     Parameters
     ----------

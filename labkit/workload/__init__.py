@@ -89,7 +89,9 @@ def not_live(experiments: Sequence[Experiment]) -> str | None:
 
 
 def check_apart(experiments: Sequence[Experiment], reason: str) -> None:
-    """Check that the workload can be measured although ``reason`` keeps its arms apart.
+    """Check that the workload can be measured if its arms run in processes one after another.
+
+    ``reason``: why the arms do not share a process, for the message.
 
     Raises
     ------

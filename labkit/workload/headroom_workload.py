@@ -44,9 +44,9 @@ class Claim:
 def claim(experiment: Experiment) -> Claim:
     """Compute the memory that an arm claims.
 
-    An engine with a pool of blocks claims all memory that the policy grants. Without a pool
-    (``auto``, as in mlx_lm) memory grows with the requests. Then the claim is the memory of the
-    longest requests that can be in flight together.
+    An engine with a pool of blocks claims all memory that the policy grants. Without a pool, as in
+    mlx_lm, memory grows with the requests, and the claim is the memory of the longest requests that
+    can be in flight together.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def claim(experiment: Experiment) -> Claim:
 def metrics(memory: Claim) -> tuple[Metric, ...]:
     """Return the metrics of a claim. The primary metric is the percentage of RAM taken.
 
-    The percentage left may be negative: ``auto`` may take more memory than the machine has.
+    The percentage left may be negative: an engine without a pool may claim more than the total RAM.
     """
     share = 100 / memory.total
     ceiling = [Metric("ceiling_pct", "% of RAM", "higher", False, (memory.ceiling * share,))]

@@ -1,8 +1,8 @@
 """In-process rules: whether the arms of a cell can share a process.
 
-If the arms differ in something of which a process has only one (a BLAS, a memory limit, an MLX
-setting), every arm of the cell runs in a process of its own. These processes are alive at the same
-time and take turns, unless the arms differ in something of which a machine has only one.
+A process has only one BLAS, one memory limit and one value of each MLX setting. If the arms differ
+in one of these, every arm of the cell runs in a process of its own. These processes are alive at
+the same time and take turns, unless the arms differ in a setting of the whole machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def requests(engines: Sequence[Engine]) -> str | None:
 
 
 def live_kernels(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that these kernels' arms cannot be isolated as ``live``, or None."""
+    """Return the reason that arms which time kernels cannot be isolated as ``live``, or None."""
     return _first(OF_A_MACHINE, engines)
 
 
@@ -67,11 +67,12 @@ def _one_pool(engines: Sequence[Engine]) -> str | None:
 
     The threads of MLX and its BLAS would compete with the kernels' threads for the cores.
 
-    Measured on two cores (workload ``uniform``, four requests, labkit's pool): beside mlx_lm with
-    two BLAS threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as
-    beside another paged engine, and with one BLAS thread 1.1 to 1.4 times. With OpenMP under the
-    kernels, paged took 1.5 to 3 times as long, even if OpenBLAS' threads ended with each turn.
-    On a Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
+    This was measured on two cores (workload ``uniform``, four requests, labkit's pool). Beside
+    mlx_lm with two BLAS threads, drained at the end of each turn, the paged engine took 1.4 to 1.7
+    times as long as beside another paged engine. With one BLAS thread it took 1.1 to 1.4 times as
+    long. With OpenMP under the kernels it took 1.5 to 3 times as long, even if OpenBLAS's threads
+    ended with each turn. On a Mac mlx_lm also raises Metal's wired limit, which the whole process
+    shares.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None

@@ -184,8 +184,8 @@ class Arrays:
     """One arm's view of ``KernelMemory`` in the shape of a case.
 
     ``q`` and ``out`` are [tokens, num_heads, head_dim]. The pools are
-    [num_blocks, block_size, num_kv_heads, head_dim]. All have the same element type, stored as
-    ``NUMPY_DTYPES`` maps it.
+    [num_blocks, block_size, num_kv_heads, head_dim]. All have the same element type, which is
+    stored in the NumPy type that ``NUMPY_DTYPES`` gives.
     """
 
     q: Any

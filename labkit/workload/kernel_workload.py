@@ -39,7 +39,7 @@ class KernelKind:
         require(
             prefill is None or experiment.engine.attention.resolver != "identity",
             f"engine.attention.resolver=identity: it handles decode only, and workload={w.name} "
-            f"has prefill (case {prefill!r})",
+            f"has prefill (case {prefill!r}); set another resolver",
         )
 
     def prepare(self, experiment: Experiment) -> None:

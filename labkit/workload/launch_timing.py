@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend_base import PagedBackend
 
 Clock = Callable[[], float]
-TIMED_PLANS = 5  # of which the median counts
+TIMED_PLANS = 5  # how often planning is timed; the median counts
 
 
 class LaunchQueue(Protocol):
@@ -132,7 +132,7 @@ class KernelBatch:
     def _report(self, where: str, chain_length: int) -> LaunchReport:
         """Return the report of the launches since the last report.
 
-        Raises ``StaleOutput`` if a launch is stale and ``InvalidOutput`` if one is missing.
+        Raises ``StaleOutput`` if a launch is stale, and ``InvalidOutput`` if a launch is missing.
         """
         (report,) = self.attention.report(self.plan)
         if report.stale:
@@ -216,8 +216,8 @@ class QueuedBatch(KernelBatch):
     def _plan_once(self, clock: Clock) -> tuple[float, float]:
         """Time planning, including the arrays that the first launch prepares on the device.
 
-        These are prepared while the host describes the first launch. So the time by which its
-        description takes longer than the second launch's counts as planning.
+        The host prepares these arrays while it describes the first launch. So the time by which the
+        first description takes longer than the second counts as planning.
         """
         if not self.queued:
             return super()._plan_once(clock)

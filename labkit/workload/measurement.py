@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class InvalidOutput(Exception):
-    """An output that cannot be right: NaN left in it, tokens missing, repeats that differ."""
+    """An output cannot be right: it has NaN, lacks tokens, or differs between repeats."""
 
     outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
 

@@ -44,7 +44,7 @@ class RequestKind:
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        """Check the number of prompt tokens and, for a server, its settings."""
+        """Check the number of prompt tokens and, for an engine that is a server, its settings."""
         tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
         require(
             tokens <= MAX_PROMPT_TOKENS,
@@ -117,7 +117,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate a run's time and memory from its steps and FLOPs, without those of attention."""
+        """Estimate a run's time and memory from its steps and FLOPs, ignoring attention's FLOPs."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
@@ -143,7 +143,10 @@ class RequestKind:
 
 
 def _claimed_bytes(experiment: Experiment) -> int:
-    """Return the bytes of this machine that a budget policy lets the engine use, used or not."""
+    """Return the bytes of this machine's memory that a budget policy grants to the engine.
+
+    Returns 0 for a fixed pool and for a simulated machine.
+    """
     options = experiment.engine.budget
     if options.policy is BudgetPolicy.fixed or options.machine is not None:
         return 0
@@ -194,7 +197,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     require(
         False,
         f"{option} is too small: request {largest.request_id} of "
-        f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens",
+        f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
+        "enlarge the KV pool",
     )
 
 

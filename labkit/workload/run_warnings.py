@@ -33,8 +33,8 @@ def _threads(experiment: Experiment) -> str | None:
     if threads is None or threads <= cores:
         return None
     return (
-        f"engine.threads={threads}: more threads than this machine's {cores} cores wait for each "
-        f"other; set engine.threads={cores} or less"
+        f"engine.threads={threads}: this machine has {cores} cores, and surplus threads only wait "
+        f"for others; set engine.threads={cores} or less"
     )
 
 

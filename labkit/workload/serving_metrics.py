@@ -71,7 +71,7 @@ class ServedRequest:
 
     @property
     def row_steps(self) -> int:
-        """The number of steps that produced a token plus that of steps wasted after the end."""
+        """Steps that produced a token, plus steps wasted on the request's row after its end."""
         return len(self.chunk_times) + self.stayed_steps
 
     @property

@@ -154,7 +154,7 @@ class ServingSession:
 
     @property
     def is_remote(self) -> bool:
-        """Whether another process computes, so that a step is only the arrival of responses."""
+        """Whether the engine is a server, so that a step only receives responses."""
         from labkit.engine.engine_protocol import Remote
 
         return isinstance(self._engine, Remote)
@@ -329,7 +329,7 @@ def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
 
 
 def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
-    """Add the metrics as measured, with stalls, to the notes of a case without stalls."""
+    """Return ``case``, whose metrics exclude stalls, with those of ``measured`` as a note."""
     as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
     return replace(case, notes={**case.notes, "as_measured": as_measured})
 

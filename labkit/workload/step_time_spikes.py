@@ -16,11 +16,12 @@ Work that an arm does in a few of its steps (compaction, copies, eviction) looks
 The times of a single process cannot tell the two apart, but those of many processes can
 (:mod:`labkit.analysis.machine_or_arm_stalls`).
 
-Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired standard deviation
-between processes): on an idle machine 1.0 % for a copy of the baseline and 0.5 % for an arm with a
-planted difference of 3 % (estimated: 3.0 %), where ratios of total times have 0.9 and 1.1 %
-(estimated: 2.7 %). Beside one busy process, with OpenMP's pool, 2.2 and 2.3 %, where ratios of
-total times have 5.9 and 7.6 %.
+This was measured with chat on tiny (two cores, three arms, one pass, 8 processes) as the paired
+standard deviation between processes. On an idle machine it is 1.0 % for a copy of the baseline and
+0.5 % for an arm with a planted difference of 3 %; for ratios of total times it is 0.9 % and 1.1 %.
+The planted difference is estimated as 3.0 %, and from total times as 2.7 %. Beside one busy
+process, with OpenMP's pool, the standard deviations are 2.2 % and 2.3 %, and 5.9 % and 7.6 % for
+ratios of total times.
 """
 
 from __future__ import annotations

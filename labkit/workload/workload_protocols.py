@@ -45,9 +45,9 @@ class TurnContext:
     """What a process needs to run turns of its arms.
 
     ``seed``: the cell's seed, the same in every run, so that all arms get the same input.
-    ``order``: this process's own random stream, for the order of loading and of turns.
-    ``turn``: context manager for an arm's turn. ``machine``: the kernels that run between turns.
-    ``granted``: gives the turns if arms in other processes take turns with those of this process.
+    ``order``: this process's own random stream, for the order of loading and of turns. ``turn``:
+    context manager for an arm's turn. ``machine``: the kernels that run between turns. ``granted``:
+    the source of turns if arms in other processes take turns with those of this process.
     ``baseline``: index of the baseline among the arms of this process (None: it is in another).
     """
 
@@ -150,15 +150,15 @@ class LiveKind(Protocol):
     """
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason, in one line, that the arms cannot take such turns, or None."""
+        """Return the reason, in one line, that these arms cannot take turns, or None."""
 
 
 @runtime_checkable
 class SharedProcessKind(Protocol):
-    """A kind whose arms must be measured at the same time, because they are compared meanwhile.
+    """A kind that compares its arms while they are measured, so all must be alive at that time.
 
-    They share a process, or take turns in processes of their own.
+    The arms share a process, or take turns in processes of their own.
     """
 
     def refuse_apart(self, reason: str) -> NoReturn:
-        """Raise ``ConfigError``, in one line, for arms that ``reason`` keeps apart."""
+        """Raise ``ConfigError`` (one line); ``reason``: why the arms would run in sequence."""

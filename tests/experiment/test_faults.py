@@ -288,7 +288,7 @@ def test_two_studies_are_timed_one_after_the_other(start_study, tmp_path, monkey
     for study in (first, second):
         text, _ = study.communicate(timeout=60)
         assert study.returncode == 0, text
-    assert "is timing on this host since" in text
+    assert "has been timing on this host since" in text
     assert f"pid {first.pid}" in text
     ends = max(r.started for r in read_runs(tmp_path / "one"))
     assert all(r.started > ends for r in read_runs(tmp_path / "two"))

@@ -116,7 +116,7 @@ def test_an_earlier_study_s_runs_per_block_count(studied):
     assert (
         f"detects {one_row(0.03, 5, 2):.1f} % in separate processes; interleaved: not known" in text
     )
-    assert text.endswith("noise of out/one)")
+    assert text.endswith("noise from out/one)")
 
 
 def test_a_study_with_noise_or_cost_missing_is_skipped(studied):

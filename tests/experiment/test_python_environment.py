@@ -167,7 +167,9 @@ def test_options_that_a_revision_lacks_are_left_out_at_their_defaults():
     expected = {"engine": {"threads": 2, "kv": {"old": 3}}, "seed": 1}
     assert known_options(config, theirs, ours) == expected
     config["engine"]["kv"]["new"] = 7
-    with pytest.raises(ConfigError, match=r"^engine\.kv\.new=7: its revision has no such option"):
+    with pytest.raises(
+        ConfigError, match=r"^engine\.kv\.new=7: the arm's revision of labkit has no"
+    ):
         known_options(config, theirs, ours)
 
 

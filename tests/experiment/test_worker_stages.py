@@ -190,5 +190,6 @@ def test_an_unserved_request_fails_a_run_only_if_all_served_is_claimed():
     assert outcome() == ("ok", None)
     assert outcome(all_served=True) == (
         "invalid_output",
-        "request r3 refused: no room; the ablation claims that all are served (claims.all_served)",
+        "request r3 refused: no room; the ablation claims that all requests are served "
+        "(claims.all_served)",
     )

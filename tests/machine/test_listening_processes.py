@@ -77,6 +77,6 @@ def test_this_process_and_its_parents_are_refused():
     with socket.create_server(("127.0.0.1", 0)) as own:
         port = own.getsockname()[1]
         with pytest.raises(
-            NoListener, match=r"the server's process .* is this one or has started it"
+            NoListener, match=r"the server's process .* is labkit itself or one of its parents"
         ):
             find_listeners(f"http://127.0.0.1:{port}")

@@ -55,8 +55,8 @@ def test_an_engine_that_cannot_trace_is_refused_in_one_line():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["engine=mlx_lm"], "workload.step_trace=9: engine=mlx_lm takes its steps in another"),
-        (["engine.parallel.size=2"], "workload.step_trace=9: engine.parallel.size=2 takes its"),
+        (["engine=mlx_lm"], "workload.step_trace=9: engine=mlx_lm runs its steps in another"),
+        (["engine.parallel.size=2"], "workload.step_trace=9: engine.parallel.size=2 runs its"),
         (["workload=kernel_decode"], "workload.step_trace"),
     ],
 )

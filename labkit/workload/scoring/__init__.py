@@ -1,8 +1,8 @@
 """Scoring workloads (``workload.kind=scoring``): every arm scores the same windows of text.
 
-The tokens are given, none is generated (teacher forcing). The metric is the speed of scoring. The
-record also has the quality of each arm, compared with the baseline of the same process: perplexity,
-KL divergence and agreement of the next token.
+The tokens are given; no token is generated (teacher forcing). The metric is the speed of scoring.
+The record also has the quality of each arm, compared with the baseline of the same block:
+perplexity, KL divergence and agreement of the next token.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ScoringKind:
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Estimate time and memory from the windows' FLOPs; the baseline scores each one twice."""
+        """Estimate time and memory from FLOPs. The baseline scores each window twice."""
         workload, loading = experiment.workload, _loading(experiment)
         facts = model_footprint.from_model(experiment.model, *loading)
         facts = facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
@@ -102,7 +102,7 @@ def _check_server(server: OpenAIServer) -> None:
     require(
         server.api is Api.completions,
         f"engine.server.api={server.api.value}: workload.kind=scoring sends token ids, which only "
-        "engine.server.api=completions takes",
+        "engine.server.api=completions takes; set it",
     )
 
 

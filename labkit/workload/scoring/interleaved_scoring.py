@@ -1,9 +1,8 @@
 """Scoring in turns: in every round all arms score the same windows, in random order.
 
 Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
-the reference of the round. So only one round's reference is in memory, whatever the number
-of windows. Arms in other processes are sent the reference
-(:mod:`labkit.workload.scoring.sent_reference`).
+the reference of the round, so only one round's reference is in memory at a time. The baseline's
+process sends it to arms in other processes (:mod:`labkit.workload.scoring.sent_reference`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from labkit.workload.workload_protocols import TurnContext
 # Tokens per position whose log probabilities are compared one by one. With 64 the KL divergence of
 # 4-bit weights (smollm2, vocabulary 49,152) is 20 % too small, with 1,024 5 %, with 4,096 1.3 %.
 REFERENCE_TOP = 4096
-NUM_WORST = 10  # places shown as text
+NUM_WORST = 10  # number of worst places that are recorded with their text
 CONTEXT_TOKENS = 12  # before and after such a place
-WAIT_S = 0.05  # for a server's response, before looking again
+WAIT_S = 0.05  # maximum wait for a server's response in one step
 KL_DIGITS = 4  # significant digits of a position's KL divergence in the record
 
 
@@ -117,7 +116,7 @@ class ScoringArm:
     def add(
         self, window: Prompt, baseline: PromptLogprobs, scored: PromptLogprobs
     ) -> PredictionDistance:
-        """Record the comparison of one window with the baseline."""
+        """Compare the arm's scores of a window with the baseline's, and record the result."""
         distance = prediction_distance(baseline, scored)
         self.windows.append(
             {
@@ -202,8 +201,8 @@ class InterleavedScoring:
         """
         if self._context.baseline is None and self._context.granted is None:
             raise EngineError(
-                "workload.kind=scoring compares with the baseline in the same process or in one "
-                "that takes turns with it, and there is none"
+                "workload.kind=scoring needs the baseline in the same process or in a process that "
+                "takes turns with this one; this process has neither"
             )
         together = self._arms[0].workload.concurrency or len(self._windows)
         for start in range(0, len(self._windows), together):
@@ -233,8 +232,8 @@ class InterleavedScoring:
     def _reference(self, windows: Sequence[Prompt]) -> list[PromptLogprobs]:
         """Return the baseline's log probabilities of a round's windows.
 
-        If arms have processes of their own, each scores the windows, not just the baseline.
-        Otherwise only the baseline's caches and threads would be warm in the turns that follow.
+        If arms have processes of their own, every arm scores the windows. If only the baseline did,
+        only its caches and threads would be warm in the turns that follow.
         """
         baseline, alone = self._context.baseline, self._order.other_processes
         index = 0 if alone else baseline
@@ -246,7 +245,7 @@ class InterleavedScoring:
         return exchange_reference(self._order, windows, None if baseline is None else own)
 
     def _num_compared(self, arm: ScoringArm) -> int:
-        """Return the most tokens per position that an arm is compared on one by one."""
+        """Return how many tokens per position are compared one by one for an arm, at most."""
         limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
         return min(limit, self._reference_width)
 

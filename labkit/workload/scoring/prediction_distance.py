@@ -38,9 +38,9 @@ class PredictionDistance:
 def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> PredictionDistance:
     """Compare an arm's log probabilities of a window with the baseline's.
 
-    ``arm.scored`` must have the arm's log probabilities of ``baseline.top_ids``, and ``baseline``
-    and ``arm`` their likeliest tokens. An arm that cannot score given tokens (a server) has an
-    empty ``scored``: then the tokens that are among the likeliest of both are compared one by one.
+    ``arm.scored`` holds the arm's log probabilities of the tokens ``baseline.top_ids``. It is empty
+    for an arm that cannot score given tokens (a server). Then the tokens that are among the
+    likeliest of both the arm and the baseline are compared one by one.
     """
     scores_ids = arm.scored.shape[1] > 0
     return PredictionDistance(
@@ -52,7 +52,7 @@ def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> Predic
 
 
 def _common_kl(baseline: PromptLogprobs, arm: PromptLogprobs) -> Floats:
-    """Return the KL divergence per row over the tokens among the likeliest of both."""
+    """Return the KL divergence per row over the tokens in both ``top_ids`` of that row."""
     kl = np.empty(len(baseline.top))
     for row, (ids, arm_ids) in enumerate(zip(baseline.top_ids, arm.top_ids, strict=True)):
         _, ours, theirs = np.intersect1d(ids, arm_ids, assume_unique=True, return_indices=True)
@@ -63,9 +63,10 @@ def _common_kl(baseline: PromptLogprobs, arm: PromptLogprobs) -> Floats:
 def kl_divergence(baseline: Floats, arm: Floats) -> Floats:
     """Return KL(baseline || arm) per row, in nats, from log probabilities [n, k] of k tokens.
 
-    All other tokens count as one. The result is therefore a lower bound of the KL divergence over
-    the whole vocabulary (the log sum inequality; Cover and Thomas, Elements of Information Theory,
-    theorem 2.7.1), and equal to it where the arm changes the others in proportion.
+    All other tokens count as one token. The result is therefore a lower bound of the KL divergence
+    over the whole vocabulary (the log sum inequality; Cover and Thomas, Elements of Information
+    Theory, theorem 2.7.1). It equals that divergence if the arm scales the probabilities of all
+    other tokens by the same factor.
     """
     p = np.exp(baseline)
     rest = np.maximum(1 - p.sum(axis=1), MIN_REST)

@@ -1,7 +1,7 @@
 """The baseline's log probabilities of a round, sent to arms that have processes of their own.
 
-``SENT_TOP`` tokens per position are sent, in float64, which are 1,035 bytes in base64. So a round
-of 1,024 tokens is a message of 1 MB.
+For each position, ``SENT_TOP`` tokens are sent with float64 log probabilities, which takes 1,035
+bytes in base64. So the message for a round of 1,024 tokens has 1 MB.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _digest(windows: Sequence[Prompt]) -> str:
 
 
 def _encoded(part: PromptLogprobs) -> dict[str, Any]:
-    """Return what ``prediction_distance`` needs of the baseline, as JSON."""
+    """Return the baseline's arrays that ``prediction_distance`` needs, as JSON types."""
     return {
         "tokens": _text(part.tokens, "<f8"),
         "top": _text(part.top, "<f8"),

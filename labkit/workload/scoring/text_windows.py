@@ -13,7 +13,7 @@ from labkit.models.tokenizer_corpus import corpus_texts
 from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 
 MAX_FILE_BYTES = 256 << 20
-PACKAGED_TEXTS = 10  # the first of the corpus; the rest are single questions
+PACKAGED_TEXTS = 10  # number of texts at the start of the corpus; the rest are single questions
 
 
 def read_texts(path: str | None) -> tuple[str, ...]:
@@ -32,7 +32,9 @@ def read_texts(path: str | None) -> tuple[str, ...]:
     where = f"workload.texts={path}"
     try:
         size = Path(path).stat().st_size
-        require(size <= MAX_FILE_BYTES, f"{where} has {size:,} bytes; at most {MAX_FILE_BYTES:,}")
+        require(
+            size <= MAX_FILE_BYTES, f"{where} has {size:,} bytes; the maximum is {MAX_FILE_BYTES:,}"
+        )
         content = Path(path).read_text("utf-8")
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror or error}") from None
@@ -60,12 +62,12 @@ def check_windows(experiment: Experiment) -> None:
     """Check that the texts can be read and have enough windows, without building a model.
 
     The tokenizer of a model that labkit builds from a seed may not exist yet. Its texts are then
-    checked by their bytes, because every token has one or more.
+    checked by their bytes, because every token has at least one byte.
 
     Raises
     ------
     ConfigError
-        As :func:`windows_of`.
+        The same mistakes as in :func:`windows_of`.
     """
     workload, model = experiment.workload, experiment.model
     if model.shape is None:

@@ -42,8 +42,8 @@ def conversations(seed: int) -> list[tuple[list[dict[str, str]], int, int]]:
     Returns
     -------
     list of tuple
-        ``(messages, output tokens, session)``: first the first turn of every session, then the
-        second ones, and so on. After the first turn, messages are those of the session's previous
+        ``(messages, output tokens, session)``: the first turns of all sessions, then all second
+        turns, and so on. After the first turn, the messages are those of the session's previous
         turn, a scripted reply and a new question.
     """
     texts = sorted((PACKAGE_DIR / "texts").glob("*.md"))

@@ -1,7 +1,7 @@
 """Read large text files of requests piece by piece, as untrusted data.
 
-Published traces have up to a gigabyte, of which a workload needs the beginning. So nothing is read
-beyond the requests that are needed, and no line or item may exceed a limit.
+A published trace may have a gigabyte, and a workload needs only its beginning. So reading stops
+after the requests that are needed, and no line or item may exceed a limit.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def refuse_more(path: str, items: Sequence[object]) -> None:
 
 
 def table_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place of each row of a CSV file, for messages, and its values of ``columns``.
+    """Yield the place (for messages) of each row of a CSV file, and its values in ``columns``.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, the first line lacks a column, a line is too long or too short.
+        The file cannot be read, the first line lacks a column, or a line is too long or too short.
     """
     with _open(path) as file:
         rows = csv.reader(_lines(path, file), strict=True)
@@ -97,7 +97,7 @@ def _lines(path: str, file: IO[str]) -> Iterator[str]:
 
 
 def array_items(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each item of a JSON array, for messages, and the item.
+    """Yield the place (for messages) of each item of a JSON array, and the item.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def array_items(path: str) -> Iterator[tuple[str, Any]]:
 def _item(
     where: str, path: str, file: IO[str], text: str, decoder: json.JSONDecoder
 ) -> tuple[Any, str]:
-    """Decode the item with which ``text`` begins, reading on until it is complete."""
+    """Decode the item at the start of ``text``, reading on if it is incomplete; return the rest."""
     while True:
         try:
             item, end = decoder.raw_decode(text)

@@ -16,7 +16,7 @@ from labkit.config import ConfigError, Experiment
 from labkit.workload.sources import bounded_reader
 from labkit.workload.sources.trace_source import TraceLine, TraceSource
 
-MAX_COUNT = 10**12  # beyond, a number is a mistake that would fill a message with its digits
+MAX_COUNT = 10**12  # a larger number is a mistake, and its digits would fill the message
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,15 @@ class LengthTable:
     columns
         Names of the columns of arrival times, prompt tokens and output tokens.
     seconds
-        Returns the seconds of an arrival time, from any origin; raises ``ValueError``.
+        Converts the text of an arrival time to seconds since any origin. It raises ``ValueError``
+        if the text is not a time.
     """
 
     columns: tuple[str, str, str]
     seconds: Callable[[str], float]
 
     def source(self) -> TraceSource:
-        """Return the source of the requests of such files."""
+        """Return the prompt source that reads files of this format."""
         return TraceSource(self._first_requests)
 
     def _first_requests(self, experiment: Experiment) -> tuple[TraceLine, ...]:
@@ -43,7 +44,7 @@ class LengthTable:
         return _read(self, path, bounded_reader.limit(experiment), bounded_reader.modified_ns(path))
 
     def requests(self, path: str) -> Iterator[TraceLine]:
-        """Yield a file's requests with times from the first one; raise :class:`ConfigError`."""
+        """Yield a file's requests, timed from the first; raise ``ConfigError`` at a bad line."""
         start: float | None = None
         for where, (time, *lengths) in bounded_reader.table_rows(path, self.columns):
             seconds = self._time(where, time)

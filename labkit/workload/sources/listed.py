@@ -10,7 +10,7 @@ from labkit.config import Experiment, ListedRequest, to_plain
 from labkit.workload import request_lengths
 from labkit.workload.sources.text_requests import TextRequest, TextSource, plain
 
-SEED_STREAM = 6  # number of this source's random stream, next to the seed
+SEED_STREAM = 6  # number of this source's random stream, used together with the seed
 
 
 def texts(experiment: Experiment, listed: Sequence[ListedRequest]) -> list[TextRequest]:

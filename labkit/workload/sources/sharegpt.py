@@ -25,7 +25,7 @@ HUMAN, MODEL = ("human", "user"), ("gpt", "chatgpt", "assistant", "model")
 def _requests(path: str) -> Iterator[TextRequest]:
     for where, item in bounded_reader.array_items(path):
         turns = item.get("conversations") if isinstance(item, Mapping) else None
-        require(isinstance(turns, list), f"{where} is not an object with a list conversations")
+        require(isinstance(turns, list), f"{where} is not an object with a list 'conversations'")
         for turn, answer in zip(turns or (), (turns or ())[1:], strict=False):
             if _speaker(where, turn) in HUMAN and _speaker(where, answer) in MODEL:
                 if turn["value"].strip() and answer["value"].strip():
@@ -37,7 +37,7 @@ def _speaker(where: str, turn: Any) -> str:
     known = isinstance(turn, Mapping) and {str} == {
         type(turn.get(key)) for key in ("from", "value")
     }
-    require(known, f"{where}: a turn is not an object with the texts from and value")
+    require(known, f"{where}: a turn is not an object with the texts 'from' and 'value'")
     return str(turn["from"])
 
 
@@ -48,7 +48,10 @@ def _request(where: str, prompt: str, answer: str) -> TextRequest:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     estimate = 1 + len(answer.encode()) // BYTES_PER_TOKEN
-    require(estimate <= MAX_LENGTH_TOKENS, f"{where}: the answer has about {estimate:,} tokens")
+    require(
+        estimate <= MAX_LENGTH_TOKENS,
+        f"{where}: the answer has about {estimate:,} tokens, too many",
+    )
     return TextRequest((prompt,), estimate, ({"role": "user", "content": prompt},), answer=answer)
 
 

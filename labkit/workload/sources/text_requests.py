@@ -24,8 +24,8 @@ class TextRequest:
 
     ``messages``: the conversation, used if the model has a chat template. ``parts``: the plain
     text, used otherwise. Each part is tokenised separately, so that a part repeated by a later
-    request gets the same token ids. ``answer``: a recorded answer, whose number of tokens replaces
-    ``max_tokens``, which is then an estimate.
+    request gets the same token ids. ``answer``: a recorded answer. Its number of tokens becomes the
+    output length, and ``max_tokens`` is only an estimate of it.
     """
 
     parts: tuple[str, ...]
@@ -37,7 +37,7 @@ class TextRequest:
 
     @property
     def name(self) -> str:
-        """The request's text, which names its case where every request is a case of its own."""
+        """The request's text, which names its case if ``workload.per_request`` is set."""
         if self.messages is not None and len(self.messages) == 1:
             return self.messages[0]["content"]
         return "".join(self.parts)
@@ -58,7 +58,8 @@ class TextSource:
         names = {text.name for text in requests}
         require(
             not experiment.workload.per_request or len(names) == len(requests),
-            "workload.per_request=true makes every request a case, but two have the same text",
+            "workload.per_request=true makes every request a case, but two have the same text; "
+            "change one",
         )
         return requests
 

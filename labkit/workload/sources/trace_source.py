@@ -23,7 +23,7 @@ from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first
 
 HASH_BLOCK_TOKENS = 512  # prompt tokens that one hash covers
-SEED_STREAM = 8  # number of this source's random stream, next to the seed
+SEED_STREAM = 8  # number of this source's random stream, used together with the seed
 
 
 @dataclass
@@ -55,7 +55,7 @@ class TraceLine(Group):
 class TraceSource:
     """The first ``workload.num_requests`` requests of a trace, with scaled lengths.
 
-    ``read`` returns the trace's requests, or at least as many of them as are needed.
+    ``read`` returns all requests of the trace, or at least the first ones that the workload needs.
     """
 
     def __init__(self, read: Callable[[Experiment], Sequence[TraceLine]]) -> None:

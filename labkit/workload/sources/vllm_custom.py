@@ -20,13 +20,13 @@ from labkit.workload.sources.text_requests import TextRequest, TextSource
 
 @dataclass
 class CustomRequest(Group):
-    """One line of the file."""
+    """One line of a file in the format of vLLM's custom dataset."""
 
     prompt: str | None = option(None)
     output_tokens: int | None = option(None, ge=1, le=MAX_LENGTH_TOKENS, unit="tokens")
 
     def __post_init__(self) -> None:
-        """Check that there is a prompt of valid text."""
+        """Check that the prompt is set and is valid text."""
         super().__post_init__()
         require(self.prompt is not None, "prompt is missing")
         user_request(self.prompt or "")

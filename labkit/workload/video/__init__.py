@@ -1,6 +1,6 @@
 """Video workloads (``workload.kind=video``): picking and decoding a clip's frames for a model.
 
-No engine takes part: what is measured is the work before the model, from the file to the pixels.
+No engine takes part. The measured work is everything before the model, from the file to the pixels.
 Arms differ in how frames are picked and decoded (``workload.picks``, ``workload.decoder``).
 """
 
@@ -88,7 +88,11 @@ class VideoKind:
             check = length * pixels / PIXELS_PER_SECOND
             seconds += once * (workload.repeats + requests) + check
             largest = max(largest, 3 * pixels * num_frames)
-        warnings = () if workload.clips is None else ("the plan does not read your own clips",)
+        warnings = (
+            ()
+            if workload.clips is None
+            else ("the plan does not read your own clips, so its estimates are guesses",)
+        )
         return Estimate(seconds, PROCESS_BYTES + largest, warnings)
 
 

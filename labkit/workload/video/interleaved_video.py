@@ -159,7 +159,7 @@ class InterleavedVideo:
         elif (mine.picks, mine.digests) != (samples.first.picks, samples.first.digests):
             raise InvalidOutput(
                 f"{source.name}: request {len(samples.seconds)} returned other frames than the "
-                "first"
+                "first request"
             )
 
     def _check(self) -> None:
@@ -197,9 +197,9 @@ class InterleavedVideo:
     def _job(self, arm: int, clips: Collection[str]) -> tuple[int, float] | None:
         """Run an arm's job and return its number of requests and its seconds.
 
-        The job requests every clip of ``clips``, the names of those that all arms have served. The
-        clips alternate, so that long and short clips are in flight together. Returns None if there
-        is no such clip.
+        The job requests every clip in ``clips``, the names of the clips that all arms have served.
+        The clips alternate, so that long and short clips are in flight together. Returns None if
+        there is no such clip.
         """
         workload = self._arms[arm]
         served = [source for source in self._sources[arm] if source.name in clips]
@@ -212,7 +212,9 @@ class InterleavedVideo:
             try:
                 self._take(source.path, workload, source.num_frames)
             except Undecodable as error:
-                raise InvalidOutput(f"{source.name} was served before, but now: {error}") from error
+                raise InvalidOutput(
+                    f"{source.name} was served before, but now failed: {error}"
+                ) from error
 
         with self._context.turn(arm), ThreadPoolExecutor(workload.concurrency or len(job)) as pool:
             start = time.perf_counter()
@@ -265,7 +267,7 @@ class InterleavedVideo:
         return CaseRecord(source.name, metrics=metrics, outputs=samples.outputs, notes=notes)
 
     def _answers(self, arm: int) -> dict[str, Any]:
-        """Ask the model about the frames of every served clip.
+        """Ask the model about the picked frames of every clip whose requests all succeeded.
 
         Returns the counts under the key ``answers``, or an empty dict without questions.
         """

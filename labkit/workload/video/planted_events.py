@@ -60,7 +60,7 @@ def planted(clip: Clip) -> list[Event]:
 
 
 def event_frames(clip: Clip, kind: str) -> list[int]:
-    """Draw the frames of a clip's events of one kind: one event in each of ``events`` parts."""
+    """Draw the frames of a clip's events of one kind: one in each of ``clip.events`` parts."""
     if clip.events == 0:
         return []
     draw = random.Random(f"labkit events/{clip.seed}/{kind}/{clip.length}/{clip.events}")

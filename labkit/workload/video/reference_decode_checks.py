@@ -1,4 +1,4 @@
-"""Checks of a request's frames: the pixels against a reference decode, the picks by arithmetic."""
+"""Checks of a request's frames: pixels against a reference decode, picks against the formula."""
 
 from __future__ import annotations
 

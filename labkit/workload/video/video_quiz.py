@@ -71,7 +71,7 @@ def _question(line: str, where: str, clips: Collection[str]) -> Question:
         raise ConfigError(f"{where} is not valid JSON: {error}") from None
     require(isinstance(data, dict), f"{where} is not a JSON object with {', '.join(KEYS)}")
     missing = [key for key in KEYS if key not in data]
-    require(not missing, f"{where}: {', '.join(missing)} is missing")
+    require(not missing, f"{where}: missing keys: {', '.join(missing)}")
     clip, text, choices, answer = (data[key] for key in KEYS)
     require(clip in clips, f"{where}: clip={clip!r} is not a file of workload.clips")
     require(isinstance(text, str) and bool(text), f"{where}: question must be a text")
@@ -148,7 +148,7 @@ class VideoQuiz:
     def ask(self, frames: Mapping[str, Sequence[Pixels]]) -> dict[str, int]:
         """Ask the questions on the clips in ``frames``.
 
-        Returns the number of all questions, of questions asked, and of right answers.
+        Returns the numbers of all questions, of questions asked and of right answers, by name.
         """
         questions = [question for question in self.questions if question.clip in frames]
         right = sum(q.is_right(self.model.answer(frames[q.clip], q.prompt)) for q in questions)

@@ -89,7 +89,7 @@ def test_the_negative_log_likelihood_is_the_engine_s_own(experiment):
 def test_an_arm_without_the_baseline_is_refused_in_one_line(experiment):
     loaded = KIND.load([experiment], context(None))
     loaded.prepare()  # as for an arm of live turns, whose process is prepared alone
-    with pytest.raises(EngineError, match="compares with the baseline in the same process"):
+    with pytest.raises(EngineError, match="needs the baseline in the same process"):
         loaded.measure(lambda text: None)
     loaded.close()
 

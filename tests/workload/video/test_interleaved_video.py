@@ -408,7 +408,7 @@ def fake_experiment(workload: Workload):
     [
         ("{", "line 1 is not valid JSON"),
         ("[]", "not a JSON object"),
-        ('{"clip": "61-7.mp4"}', "question, choices, answer is missing"),
+        ('{"clip": "61-7.mp4"}', "missing keys: question, choices, answer"),
         ('{"clip": "x", "question": "q", "choices": ["a", "b"], "answer": 0}', "clip='x'"),
         ('{"clip": "61-7.mp4", "question": "", "choices": ["a", "b"], "answer": 0}', "question"),
         ('{"clip": "61-7.mp4", "question": "q", "choices": ["a"], "answer": 0}', "2 to 10"),
