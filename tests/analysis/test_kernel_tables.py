@@ -13,7 +13,7 @@ from labkit.analysis.rendering.counter_tables import (
     launch_queue_table,
     roofline_table,
 )
-from labkit.analysis.rendering.host_times_table import map_build_times_table
+from labkit.analysis.rendering.host_times_table import host_times_table
 from labkit.analysis.rendering.published_table import host_time_rows, published_table
 from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (
@@ -139,7 +139,7 @@ def adding_notes(**notes):
 
 def test_planning_time_has_a_column(make_cell):
     analysis = analyse(make_cell("study/new", change=adding_notes(plan_us=40.0)))
-    table = map_build_times_table(analysis.json, analysis.data.records)
+    table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:5]] == [
         "batch", "binary_search maps (µs)", "binary_search plan (µs)",
         "seq_map maps (µs)", "seq_map plan (µs)",
@@ -147,7 +147,7 @@ def test_planning_time_has_a_column(make_cell):
     assert table.cells(table.lines[0])[1:5] == ["12.50", "40.00", "12.50", "80.00"]
     assert "the dispatch times above exclude this" in table.notes[0] and len(table.notes) == 2
     analysis = analyse(make_cell("study/old"))
-    table = map_build_times_table(analysis.json, analysis.data.records)
+    table = host_times_table(analysis.json, analysis.data.records)
     assert [c.heading for c in table.columns[:2]] == ["batch", "binary_search (µs)"]
     assert len(table.notes) == 1
 

@@ -33,7 +33,7 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
     return times
 
 
-def map_build_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
+def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
     """Return the host's time per step to build the maps (us), as each arm's median over runs.
 
     If records also note the time of the whole plan, each arm has a second column. None if records
@@ -74,4 +74,4 @@ def map_build_times_table(cell: Json, records: Sequence[Record]) -> Table[str] |
 @section("Host time to build the maps")
 def host_times_section(report: CellReport) -> Parts:
     """Show the host's time per step to build the maps."""
-    return table_parts(map_build_times_table(report.cell, report.records))
+    return table_parts(host_times_table(report.cell, report.records))

@@ -24,7 +24,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
     """Return the directory of a GGUF file, which is converted if the cache lacks it.
 
     The directory has config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
-    generation_config.json. Weights stay quantised, except in the types that ``gguf_quants``
+    generation_config.json. Weights stay quantised, except in the types that ``gguf_repacking``
     converts to floats.
 
     Parameters
