@@ -3,7 +3,8 @@
 Both designs estimate each arm's effect in each row, from independent runs, so the interval of the
 difference can be computed from their intervals by the method of variance estimates recovery
 (G. Y. Zou and A. Donner, 2008, *Statistics in Medicine* 27). The designs agree in a row if that
-interval contains 0. Its half width is the largest difference that could have gone undetected.
+interval contains 0. Half the interval's width is the largest difference that could have gone
+undetected.
 """
 
 from __future__ import annotations
