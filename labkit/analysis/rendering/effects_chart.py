@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
-ARM_HEIGHT = 13  # of an arm in a row of several arms
+ARM_HEIGHT = 13  # per arm, in a row with several arms
 MAX_ROWS = 40  # the table shows the intervals of all rows
 
 
 def effects_chart(cell: Json) -> Chart | None:
     """Return a forest plot of the primary effects with their intervals and the shaded margin.
 
-    Of very many rows, the first are drawn. None if no effect is known.
+    Only the first ``MAX_ROWS`` rows are drawn. None if no effect is known.
     """
     rows = [
         row
@@ -52,7 +52,7 @@ def effects_chart(cell: Json) -> Chart | None:
     if len(rows) > len(shown):
         chart.thinned.append(
             f"the first {len(shown)} of {len(rows):,} rows are drawn; the table has the intervals "
-            "of all"
+            "of all rows"
         )
     return chart
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 X_LABEL = "KV memory (MiB)"
-CAPTION = "Peak KV memory: what held tokens (full) and what was reserved beyond that (pale)"
+CAPTION = (
+    "Peak KV memory: the part that held tokens (solid) and the rest of the reserved part (pale)"
+)
 
 
 @dataclass(frozen=True)

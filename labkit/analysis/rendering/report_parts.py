@@ -108,10 +108,10 @@ class ChartPart:
 class RowCharts:
     """One chart for each row of the cell; HTML only.
 
-    The page shows the first few. With its script it shows one at a time, of a row that the reader
-    chooses.
+    Without its script the page shows the first few charts. With the script it shows the chart of
+    one row, which the reader chooses.
 
-    ``rows`` holds the index in the cell and the name of each chart's row.
+    ``rows`` holds, for each chart, its row's index in the cell and the row's name.
     """
 
     rows: Sequence[tuple[int, str]]
@@ -160,7 +160,7 @@ class Chapter:
     name
         Its name in the contents.
     sections
-        Its sections; without parts of any, the chapter is left out.
+        Its sections. The chapter is left out if none of them has parts.
     folded_sections
         Further sections, whose content is folded under their titles.
     is_open
@@ -174,9 +174,9 @@ class Chapter:
 
 
 def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Section]:
-    """Return a decorator that turns a function of a report into a :class:`Section`.
+    """Return a decorator that turns a function into a :class:`Section`.
 
-    The function returns the section's parts.
+    The function takes a report and returns the section's parts.
     """
 
     def declare(parts: Callable[[CellReport], Iterable[Part]]) -> Section:

@@ -30,8 +30,8 @@ COUNTS = {
     "failed": "failed",
 }
 KNEE_NOTE = (
-    "Knee: the load with the greatest power, requests per second over the median time to the last "
-    "token (Kleinrock 1979); none is marked where that is the largest load."
+    "Knee: the load with the greatest power, which is requests per second divided by the median "
+    "time to the last token (Kleinrock 1979). No knee is marked if this is the largest load."
 )
 X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
 LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
@@ -67,9 +67,9 @@ def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] 
     lines = ["Requests of all runs. No other number includes refused or failed requests."]
     if open_loop:
         lines.append(
-            "Medians over runs: the request rate of the workload, of the arrivals drawn from it "
-            "and of the requests sent; how long requests waited at the client for others in "
-            "flight; how late the sender itself was."
+            "Medians over runs. Requested: the workload's request rate; due: the rate of the "
+            "arrival times drawn from it; sent: the rate at which requests left the client. Wait "
+            "at the client: because too many requests were in flight. Sender late: its own delay."
         )
     return Table(tuple(columns), tuple(arms), tuple(lines))
 

@@ -31,7 +31,7 @@ from labkit.records import Record, parse_run_name
 Json = Mapping[str, Any]
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
-WIDTH_WITH_QUALITY = 140  # the least at which the intervals of quality fit too
+WIDTH_WITH_QUALITY = 140  # a terminal this wide also shows the intervals of quality
 CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
@@ -64,7 +64,7 @@ class ResultLine:
 
     @property
     def skipped(self) -> str | None:
-        """The reason that the row was not measured, or None if it was."""
+        """The reason why the row was not measured, or None if it was."""
         reason: str | None = self.row["skipped"]
         return reason
 

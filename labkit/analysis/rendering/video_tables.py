@@ -255,7 +255,7 @@ def _frame_time_s(facts: Json, frame: int) -> float:
 
 
 def keyframe_indices(facts: Json) -> Iterator[int]:
-    """Yield the indices of a clip's keyframes. Records store them as runs: [first, step, count]."""
+    """Yield the indices of a clip's keyframes. Records store ranges: [first, step, count]."""
     for first, step, count in facts["keyframe_places"]:
         yield from (first + step * i for i in range(count))
 
