@@ -48,7 +48,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Bars:
-    """Filled rectangles: (left, right, bottom, top) each, with tips, which may be empty texts."""
+    """Filled rectangles, each (left, right, bottom, top), and their tooltips (empty for none)."""
 
     boxes: tuple[tuple[float, float, float, float], ...]
     style: str
@@ -102,7 +102,8 @@ class Chart:
     x_label, y_label
         Labels of the axes.
     height
-        Height in units of the picture; that of a chart with ``rows`` follows from their number.
+        Height in units of the picture. A chart with ``rows`` ignores it: its height follows from
+        their number.
     rows
         Names of the rows of a chart whose y axis lists things, from the top. The middle of row
         ``i`` is at y = ``len(rows) - i - 0.5``. On a narrow screen names stand above their rows.
@@ -125,8 +126,8 @@ class Chart:
     link
         Charts of a cell with the same link share their crosshair: ``run``, ``block``, ``time``.
     zooms
-        Whether the x axis can be zoomed. The rectangles outside the view are then left out and
-        the rest are drawn higher.
+        Whether the x axis can be zoomed. A zoomed chart leaves out the rectangles outside the view
+        and draws the others taller.
     """
 
     title: str
@@ -151,7 +152,7 @@ class Chart:
     thinned: list[str] = field(default_factory=list)
 
     def line(self, points: Sequence[Point], style: str, arm: str = "") -> None:
-        """Draw a line through points. Of very many points, extremes are drawn."""
+        """Draw a line through points, or through their extremes if there are very many."""
         self.marks.append(Line(tuple(self._thinned(points, arm)), style, arm))
 
     def dots(self, points: Sequence[Point], style: str, mark: str, arm: str = "") -> None:
@@ -213,7 +214,7 @@ class Chart:
         return f"{self.record_folder}runs/{run}.json"
 
     def _thinned(self, points: Sequence[Point], name: str) -> Sequence[Point]:
-        """Return the points, or of too many the lowest and highest of equal parts of the x axis."""
+        """Return the points, or their :func:`extremes` if there are more than ``MAX_POINTS``."""
         if len(points) <= MAX_POINTS:
             return points
         kept = extremes(points, MAX_POINTS // 2)
@@ -253,10 +254,11 @@ class Chart:
 
 
 def changes(base: Json, other: Json) -> Json:
-    """Return what a script must change in a chart's JSON to get another's.
+    """Return the keys of ``other`` that differ from ``base``, for a script that applies them.
 
-    If only the y of marks differ, they stand in ``ys``: a list for every mark, or None if it is the
-    same. A thousand charts of the same runs are a fifth as large in this form.
+    If the marks differ only in y, the key ``ys`` replaces ``marks``. It holds the new y values of
+    each mark, or None for a mark without a change. In this form, a thousand charts of the same runs
+    take a fifth of the space.
     """
     keys = dict.fromkeys([*base, *other])
     different = {
@@ -283,8 +285,8 @@ def _without_y(mark: Json) -> Json:
 def extremes(points: Sequence[Point], parts: int) -> list[Point]:
     """Return the lowest and highest point in each of ``parts`` equal parts of the x axis.
 
-    Points keep their order, and the first and last are among them. A peak is never lost, unlike
-    with every n-th point.
+    Points keep their order, and the first and the last are always included. No peak is lost, as it
+    could be if every n-th point were drawn.
     """
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     scale = parts / ((high - low) or 1.0)

@@ -24,7 +24,7 @@ from scipy.special import stdtrit
 
 MIN_BLOCKS = 4
 MAX_BLOCKS = 8
-WINDOWS_PER_BLOCK = 20  # from 4 * 20 windows on
+WINDOWS_PER_BLOCK = 20  # or more, if there are at least 4 * 20 windows
 CONFIDENCE = 0.95
 Indices = NDArray[np.intp]
 
@@ -49,7 +49,7 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
     Parameters
     ----------
     statistic
-        A function from the indices of windows, in order, to a number.
+        A function that takes ascending indices of windows and returns a number.
     num_windows
         The number of windows. With fewer than ``MIN_BLOCKS`` there is no interval.
     """
@@ -59,8 +59,8 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
 def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -> Interval:
     """Return the interval of a statistic that is 0 or more, computed on its logarithm.
 
-    If the statistic is 0 with or without some block, it has no logarithm. The interval is then
-    computed on the statistic itself and cut off at 0.
+    If the statistic is 0, for all windows or without one of the blocks, it has no logarithm. Then
+    the interval is computed on the statistic itself and cut off at 0.
     """
     estimate, without = _leave_out(statistic, num_windows)
     if min(estimate, *without) > 0:
@@ -80,7 +80,10 @@ def num_blocks(num_windows: int) -> int:
 def _leave_out(
     statistic: Callable[[Indices], float], num_windows: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the statistic of all windows, and without each block (empty: too few windows)."""
+    """Return the statistic of all windows, and an array of it without each block in turn.
+
+    The array is empty if there are too few windows.
+    """
     every = np.arange(num_windows)
     blocks = np.array_split(every, num_blocks(num_windows)) if num_windows >= MIN_BLOCKS else []
     without = [statistic(np.setdiff1d(every, block)) for block in blocks]
