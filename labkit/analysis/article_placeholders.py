@@ -114,7 +114,7 @@ class PlaceholderFunctions:
         return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
-        """Return a sweep's values by its options in a primary row, by default the first."""
+        """Return the table of a sweep's settings in a primary row, by default the first row."""
         report, _ = self._report(study, cell)
         names = [row_name(best) for best in report.cell.get("best", ())]
         require(bool(names), f"{study} is not a sweep, so it has no settings")

@@ -35,14 +35,14 @@ MAX_NAMED_SETTINGS = 3  # a sentence gives the number of more settings, not thei
 class BestSetting:
     """The best setting in one row; unknown values are None.
 
-    ``values`` are comparable: the baseline's median, times each arm's ratio to it, as estimated
-    within blocks. ``effect_pct`` is the best arm's difference from ``reference`` (the baseline, or
-    the second best arm if the baseline is the best), corrected for having chosen the best, with its
-    interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that may be the best, in order
-    of their means, the best first. ``excluded`` maps each arm without a valid result to the reason.
-    ``dropped`` maps each arm that an interim look dropped, because another arm was better, to the
-    number of blocks it ran. ``withheld`` is the reason why nothing is claimed and the numbers are
-    estimates only; None if a claim is made.
+    ``values`` maps each arm to the baseline's median times the arm's ratio to the baseline, as
+    estimated within blocks. ``effect_pct`` is the best arm's difference from ``reference`` (the
+    baseline, or the second best arm if the baseline is the best), corrected for having chosen the
+    best, with its interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that may be the
+    best, in order of their means, the best first. ``excluded`` maps each arm without a valid result
+    to the reason. ``dropped`` maps each arm that an interim look dropped, because another arm was
+    better, to the number of blocks it ran. ``withheld`` is the reason why nothing is claimed and
+    the numbers are estimates only; None if a claim is made.
     """
 
     row: MetricRow
@@ -119,7 +119,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
 
 
 def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
-    """Return the reason that an arm has no valid result in a row, or None."""
+    """Return the reason why an arm has no valid result in a row, or None."""
     causes = analysis.causes(arm)
     if causes:
         return "; ".join(causes)
@@ -177,7 +177,7 @@ def _estimate(
 
 
 def is_decided(settings: Sequence[BestSetting]) -> bool:
-    """Return whether one setting is left as the best in every row."""
+    """Return whether every row has only one setting left that may be the best."""
     return bool(settings) and all(len(one.possibly_best) == 1 for one in settings)
 
 
@@ -199,7 +199,7 @@ def best_sentence(cell: Json) -> str:
 
 
 def _clause(one: Json, count: int, named: bool) -> str:
-    """Return the clause for one row; ``named`` adds the row's name. ``count``: all settings."""
+    """Return the clause for one row. ``count``: number of settings; ``named``: name the row."""
     where = f"in {row_name(one)}" if named else f"in {one['metric']}"
     if one["best"] is None:
         return f"no answer {where}: {one['withheld']}"

@@ -81,7 +81,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
 def _machines(
     analysis: CellAnalysis, find: Callable[[Iterable[Record]], Iterator[str]]
 ) -> Iterator[str]:
-    """Yield the caveats on each host; several hosts are named."""
+    """Yield what ``find`` yields for each host's records; several hosts are named."""
     hosts = group_by_host(analysis.data.records)
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""

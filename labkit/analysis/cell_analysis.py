@@ -76,7 +76,7 @@ class CellData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The declared primary metrics, the most important first. Empty: the records name them."""
+        """The declared primary metrics, most important first; empty if the records name them."""
         return tuple(self.manifest.get("design", {}).get("metrics", ()))
 
     @property
@@ -86,7 +86,7 @@ class CellData:
 
     @property
     def sweep(self) -> Mapping[str, Sequence[Any]]:
-        """A sweep's options with their values, which the arms combine; empty if it is no sweep."""
+        """A sweep's options with their values, which the arms combine; empty for other cells."""
         return self.manifest.get("sweep") or {}
 
     @property
@@ -149,7 +149,7 @@ class CellData:
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """By setting of a sweep that an interim look dropped: the number of blocks it ran."""
+        """By setting of a sweep, the number of blocks after which an interim look dropped it."""
         dropped: dict[str, int] = {}
         for look in self.design.get("looks_taken", ()):
             for arm in self.arms if "kept" in look else ():

@@ -55,17 +55,17 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
         median of its repeats on the log scale), ``repeats`` the number of repeats. A run that
         failed before its first case has one line without a value, and so has a skipped case.
 
-        ``verdicts``: one line per cell, row of its results and arm, with the arm's median and
-        quartiles (``median``, ``q1``, ``q3``, of ``n`` runs) and, except for the baseline, the
-        fields of its comparison in ``cell.json`` (``effect_pct``, ``ci_low_pct``, ``p_adjusted``,
-        ``verdict``, ...). If the workload scores texts, also the arm's quality with the ends of
-        its intervals (``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...).
+        ``verdicts``: one line per cell, result row and arm. It has the arm's median and quartiles
+        (``median``, ``q1``, ``q3``, of ``n`` runs) and, except for the baseline, the fields of the
+        arm's comparison in ``cell.json`` (``effect_pct``, ``ci_low_pct``, ``p_adjusted``,
+        ``verdict``, ...). If the workload scores texts, there are columns for the arm's quality and
+        the ends of its intervals (``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...).
 
-        ``requests``: one line per run and request that was answered, with its lengths in tokens
+        ``requests``: one line per run and answered request, with the request's lengths in tokens
         and its times in ms; ``itl_ms`` is the list of the times between its tokens.
 
-        ``quality``: one line per cell, arm that scored texts and metric (``kl_mean``, ...), with
-        the ``estimate`` and its 95 % interval, ``low`` to ``high``.
+        ``quality``: one line per cell, arm and metric (``kl_mean``, ...), with the ``estimate`` and
+        its 95 % interval, ``low`` to ``high``. Only arms that scored texts have lines.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _count_records(study: StudyPath) -> list[int]:
 
 
 def store_runs(study: StudyPath) -> bytes:
-    """Return the table of runs as JSON. An archive holds it, to load it without the records.
+    """Return the table of runs as JSON. An archive stores it, so that loading needs no records.
 
     A column of texts is stored as its distinct values and an index per line.
     """

@@ -1,9 +1,9 @@
 """Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
 
 If request arms are interleaved in one process and a step took clearly longer than the same step of
-the other arms, its excess time is removed (:mod:`labkit.workload.step_time_spikes`). Work that an
-arm does now and then (compaction, copies, eviction) looks the same within one
-process, but not over many: the machine stalls any arm that happens to run, while an arm's own work
+the other arms, the step's excess time is removed (:mod:`labkit.workload.step_time_spikes`). Work
+that an arm does now and then (compaction, copies, eviction) looks like a stall within one process,
+but not over many processes: the machine stalls any arm that happens to run, while an arm's own work
 recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are
 compared with the baseline's in the same process by the exact signed-rank test over processes
 (F. Wilcoxon 1945). Because the test uses ranks, one huge stall cannot decide it. The rules are:
@@ -46,8 +46,8 @@ class StallAttribution:
     All mappings are by arm. ``stalled_pct`` is the mean over processes, in percent of the arm's
     time. ``own_work_bounds_pct`` is an upper bound on the time that may be the arm's own
     work. ``unclear_reasons`` has the arms that get no verdict on times without stalls, and the
-    reason for each. ``kept_reason`` is the reason that all times are as measured, with stalls; it
-    is None if stalls are excluded.
+    reason for each. ``kept_reason`` is the reason why all times are as measured, with stalls; it is
+    None if stalls are excluded.
     """
 
     stalled_pct: Mapping[str, float]
@@ -71,7 +71,7 @@ class StallAttribution:
     def restrict(self, verdict: Verdict, arm: str, margin_pct: float) -> Verdict:
         """Return ``verdict``, or ``inconclusive`` if excluded stalls may be the arm's own work.
 
-        Call it only for rows whose times the exclusion of stalls changed.
+        Call it only for rows whose times changed when stalls were excluded.
         """
         if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:
             return verdict
@@ -163,8 +163,8 @@ def _ranks(values: Floats) -> Floats:
 def own_work_bound_pct(base: Floats, arm: Floats) -> float:
     """Return the largest percentage by which stalls may have slowed one arm more than the other.
 
-    It is the limit further from 0 of the signed-rank test's 80 % interval: Walsh averages of the
-    differences, trimmed by the normal approximation of the test's distribution.
+    It is the end further from 0 of the signed-rank test's 80 % interval. The interval is the range
+    of the differences' Walsh averages after trimming by the normal approximation of the test.
 
     Parameters
     ----------

@@ -137,11 +137,11 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
     """Return log values without the effect of an arm's position in a round.
 
     The effects are estimated by median polish (J. W. Tukey) of the differences from each round's
-    mean, by arm and by position, until they change by at most 1e-9. An arm's own effect shifts all
-    its differences equally, so the position effects do not depend on it. (Differences from the
-    round's median would not do: one arm of every round would have the difference 0, and a part of
-    its effect would be attributed to its position.) The same effects are subtracted from all arms,
-    so swapping two arms' labels swaps their results.
+    mean, by arm and by position, until no effect changes by more than 1e-9. An arm's own effect
+    shifts all its differences equally, so the position effects do not depend on it. (Differences
+    from the round's median would not do: one arm of every round would have the difference 0, and a
+    part of its effect would be attributed to its position.) The same effects are subtracted from
+    all arms, so swapping two arms' labels swaps their results.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def build_rows(
     paired_baseline
         The baseline's name if the arms of a block were interleaved in one process, else None.
     metrics
-        The primary metrics, the most important first; empty: those that the records name.
+        The primary metrics, the most important first. If it is empty, the records name them.
 
     Raises
     ------

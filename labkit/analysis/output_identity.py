@@ -53,8 +53,8 @@ class OutputAgreement:
     """How many of an arm's ``total`` outputs agree with the reference.
 
     An output is a request, a token row or a picked frame. It is counted once per arm, as agreeing
-    only if every run of the arm agrees. ``prefix`` is the mean share of an output before the first
-    difference, 0 to 1, in the run where that share is smallest.
+    only if every run of the arm agrees. ``prefix`` is the mean, over outputs, of the share before
+    the first difference (0 to 1), each in the run where the share is smallest.
     """
 
     arm: str
@@ -82,9 +82,10 @@ class IdentityReport:
 def compare_outputs(
     records: Sequence[Record], arms: Sequence[str], values: StoredValues, claim: str = "none"
 ) -> IdentityReport:
-    """Compare the outputs of every successful run with those of the first run of ``arms[0]``.
+    """Compare the outputs of every successful run with those of the reference run.
 
-    If ``claim`` is ``bitwise``, every arm must also pick the same frames as the reference.
+    The reference is the first successful run of ``arms[0]``. If ``claim`` is ``bitwise``, every arm
+    must also pick the same frames as the reference.
     """
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:

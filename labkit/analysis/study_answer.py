@@ -13,7 +13,7 @@ from labkit.analysis.verdict_sentences import title
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:
-    """Return a study's question: its cells' question, or the one about capacity if rates vary."""
+    """Return the question of a study's cells, or the one that ``workload.capacity`` asks."""
     capacities = serving_capacities(analyses)
     if capacities:
         first = capacities[0]

@@ -206,7 +206,8 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     Raises
     ------
     FormatError
-        Smaller is better in some primary metrics and bigger in others.
+        Smaller is better in some primary metrics and bigger in others, or no run has a primary
+        metric.
     """
     entries: list[dict[str, Any]] = []
     directions = set()

@@ -121,7 +121,7 @@ def target_effect_pct(effect_pct: float) -> float:
 
 
 def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> int | None:
-    """Return the blocks of a new study that would detect the estimated effect, or 1 % if less.
+    """Return how many blocks a new study needs to detect the estimated effect, or 1 % if less.
 
     None if more than 1,000 would be needed, or if the noise is not known.
     """

@@ -155,8 +155,8 @@ def verdict_sentences(
 ) -> list[str]:
     """Return a sentence for each primary row and arm, and the reason for each skipped row.
 
-    ``qualities``: a phrase on the quality of arms that scored texts, by arm, appended to the arm's
-    sentences.
+    ``qualities`` maps an arm that scored texts to a phrase on its quality. The phrase is appended
+    to the arm's sentences.
     """
     lines = []
     for row in cell["rows"]:

@@ -9,8 +9,8 @@ The JSON is an object:
 ``schema_version``
     1.
 ``block_size``, ``num_blocks``, ``token_bytes``
-    Tokens of a KV block, blocks of the pool with the null block (null: a layout without blocks),
-    and bytes of one token's keys and values.
+    Tokens of a KV block, blocks of the pool including the null block (both null in a layout without
+    blocks), and bytes of one token's keys and values.
 ``steps_total``
     Steps of the run. ``steps`` has the first of them.
 ``requests``
@@ -31,7 +31,7 @@ The JSON is an object:
     ``free_blocks``, ``evictable_blocks``      null in a layout without blocks
     ``reserved_bytes``, ``used_bytes``         KV memory after scheduling, before the step computes
     ``times_us``          by part of the step: [start, duration] in us from the first step on the
-                          arm's clock, which stops in the turns of other arms
+                          arm's clock, which stops while other arms run
 """
 
 from __future__ import annotations

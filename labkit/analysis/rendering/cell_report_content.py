@@ -72,7 +72,7 @@ class CellReport:
 
     @property
     def name(self) -> str:
-        """The overrides that name the cell, in full; its folder's name if they are not recorded."""
+        """The cell's overrides in full, or the name of its folder if they are not recorded."""
         return ", ".join(self.cell.get("overrides") or [self.cell["cell"]])
 
     @cached_property

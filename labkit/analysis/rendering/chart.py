@@ -1,9 +1,8 @@
 """Charts as data: marks in data units, declared once and drawn at any width.
 
-:mod:`labkit.analysis.rendering.svg_elements` draws a chart as an ``<svg>`` of fixed width, the
-picture of readers without JavaScript. :meth:`Chart.to_json` gives the page's script the same marks,
-which it draws at the width of the screen, with tooltips, a crosshair and, if ``zooms``, a
-zoom.
+:mod:`labkit.analysis.rendering.svg_elements` draws a chart as an ``<svg>`` of fixed width, which
+readers without JavaScript see. :meth:`Chart.to_json` gives the page's script the same marks. The
+script draws them at the width of the screen, with tooltips, a crosshair and, if ``zooms``, a zoom.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Chart:
     signed
         Whether y is a difference in percent, written with its sign.
     record_folder
-        Prefix of links to the runs in ``x_names``; None if these are no runs.
+        Prefix of links to the runs in ``x_names``; None if ``x_names`` are not runs.
     link
         Charts of a cell with the same link share their crosshair: ``run``, ``block``, ``time``.
     zooms
@@ -198,7 +197,7 @@ class Chart:
         self.marks.append(Limit(x, name))
 
     def tip(self, dots: Dots, index: int) -> str:
-        """Return a dot's description: its own, or its arm, run or block, and value."""
+        """Return a dot's own tooltip, or else its arm, its run or block, and its value."""
         if dots.tips:
             return dots.tips[index]
         x, y = dots.points[index]

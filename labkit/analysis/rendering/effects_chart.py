@@ -58,7 +58,7 @@ def effects_chart(cell: Json) -> Chart | None:
 
 
 def _draw_effects(chart: Chart, cell: Json, row: Json, middle: float) -> None:
-    """Draw a row's effects above each other."""
+    """Draw the effects of a row's arms, one above the other."""
     styles, step = arm_classes(cell), ARM_HEIGHT / chart.row_height
     arms = [arm for arm in styles if arm != cell["arms"][0]["name"]]
     comparisons = {c["arm"]: c for c in row["comparisons"] if c["effect_pct"] is not None}

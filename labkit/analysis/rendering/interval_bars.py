@@ -23,7 +23,7 @@ MAX_ROWS = 60  # of an arm on a card
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """The axis of bars, in percent of difference, with the margin."""
+    """The axis on which bars are drawn, and the margin; all in percent of the baseline."""
 
     low: float
     high: float

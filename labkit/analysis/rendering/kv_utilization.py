@@ -46,7 +46,7 @@ class KVUtilization:
 
 
 def kv_utilizations(cell: Json) -> list[KVUtilization]:
-    """Return the KV utilization of every arm with these counters; empty if all arms are equal."""
+    """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
     counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
     utilizations = [
         KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)

@@ -79,7 +79,7 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
 
 
 def row_pictures(cell: Json) -> Iterator[tuple[str, Chart]]:
-    """Yield the stem and chart of the effects and of the published differences beside ours."""
+    """Yield (stem, chart) of the effects, and of the published differences beside ours."""
     for stem, chart in (
         (effects_stem(cell), effects_chart(cell)),
         (published_stem(cell), published_chart(cell)),

@@ -1,7 +1,7 @@
 """The matrix of metrics: a row per metric or case, a column per arm, on the HTML page.
 
-A cell holds the arm's median, its difference from the baseline and the interval as a small bar. It
-is the page's overview; the tests behind it have a table of their own
+Each entry holds the arm's median, its difference from the baseline and the interval as a small bar.
+The matrix is the page's overview. The tests behind it are in another table
 (:mod:`labkit.analysis.rendering.results_table`).
 """
 
@@ -60,7 +60,7 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A row: its index in the cell, name, unit, metric, and the cells of all arms.
+    """A row: its index in ``cell.json``, name, unit, metric, and an entry for each arm.
 
     ``skipped`` is the reason why the row was not measured, or None. ``undecided``: whether no arm
     has a decided verdict.

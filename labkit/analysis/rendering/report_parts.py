@@ -100,7 +100,7 @@ class ChartPart:
 
     @property
     def text(self) -> str:
-        """The caption, and what the chart leaves out."""
+        """The caption, with a note on the points or rows that the chart leaves out."""
         return "; ".join(filter(None, [self.caption, *self.chart.thinned]))
 
 
@@ -128,10 +128,11 @@ class StepPlayer:
 
 
 class Part(Protocol):
-    """What a section consists of.
+    """A part of a section, such as a table or a chart.
 
-    The HTML page shows a part by the macro of its ``kind`` in ``report_parts.html.j2``, and leaves
-    out parts without a macro; the Markdown report shows those that it knows.
+    The HTML page renders a part with the macro in ``report_parts.html.j2`` that is named like the
+    part's ``kind``. It leaves out parts without a macro. The Markdown report shows only the kinds
+    that it can render.
     """
 
     kind: ClassVar[str]
@@ -153,12 +154,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of a cell's HTML report, which the contents list.
+    """A chapter of a cell's HTML report. The page's table of contents lists it.
 
     Parameters
     ----------
     name
-        Its name in the contents.
+        Its name in the table of contents.
     sections
         Its sections. The chapter is left out if none of them has parts.
     folded_sections

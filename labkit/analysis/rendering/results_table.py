@@ -1,9 +1,9 @@
 """The table of results: one line per row and arm, with the baseline's value and the difference.
 
-The layout follows the article's ``batch | kernel | baseline | arm | delta``, extended by the
-interval, the p-value, the verdict and the published difference. The table leaves out the arms' own
-medians: the difference is estimated within blocks, so the quotient of two medians can contradict
-it. The medians are in :func:`labkit.analysis.rendering.medians_table.medians_table`.
+The columns are ``batch | kernel | baseline | arm | delta``, as in published tables of kernel times,
+then the interval, the p-value, the verdict and the published difference. The table leaves out the
+arms' own medians, because the delta is estimated within blocks and the quotient of two medians can
+contradict it. The medians are in :func:`labkit.analysis.rendering.medians_table.medians_table`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The roofline: how close kernels come to the machine's bandwidth and peak FLOP rate.
 
-S. Williams, A. Waterman, D. Patterson, "Roofline" (2009): work takes at least
-``max(bytes / bandwidth, flops / peak)`` seconds; which limit binds depends on its intensity
-(FLOPs per byte). Only the bytes that must move at least are counted, so reading data twice does not
-raise a kernel's share of the limit. The limits are the best that any run of the study measured. If
-no run measured limits, there are no shares.
+S. Williams, A. Waterman, D. Patterson, "Roofline" (2009): work takes at least ``max(bytes /
+bandwidth, flops / peak)`` seconds; which limit binds depends on its intensity (FLOPs per byte).
+Only the minimum number of bytes is counted, so reading data twice does not raise a kernel's share
+of the limit. The limits are the best that any run of the study measured. If no run measured limits,
+there are no shares.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ CapacityLine = tuple[ServingCapacity, LoadCounts]
 
 
 def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:
-    """Return the share of requests within the limits, by arm and rate; None if there are none."""
+    """Return the share of requests within the limits by arm and rate; None without capacities."""
     lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
     if not lines:
         return None

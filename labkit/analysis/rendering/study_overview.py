@@ -104,7 +104,7 @@ def machine_overviews(
 
 @dataclass(frozen=True)
 class CellLine:
-    """A cell in the table of cells: its index in the study, its label, and its entry and rows."""
+    """A cell in the table of cells: its index, its label, its entry in ``study.json``, its rows."""
 
     index: int
     label: str

@@ -77,7 +77,7 @@ def _quantile_column(index: int, share: float) -> Column[TextQuality]:
 
 
 def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | None:
-    """Return the text positions where each arm is furthest from the baseline, or None."""
+    """Return the text positions where each arm is furthest from the baseline; None without any."""
     places = [
         (quality.arm, place)
         for quality in text_qualities(real_arms(cell), records)

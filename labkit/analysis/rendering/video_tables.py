@@ -51,7 +51,7 @@ EVENTS_NOTE = (
 
 @dataclass(frozen=True)
 class ArmPicks:
-    """An arm's picked frames of a clip, the record's notes and the events the frames show."""
+    """The frames that an arm picked from a clip, the record's notes, and which events they show."""
 
     picks: Sequence[int]
     notes: Json
@@ -60,7 +60,7 @@ class ArmPicks:
 
 @dataclass(frozen=True)
 class ClipRecords:
-    """The picks of every arm by clip and arm, in the records' order."""
+    """Every arm's picks, by clip and then by arm, in the order of the records."""
 
     clips: Mapping[str, Mapping[str, ArmPicks]]
 

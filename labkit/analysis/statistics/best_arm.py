@@ -274,7 +274,8 @@ class _SelectedDifference:
     def _between(self, low: float, high: float) -> float:
         """Return the probability of a range under Student's t.
 
-        A range above 0 is mirrored, because differences close to 1 would lose precision.
+        A range above 0 is mirrored to below 0: subtracting probabilities close to 1 would lose
+        digits.
         """
         if low > 0.0:
             low, high = -high, -low

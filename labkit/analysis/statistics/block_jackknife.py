@@ -38,7 +38,7 @@ class Interval:
     high: float | None
 
     def transformed(self, function: Callable[[float], float]) -> Interval:
-        """Return the interval of an increasing function of the estimate."""
+        """Return the interval after an increasing function is applied to the estimate and ends."""
         low, high = (None if x is None else function(x) for x in (self.low, self.high))
         return Interval(function(self.estimate), low, high)
 
@@ -71,8 +71,8 @@ def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -
 def num_blocks(num_windows: int) -> int:
     """Return the number of blocks into which windows are grouped.
 
-    It is ``MIN_BLOCKS`` until each of these has ``WINDOWS_PER_BLOCK`` windows, and then grows with
-    the number of windows up to ``MAX_BLOCKS``.
+    There is a block per ``WINDOWS_PER_BLOCK`` windows, but at least ``MIN_BLOCKS`` and at most
+    ``MAX_BLOCKS`` blocks.
     """
     return min(max(MIN_BLOCKS, num_windows // WINDOWS_PER_BLOCK), MAX_BLOCKS)
 

@@ -116,7 +116,9 @@ def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
 def confidence_interval(
     baseline: Floats, arm: Floats, alpha: float = 0.05
 ) -> tuple[float, float] | None:
-    """Return the shift's interval at level ``1 - alpha``, or None if p cannot reach ``alpha``.
+    """Return the interval of the shift from ``baseline`` to ``arm`` at level ``1 - alpha``.
+
+    None if p cannot reach ``alpha``.
 
     Parameters
     ----------

@@ -83,8 +83,8 @@ class Capacity:
     """The highest rate at which the target share is kept (requests/s).
 
     ``estimate`` is interpolated between the tested rates; None if it lies outside them. With the
-    stated confidence, capacity is at least ``at_least`` and below ``below``. These are tested
-    rates; None if none was confirmed or refuted.
+    stated confidence, capacity is at least ``at_least`` and below ``below``. Both are tested rates:
+    ``at_least`` is None if no rate was confirmed, ``below`` is None if no rate was refuted.
     """
 
     estimate: float | None
