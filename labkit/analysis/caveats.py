@@ -214,7 +214,7 @@ def _emulated(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _skipped(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield one line per reason for which rows were skipped, with these rows."""
+    """Yield one line per reason for skipping, with the rows to which the reason applies."""
     reasons: dict[str, list[str]] = {}
     for row in analysis.rows:
         if row.skipped is not None:
