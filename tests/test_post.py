@@ -83,7 +83,7 @@ def test_check_reports_an_article_that_no_longer_agrees(write, study, capsys):
         ('tabel("study")', "no placeholder 'tabel' (did you mean 'table'?)"),
         (
             'table("nowhere")',
-            "nowhere: the article's folder and those above it have no such folder",
+            "nowhere: no such study in the article's folder or above it",
         ),
         ('table("study", columns=["verdikt"])', "no column 'verdikt' (did you mean 'verdict'?)"),
         ('table("study", cell="seq")', "no cell 'seq'"),

@@ -28,8 +28,8 @@ from labkit.analysis.statistics.power import between_run_sd, mde_pct
 class DecisionCriteria:
     """Criteria fixed by the design beforehand: runs per block, alpha, margin (percent).
 
-    ``withheld_reason`` is the reason that nothing may be claimed yet (``alpha`` is then 0), or
-    None.
+    ``withheld_reason`` is the reason why nothing may be claimed yet, or None. With a reason,
+    ``alpha`` is 0.
     """
 
     runs: int

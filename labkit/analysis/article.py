@@ -3,7 +3,7 @@
 A placeholder is a call in double braces (:mod:`labkit.analysis.article_placeholders`). Rendering
 keeps the placeholder beside its result, so that the article can be rendered again. A number becomes
 a link to its records, with the placeholder as the link's title. A table is put between two
-comments, of which the first holds the placeholder.
+comments; the first comment holds the placeholder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_
 
 
 def html(text: str, max_width: str = "46rem") -> str:
-    """Return a rendered article as an HTML page that loads only its own pictures."""
+    """Return a rendered article as an HTML page. The page loads nothing but its pictures."""
     from jinja2 import Environment, FileSystemLoader
     from markdown_it import MarkdownIt
 

@@ -114,10 +114,10 @@ class PlaceholderFunctions:
         return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
-        """Return a sweep's values by its options in a primary row, by default the first."""
+        """Return the table of a sweep's settings in a primary row, by default the first row."""
         report, _ = self._report(study, cell)
         names = [row_name(best) for best in report.cell.get("best", ())]
-        require(bool(names), f"{study} is no sweep, so it has no settings")
+        require(bool(names), f"{study} is not a sweep, so it has no settings")
         index = 0 if row is None else names.index(_one_of("row", row, names))
         table = report.settings[index]
         return ArticleBlock("\n\n".join([markdown_table(table), *table.notes]))
@@ -127,7 +127,7 @@ class PlaceholderFunctions:
         report, _ = self._report(study, cell)
         text = SENTENCES[_one_of("sentence", what, SENTENCES)](report)
         if text is None:
-            raise ArticleError(f"{study} has no sentence {what!r}")
+            raise ArticleError(f"the report of {study} has no sentence {what!r}")
         return ArticleBlock(text)
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
@@ -149,9 +149,9 @@ class PlaceholderFunctions:
         what: str = "median",
         cell: str | None = None,
     ) -> ArticleLink:
-        """Return number ``what`` of a row, or, if no case is given, counter ``what`` of an arm.
+        """Return number ``what`` of a row, as a link. Without ``case``, return an arm's counter.
 
-        The arm defaults to the first one compared in the row, or to the baseline for a counter.
+        ``arm`` defaults to the first arm compared in the row, or to the baseline for a counter.
         """
         report, page = self._report(study, cell)
         arms = [one["name"] for one in report.cell["arms"]]
@@ -192,7 +192,7 @@ class PlaceholderFunctions:
             path = folder / study
             if path.is_dir() or (path.is_file() and path.suffix == ARCHIVE_SUFFIX):
                 return path
-        raise ArticleError(f"{study}: the article's folder and those above it have no such folder")
+        raise ArticleError(f"{study}: no such study in the article's folder or above it")
 
     def _link(self, path: Path) -> str:
         return quote(os.path.relpath(path, self._folder).replace(os.sep, "/"), safe="/=,+~._-")
@@ -235,10 +235,10 @@ def _default_arm(row: Json, arms: Sequence[str]) -> str:
 
 
 def _row_number(report: CellReport, row: Json, arm: str, what: str) -> str:
-    """Return number ``what`` of a row as text.
+    """Return number ``what`` of an arm in a row, as text.
 
-    It is a statistic of the arm, of its comparison with the baseline or of its launches, or a
-    published number.
+    ``what`` names a statistic of the arm, of its comparison with the baseline or of its launches,
+    or a published number.
     """
     summary, unit = row["arms"][arm], row["unit"]
     comparison: Json | None = next((c for c in row["comparisons"] if c["arm"] == arm), None)
@@ -290,7 +290,7 @@ def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
 
 
 def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]:
-    """Return the medians over an arm's runs of a case's counters and numeric notes, by name."""
+    """Return a case's counters and numeric notes by name, as medians over an arm's runs."""
     notes = [c.notes for r in report.records if r.arm == arm for c in r.cases if c.case == case]
     values_by_name: dict[str, list[float]] = {}
     for note in notes:
@@ -301,7 +301,7 @@ def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]
 
 
 def _number_text(value: float) -> str:
-    """Write an integral number in full, and any other number as tables print it."""
+    """Return a whole number with all its digits, and any other number as tables print it."""
     return f"{value:,.0f}" if float(value).is_integer() else value_text(value)
 
 

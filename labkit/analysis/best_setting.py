@@ -1,8 +1,8 @@
-"""The answer to a sweep: the best setting of every primary row, and those that may be as good.
+"""The answer to a sweep: each primary row's best setting, and the settings that may be as good.
 
-A setting is a combination of the sweep's values, which is an arm. Its runs share random blocks with
-those of all others, so settings are compared as arms are: by one number per run, on the log scale,
-within blocks. The statistics are those of :mod:`labkit.analysis.statistics.best_arm`; alpha is
+A setting is a combination of the sweep's values. Each setting is an arm, and all arms' runs share
+random blocks. So settings are compared as arms are: by one number per run, on the log scale, within
+blocks. The statistics are those of :mod:`labkit.analysis.statistics.best_arm`; alpha is
 divided among the primary rows.
 """
 
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis
 
 Json = Mapping[str, Any]
-MAX_NAMED_SETTINGS = 3  # if more may be the best, their number is given
+MAX_NAMED_SETTINGS = 3  # a sentence gives the number of more settings, not their names
 
 
 @dataclass(frozen=True)
 class BestSetting:
     """The best setting in one row; unknown values are None.
 
-    ``values`` are comparable: the baseline's median, times each arm's ratio to it, as estimated
-    within blocks. ``effect_pct`` is the best arm's difference from ``reference`` (the baseline, or
-    the second best arm if the baseline is the best), corrected for having chosen the best, with its
-    interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that cannot be told from the
-    best, the best first. ``excluded`` are the arms without a valid result, with their reasons.
-    ``dropped`` are those that a look dropped because another one was better, with their blocks.
-    ``withheld`` is the reason that nothing is claimed: then the numbers are estimates.
+    ``values`` maps each arm to the baseline's median times the arm's ratio to the baseline, as
+    estimated within blocks. ``effect_pct`` is the best arm's difference from ``reference`` (the
+    baseline, or the second best arm if the baseline is the best), corrected for having chosen the
+    best, with its interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that may be the
+    best, in order of their means, the best first. ``excluded`` maps each arm without a valid result
+    to the reason. ``dropped`` maps each arm that an interim look dropped, because another arm was
+    better, to the number of blocks it ran. ``withheld`` is the reason why nothing is claimed and
+    the numbers are estimates only; None if a claim is made.
     """
 
     row: MetricRow
@@ -118,7 +119,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_rows: int) -> Best
 
 
 def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
-    """Return the reason that an arm has no valid result in a row, or None."""
+    """Return the reason why an arm has no valid result in a row, or None."""
     causes = analysis.causes(arm)
     if causes:
         return "; ".join(causes)
@@ -128,9 +129,9 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
 
 
 def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[str, float]:
-    """Return the baseline's median, times each arm's ratio to it within blocks.
+    """Return, by arm, the baseline's median times the arm's ratio to the baseline within blocks.
 
-    The baseline is the first of ``arms``. Arms may have different blocks.
+    The baseline is the first of ``arms``. Each arm is compared in the blocks that both completed.
     """
     baseline = summary(row.arms[arms[0]])["median"]
     values = {}
@@ -176,7 +177,7 @@ def _estimate(
 
 
 def is_decided(settings: Sequence[BestSetting]) -> bool:
-    """Return whether one setting is left as the best in every row."""
+    """Return whether every row has only one setting left that may be the best."""
     return bool(settings) and all(len(one.possibly_best) == 1 for one in settings)
 
 
@@ -198,7 +199,7 @@ def best_sentence(cell: Json) -> str:
 
 
 def _clause(one: Json, count: int, named: bool) -> str:
-    """Return the clause of one row."""
+    """Return the clause for one row. ``count``: number of settings; ``named``: name the row."""
     where = f"in {row_name(one)}" if named else f"in {one['metric']}"
     if one["best"] is None:
         return f"no answer {where}: {one['withheld']}"

@@ -1,8 +1,8 @@
 """Caveats: what weakens a result, in two ranks.
 
-Some could change the answer, such as a failed gate, too few blocks or another load of the machine
-in one arm. The others are for the record: the statistics account for them (noise that all arms
-share widens the intervals), or they say how it was measured.
+Some could change the answer, such as a failed gate, too few blocks or a machine that was busier
+during one arm. The others are for the record: the statistics account for them (noise that all arms
+share widens the intervals), or they describe the measurement.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
 def _machines(
     analysis: CellAnalysis, find: Callable[[Iterable[Record]], Iterator[str]]
 ) -> Iterator[str]:
-    """Yield the caveats on each host; several hosts are named."""
+    """Yield what ``find`` yields for each host's records; several hosts are named."""
     hosts = group_by_host(analysis.data.records)
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
@@ -107,7 +107,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     needed = min_blocks_to_claim(data.criteria.runs)
     if planned < needed:
         runs = f"{count_text(planned, 'block')} of {data.criteria.runs}"
-        yield f"estimate only: {runs} cannot support a claim, {needed} blocks can"
+        yield f"estimate only: {runs} cannot support a claim; {needed} blocks can"
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts
@@ -200,7 +200,7 @@ def _waits(analysis: CellAnalysis) -> Iterator[str]:
         if waits and statistics.median(waits) > 0:
             yield (
                 f"{arm}: half of the requests waited {statistics.median(waits):,.0f} ms or more at "
-                "the client (workload.concurrency), which no latency includes"
+                "the client (workload.concurrency); no latency includes this wait"
             )
 
 
@@ -214,7 +214,7 @@ def _emulated(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _skipped(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield one line per reason for skipping, with the rows that were skipped for it."""
+    """Yield one line per reason for skipping, with the rows to which the reason applies."""
     reasons: dict[str, list[str]] = {}
     for row in analysis.rows:
         if row.skipped is not None:
@@ -232,7 +232,7 @@ def machine_changes(records: Iterable[Record]) -> Iterator[str]:
 
 
 def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a caveat on each way in which the machine disturbed the successful runs.
+    """Yield a caveat for each kind of disturbance of the successful runs by the machine.
 
     The disturbances are derived from the runs' machine fingerprints, the probe that each run's
     process ran before its arm, and the observer's samples.
@@ -312,8 +312,8 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
 def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
     """Yield one caveat on all rows with two modes, with details of the widest gap.
 
-    ``of_arms``: only if an arm has significantly more runs in one of the modes than the baseline;
-    False: only if none has.
+    If ``of_arms``, yield it only if an arm differs significantly from the baseline in its share of
+    runs in a mode; else yield it only if no arm does.
     """
     bimodal, alpha = list(primary_modes(analysis)), analysis.data.criteria.alpha
     significant = any(p <= alpha for _, modes in bimodal for p in modes.fisher_p.values())

@@ -49,7 +49,7 @@ from labkit.records import (
 class CellData:
     """The contents of a cell's files: its manifest, the arms (baseline first) and the records.
 
-    ``unlisted``: the number of records without a digest, whose edits would go unseen.
+    ``unlisted``: the number of records without a digest. Edits of these would go unseen.
     """
 
     dir: StudyPath
@@ -76,7 +76,7 @@ class CellData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The declared primary metrics, the most important first; empty: as in the records."""
+        """The declared primary metrics, most important first; empty if the records name them."""
         return tuple(self.manifest.get("design", {}).get("metrics", ()))
 
     @property
@@ -86,7 +86,7 @@ class CellData:
 
     @property
     def sweep(self) -> Mapping[str, Sequence[Any]]:
-        """The options of a sweep, whose combinations are the arms; empty if it is none."""
+        """A sweep's options with their values, which the arms combine; empty for other cells."""
         return self.manifest.get("sweep") or {}
 
     @property
@@ -106,7 +106,7 @@ class CellData:
 
     @cached_property
     def criteria(self) -> DecisionCriteria:
-        """Runs per block, margin, and the alpha that may be spent now (0 if none may)."""
+        """Runs per block, margin, and the alpha of tests now (0 if nothing may be claimed yet)."""
         runs, margin = int(self.design["runs_per_block"]), float(self.design["margin_pct"])
         if self.withheld_reason is not None:
             return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
@@ -124,9 +124,9 @@ class CellData:
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """The numbers of finished blocks at which results were shown.
+        """The numbers of finished blocks after which results were shown.
 
-        The current number is included if the design is complete.
+        The present number is among them if the design is complete.
         """
         before = tuple(int(n) for n in self.design.get("shown", ()))
         now = (len(self.blocks_done),) if self.complete else ()
@@ -144,12 +144,12 @@ class CellData:
         )
 
     def _num_arms(self, block: int) -> int:
-        """Return the number of arms in a block, without those that looks had dropped before."""
+        """Return how many arms run in a block: all but those that an earlier look dropped."""
         return len(self.arms) - sum(after <= block for after in self.dropped.values())
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """The settings of a sweep that looks dropped, with the numbers of blocks until then."""
+        """By setting of a sweep, the number of blocks after which an interim look dropped it."""
         dropped: dict[str, int] = {}
         for look in self.design.get("looks_taken", ()):
             for arm in self.arms if "kept" in look else ():
@@ -205,7 +205,7 @@ def read_data(cell_dir: StudyPath) -> CellData:
 def _undeclared(
     cell_dir: StudyPath, arms: Sequence[Arm], records: Sequence[Record]
 ) -> dict[str, Any]:
-    """Return a replacement for a lost ``cell.json``, inferred from the runs.
+    """Return a substitute for a lost ``cell.json``, inferred from the runs.
 
     The declared design is unknown: alpha and margin are the config schema's defaults, and
     ``declared`` is False, so nothing is claimed.
@@ -324,11 +324,11 @@ class CellAnalysis:
 
     @cached_property
     def best(self) -> tuple[BestSetting, ...]:
-        """The best setting of every primary row of a sweep; empty if it is none."""
+        """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
         return tuple(best_settings(self)) if self.data.sweep else ()
 
     def causes(self, arm: str) -> list[str]:
-        """Return the reasons for which failed gates forbid a verdict on an arm."""
+        """Return the reasons why failed gates forbid a verdict on an arm."""
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
         return [cause for gate in gates if (cause := gate.cause(arm)) is not None]
 
@@ -344,7 +344,7 @@ class CellAnalysis:
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        """The content of ``cell.json``, with the fields of design.md section 8."""
+        """The content of ``cell.json``."""
         data = self.data
         return {
             "schema_version": SCHEMA_VERSION,
@@ -371,10 +371,10 @@ class CellAnalysis:
         }
 
     def _optional_json(self) -> dict[str, Any]:
-        """Return keys that only some cells have.
+        """Return the keys that only some cells have.
 
-        They are the overrides (older manifests lack them), those of a sweep, and ``quality``, if
-        the workload scores texts.
+        These are ``overrides`` (older manifests lack it), ``sweep`` and ``best`` of a sweep, and
+        ``quality`` if the workload scores texts.
         """
         optional: dict[str, Any] = {}
         if "overrides" in self.data.manifest:
@@ -439,13 +439,13 @@ def _rows(
 
 
 def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
-    """Analyse one cell and return its ``cell.json`` (design.md section 8).
+    """Analyse one cell and return its ``cell.json``.
 
     Raises
     ------
     RecordError
-        A file of the cell is missing or truncated, or has another program's or schema version's
-        format.
+        A file of the cell is missing or truncated, or was written by another program or for
+        another schema version.
     """
     return analyse(cell_dir).json
 
@@ -453,7 +453,7 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
 def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
     """Describe an arm, with the medians of its counters over its runs.
 
-    For an even number of runs it is the upper of the middle two, which is a count that occurred.
+    With an even number of runs, the median is the larger of the middle two: a count that occurred.
     """
     runs = [r.counters for r in records if r.arm == arm.name and r.counters]
     names = list(dict.fromkeys(name for counters in runs for name in counters))

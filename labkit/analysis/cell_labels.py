@@ -10,7 +10,7 @@ from labkit.records import PROCESSES_SUFFIX
 
 
 def cell_labels(analyses: Sequence[CellAnalysis]) -> list[str]:
-    """Return a label for each cell, such as ``rate=2``; its name if it is the only one.
+    """Return a label for each cell, such as ``rate=2``. An only cell is labelled by its name.
 
     Cells of earlier versions of labkit do not list their overrides and are labelled by their names.
     """

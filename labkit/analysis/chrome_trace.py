@@ -1,8 +1,8 @@
 """Traced steps as Chrome's trace-event JSON, which Perfetto and ``chrome://tracing`` open.
 
-The tracks are: the host's parts of a step; the model's (plan and forward) with the steps above
-them; the chunks of every request; and counters of tokens, requests and KV blocks. Times are
-microseconds from the first step.
+There is a track for the host's parts of a step, a track for the model's parts (plan and forward), a
+track for the steps, a track per request with its chunks, and tracks with counters of tokens,
+requests and KV blocks. Times are microseconds from the first step.
 
 Source: "Trace Event Format" (Google, 2016).
 """
@@ -73,7 +73,7 @@ def _step_events(
 
 
 def model_span(step: Json) -> tuple[float, float]:
-    """Return the times (us) from which and until which the model works on a step."""
+    """Return when the model starts and when it ends its work on a step (us)."""
     times = step["times_us"]
     spans = [times[part] for part in MODEL_PARTS if part in times] or list(times.values())
     return min((start for start, _ in spans), default=0.0), max(

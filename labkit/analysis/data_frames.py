@@ -52,20 +52,20 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
         The study's folder or archive.
     table
         ``runs``: one line per run, case and metric. ``value`` is the run's value in ``unit`` (the
-        median of its repeats on the log scale), ``repeats`` the number of repeats. A failed run
-        without cases and a skipped case each have a line without a value.
+        median of its repeats on the log scale), ``repeats`` the number of repeats. A run that
+        failed before its first case has one line without a value, and so has a skipped case.
 
-        ``verdicts``: one line per cell, row of its results and arm, with the arm's median and
-        quartiles (``median``, ``q1``, ``q3``, of ``n`` runs) and, except for the baseline, the
-        fields of its comparison in ``cell.json`` (``effect_pct``, ``ci_low_pct``, ``p_adjusted``,
-        ``verdict``, ...). If the workload scores texts, also the arm's quality with the ends of
-        its intervals (``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...).
+        ``verdicts``: one line per cell, result row and arm. It has the arm's median and quartiles
+        (``median``, ``q1``, ``q3``, of ``n`` runs) and, except for the baseline, the fields of the
+        arm's comparison in ``cell.json`` (``effect_pct``, ``ci_low_pct``, ``p_adjusted``,
+        ``verdict``, ...). If the workload scores texts, there are columns for the arm's quality and
+        the ends of its intervals (``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...).
 
-        ``requests``: one line per run and request that was answered, with its lengths in tokens
+        ``requests``: one line per run and answered request, with the request's lengths in tokens
         and its times in ms; ``itl_ms`` is the list of the times between its tokens.
 
-        ``quality``: one line per cell, arm that scored texts and metric (``kl_mean``, ...), with
-        the ``estimate`` and its 95 % interval, ``low`` to ``high``.
+        ``quality``: one line per cell, arm and metric (``kl_mean``, ...), with the ``estimate`` and
+        its 95 % interval, ``low`` to ``high``. Only arms that scored texts have lines.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _count_records(study: StudyPath) -> list[int]:
 
 
 def store_runs(study: StudyPath) -> bytes:
-    """Return the table of runs as JSON for an archive, so that it loads without the records.
+    """Return the table of runs as JSON. An archive stores it, so that loading needs no records.
 
     A column of texts is stored as its distinct values and an index per line.
     """
@@ -131,9 +131,10 @@ def _encoded(values: Sequence[Any]) -> Any:
 
 
 def _stored_runs(study: StudyPath) -> dict[str, Any] | None:
-    """Return the columns in an archive, or None for a folder or another version's archive.
+    """Return the columns stored in an archive.
 
-    The archive's digest, which covers them, was checked when it was opened.
+    None if the study is a folder, or an archive that another version wrote. The archive's digest
+    covers the columns and was checked when the archive was opened.
     """
     if not isinstance(study, ArchivePath) or not (study / STORED_RUNS).is_file():
         return None

@@ -1,4 +1,4 @@
-"""Disturbed runs: rules, fixed before any data, for runs that the machine disturbed.
+"""Disturbed runs: rules, fixed before any data were seen, for runs that the machine disturbed.
 
 The rules use the machine probe, the observer's samples and the fingerprints, never the metric or
 the name of the arm. No arm can change the probe that ran before it, or the time that the hypervisor
@@ -34,7 +34,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Disturbance:
-    """The reason that a run is disturbed.
+    """The reason why a run counts as disturbed.
 
     ``during_arm`` is True if the reading was taken while the arm ran, so that the arm may have
     caused the disturbance.

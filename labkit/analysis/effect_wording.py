@@ -1,7 +1,7 @@
 """Wording of effects: the word for a metric's change, and the size of the change in its unit.
 
-Only speed is faster or slower. A latency is lower by milliseconds, a share by points, and there is
-more or less memory.
+Only a speed is called faster or slower. A latency is lower by milliseconds, a share by percentage
+points, and an arm takes more or less memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def size_text(unit: str | None, size: float) -> str:
 
 
 def has_own_size(metric: str | None, unit: str | None) -> bool:
-    """Return whether an effect is given in the metric's unit, not in percent alone."""
+    """Return whether sentences give an effect in the metric's unit besides percent."""
     times = unit in SECONDS and not define_metric(metric, unit).is_speed
     return times or unit == "bytes" or (unit or "").startswith("%")
 

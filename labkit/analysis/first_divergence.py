@@ -1,8 +1,9 @@
 """First divergence of two outputs, as a phrase for readers.
 
 For an array the phrase gives the token, the head and the distance in ULPs. The distance needs both
-arms' values, which are stored for the first block if they differ. For requests the phrase gives the
-request, the position, both tokens with their text, and the reference's logit margin there.
+arms' values. These are stored only for the first block, and only if the arms differ. For requests
+the phrase gives the request, the position, both tokens with their text, and the reference's logit
+margin there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]
-MAX_SHOWN_CHARACTERS = 12  # of each text, from the first difference on
+MAX_SHOWN_CHARACTERS = 12  # of each text, starting at the first difference
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
     rows = np.flatnonzero(checksums(a["rows"]) != checksums(b["rows"]))
     heads = np.flatnonzero(checksums(a["heads"]) != checksums(b["heads"]))
     if not len(rows) or not len(heads):
-        return "bytes differ, but no row's or head's checksum does"
+        return "the bytes differ, but the checksums of all rows or of all heads agree"
     extent = f"{len(rows)} of {a['shape'][0]} token rows, {len(heads)} of {a['shape'][1]} heads"
     mine, theirs = values.get(a), values.get(b)
     if mine is None or theirs is None:
         where = f"first at token {rows[0]}, head {heads[0]}"
-        return f"{where} ({extent}); ULP distance unknown, the values were not kept"
+        return f"{where} ({extent}); ULP distance unknown: the values were not kept"
     return f"{_distance(mine, theirs)} ({extent})"
 
 
@@ -103,7 +104,7 @@ def token_difference(a: Outputs, b: Outputs) -> str:
     same = {name: other["tokens"] for name, other in others.items()}
     differing = [r for r in a["requests"] if r["tokens"] != same.get(r["id"])]
     if not differing:
-        return "digests differ, but no request's tokens do"
+        return "the digests differ, but the tokens of all requests agree"
     first = differing[0]
     count = f"({len(differing)} of {len(a['requests'])} requests)"
     if first["id"] not in others:
@@ -148,7 +149,7 @@ def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
             continue
         x, y = mine[name], theirs.get(name, "")
         at = _first_character(x, y)
-        shares[name] = min(at / max(len(x), len(y), 1), 0.999)  # their digests differ
+        shares[name] = min(at / max(len(x), len(y), 1), 0.999)  # below 1: the digests differ
     return shares
 
 

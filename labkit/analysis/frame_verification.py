@@ -21,8 +21,8 @@ def frames_difference(
     """Return a phrase on the first error in a case's frames, or None.
 
     ``reference`` is the baseline's output, or None if the baseline did not serve the case.
-    ``outputs`` is compared with it if both arms pick the exact positions that were requested, or
-    always if ``all_alike``.
+    ``outputs`` is compared with the reference if ``all_alike``, or if both arms pick exactly the
+    requested positions.
     """
     count = len(outputs["picks"])
     if len(outputs["asked"]) != count:
@@ -57,7 +57,7 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
     )
     first = next((pick for pick, (a, b) in enumerate(pairs) if a != b), None)
     if first is None:
-        return "digests differ, but no frame's does"
+        return "the digests of the outputs differ, but those of all frames agree"
     return f"the pixels first differ at pick {first}, frame {outputs['picks'][first]}"
 
 

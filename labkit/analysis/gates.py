@@ -24,8 +24,8 @@ MAX_SHOWN_REASONS = 8
 class Gate:
     """A gate's status and reasons.
 
-    ``causes`` maps an arm's name to the reason that its verdicts are invalid. The reason under the
-    key None applies to every arm.
+    ``causes`` maps an arm's name to the reason why the arm's verdicts are invalid. The reason under
+    the key None applies to every arm.
     """
 
     status: str
@@ -33,13 +33,13 @@ class Gate:
     causes: dict[str | None, str] = field(default_factory=dict)
 
     def fail(self, reason: str, arm: str | None, cause: str) -> None:
-        """Fail the gate for ``arm`` (None: every arm); an arm keeps the first cause given."""
+        """Fail the gate for ``arm`` (None: every arm). An arm's first cause is kept."""
         self.status = "fail"
         self.reasons.append(reason)
         self.causes.setdefault(arm, cause)
 
     def cause(self, arm: str) -> str | None:
-        """Return the reason that this gate forbids a verdict on ``arm``, or None."""
+        """Return the reason why this gate forbids a verdict on ``arm``, or None."""
         return self.causes.get(arm, self.causes.get(None))
 
     def to_json(self) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
     With ``across_hosts`` the host may change from block to block, but not within a block.
 
-    An arm itself can cause the first three failures, and excluding its runs could favour it. So no
-    run is excluded, and every verdict of the cell is invalid instead.
+    No run is excluded: an arm itself can cause the first three failures, and excluding its runs
+    could favour it. Instead every verdict of the cell is invalid.
     """
     gate = Gate("pass")
     if not records:
@@ -85,12 +85,12 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
 
 def _failed_with_another(record: Record, records: Sequence[Record]) -> bool:
-    """Return whether another run, which is among the records, ended this run's process."""
+    """Return whether another run ended this run's process and has a record of its own."""
     return any(record.notes.get("failed_by") == other.run for other in records)
 
 
 def _aftermath(record: Record, records: Sequence[Record]) -> str:
-    """Return clauses that name the arms whose runs a failed run ended, and its log."""
+    """Return clauses on a failed run: the other arms that ended with its process, and its log."""
     ended = [other.arm for other in records if other.notes.get("failed_by") == record.run]
     runs = f"; this ended the runs of {', '.join(ended)} in the same process" if ended else ""
     log = record.notes.get("log")
@@ -98,7 +98,10 @@ def _aftermath(record: Record, records: Sequence[Record]) -> str:
 
 
 def _never_ran(gate: Gate, arm: Arm, records: Iterable[Record]) -> bool:
-    """Fail the gate if no run of ``arm`` succeeded; the healthy gate forbids the verdicts."""
+    """Fail the gate if no run of ``arm`` succeeded, and return whether it failed.
+
+    No cause is added, because the *healthy* gate already makes the verdicts invalid.
+    """
     if any(r.arm == arm.name and r.outcome in ("ok", "vacuous") for r in records):
         return False
     gate.status = "fail"
@@ -196,7 +199,7 @@ def identical(
 
 
 def _other_prompts(records: Iterable[Record]) -> str:
-    """Return a clause if a server was sent text that it tokenises to other prompts, else ""."""
+    """Return a clause if a server tokenised prompts to other ids than the workload's, else ""."""
     for record in records:
         count = record.counters.get("prompts.respelled", 0)
         if count:
@@ -212,7 +215,7 @@ def _has_outputs(record: Record) -> bool:
 
 
 def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record]) -> None:
-    """Fail for every arm whose quality is outside the limits, or not decided."""
+    """Fail the gate for every arm whose quality breaks a limit, or might break one."""
     roles = {arm.name: arm.role for arm in arms}
     qualities = text_qualities(list(roles), records)
     missing = roles.keys() - {quality.arm for quality in qualities}

@@ -1,9 +1,9 @@
 """The headline: the answer to a cell's question in one sentence, the same in every format.
 
-It states the claim on the outputs if the question is about them, then the decided effects and their
-sizes, the undecided rows with the smallest effect that could have been detected in them, the
-computed values, and the quality of arms that score texts. Effects are built only from verdicts, so
-no direction is given for an inconclusive row.
+If the question is about outputs, the headline first states the claim on them. Then follow the
+decided effects and their sizes, the undecided rows with the smallest effect that each could have
+detected, the computed values, and the quality of arms that score texts. Effects are built only from
+verdicts, so no direction is given for an inconclusive row.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _RowVerdict:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the row is computed, also for an arm that has no value in it."""
+        """Whether the row is computed. This also holds for an arm without a value in the row."""
         return self.verdict.word == "computed" or (
             self.row.is_computed and self.median(self.comparison.arm) is None
         )
@@ -351,7 +351,7 @@ def _changed_clause(changed: Sequence[_RowVerdict], than: str, total: int) -> st
 
 
 def _single_change(result: _RowVerdict, than: str) -> str:
-    """Return the change in an only row: ``has a lower E2E than x, by 12 ms (5 %, 3 to 6 %)``."""
+    """Return the change in the only row: ``has a lower E2E than x, by 12 ms (5 %, 3 to 6 %)``."""
     low, high = sorted(map(abs, result.comparison.ci_pct or (result.effect,) * 2))
     interval = f"{magnitude_text(low)} to {magnitude_text(high)} %"
     percent = f"{magnitude_text(result.effect)} %"
@@ -365,7 +365,10 @@ def _single_change(result: _RowVerdict, than: str) -> str:
 
 
 def _comparative(word: str, metric: MetricDefinition, repeated: bool) -> str:
-    """Return the direction of a change with its verb; ``repeated``: after an earlier direction."""
+    """Return a direction with its verb: ``is faster``, ``has a lower TTFT``.
+
+    ``repeated``: the sentence has named a direction before, so the verb is left out.
+    """
     if metric.is_speed:
         return word if repeated else f"is {word}"
     article = "" if metric.is_mass_noun else "a "
@@ -375,7 +378,7 @@ def _comparative(word: str, metric: MetricDefinition, repeated: bool) -> str:
 
 
 def _not_decided(by_arm: Results, baseline: str) -> str:
-    """Return a clause for a cell without decided rows: the open question, detectable effects."""
+    """Return a clause for a cell without decided rows: what is open and what was detectable."""
     all_results = [result for results in by_arm.values() for result in results]
     undecided = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
     invalid = [r for r in all_results if r.verdict.word == "invalid"]
@@ -395,7 +398,7 @@ def _detectable(undecided: Sequence[_RowVerdict]) -> str:
     """Return a clause with the range of the smallest detectable effects of undecided rows.
 
     If all rows are ``estimate_only``, the clause gives their estimates instead. If no detectable
-    effect is known, it gives the reason that the rows are undecided.
+    effect is known, it gives the reason why the rows are undecided.
     """
     estimates = [
         r for r in undecided if r.verdict.word == "estimate_only" and r.comparison.effect_pct
@@ -441,7 +444,7 @@ def _invalid_arms(by_arm: Results) -> str:
 
 def _cause(results: Sequence[_RowVerdict]) -> str:
     causes = list(dict.fromkeys(str(r.verdict.reason) for r in results))
-    others = f" (and {len(causes) - 1} other causes)" if len(causes) > 1 else ""
+    others = f" (and {count_text(len(causes) - 1, 'other cause')})" if len(causes) > 1 else ""
     return f"{causes[0]}{others}"
 
 

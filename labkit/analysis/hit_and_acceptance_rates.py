@@ -42,7 +42,7 @@ class AttainedRates:
     random: bool
 
     def impossible_counts(self) -> Iterator[str]:
-        """Yield a message for each rate that is impossible, so that its counter must be wrong."""
+        """Yield a message for each rate that cannot be right, which means a wrong counter."""
         if self.hits is not None and self.attainable_hits is not None:
             if self.unshared and self.hits > 0:
                 yield (
@@ -52,7 +52,7 @@ class AttainedRates:
             elif self.hits > self.attainable_hits:
                 yield (
                     f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
-                    f"only {self.attainable_hits:.1%} are shared"
+                    f"only {self.attainable_hits:.1%} are shared with an earlier prompt"
                 )
         if self.equal_lengths and (self.padded or 0.0) > 0:
             yield (
@@ -61,8 +61,8 @@ class AttainedRates:
             )
         if self.random and (self.accepted or 0.0) > MAX_CHANCE_ACCEPTANCE:
             yield (
-                f"{self.arm}: {self.accepted:.1%} of its draft tokens are accepted, but they are "
-                "random"
+                f"{self.arm}: {self.accepted:.1%} of its draft tokens are accepted, but the "
+                "drafts are random"
             )
 
 
@@ -104,9 +104,9 @@ def _rates(arm: str, runs: Sequence[Record]) -> AttainedRates:
 def _rectangle(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> float | None:
-    """Return the share of the padded rectangle that holds no token.
+    """Return the share of padding if one batch held all requests, padded to the longest.
 
-    None if the arm does not pad, or pads to other shapes.
+    None if the arm does not pad, or pads to bucketed or fixed shapes instead.
     """
     pads = any(counts.get(name) for counts in counters for name in PADDING_LAYOUTS)
     if (
@@ -132,8 +132,8 @@ def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> floa
 
     Runs in which that sum is 0 are left out. The result is None if no run remains.
 
-    A ``part`` that is itself one of the counters ``of`` counts padding. If such a share is 0 in all
-    runs, the result is 0 for an arm whose layout pads batches, and None for any other arm.
+    If ``part`` is one of the counters ``of``, the share is one of padding. A share of padding that
+    is 0 in all runs is returned as 0 if the arm's layout pads batches, else as None.
     """
     known = [
         counts.get(part, 0.0) / whole

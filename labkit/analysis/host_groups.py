@@ -3,9 +3,10 @@
 Every host counts as a separate machine, because even two hosts of the same model differ by a few
 percent (firmware, cooling, memory placement). Within a cell every block runs on one host, so
 relabelling within blocks never compares two hosts. With ``design.across_hosts=true`` the host is a
-blocking factor, coarser than the block. The permutation test stays exact, and the effect is that of
-these hosts together. Cells are not interleaved with each other. So cells of several machines are
-shown separately, and no curve or confirmation joins them unless they declare ``across_hosts``.
+blocking factor, coarser than the block. The permutation test stays exact, and the effect is
+estimated over all these hosts. Cells are not interleaved with each other. So cells of several
+machines are shown separately: unless they declare ``across_hosts``, no curve joins them and no cell
+confirms another.
 """
 
 from __future__ import annotations
@@ -100,15 +101,15 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
 
 
 def hosts_sentence(analysis: CellAnalysis) -> str | None:
-    """Return a text on a cell's hosts: the blocks of each, and the row with the largest difference.
+    """Return a text on a cell's hosts: how many blocks each ran, and where effects differ most.
 
-    The result is None if there are fewer than two hosts.
+    None if there are fewer than two hosts.
     """
     hosts = analysis.data.hosts
     if len(hosts) < 2:
         return None
     counts = ", ".join(f"{len(blocks)} on {host}" for host, blocks in hosts.items())
-    text = f"blocks ran on {len(hosts)} hosts ({counts}), each compared within one host"
+    text = f"blocks ran on {len(hosts)} hosts ({counts}); arms were compared within each host"
     worst = max(host_effects(analysis), key=lambda one: one.range_pct, default=None)
     if worst is None:
         return text

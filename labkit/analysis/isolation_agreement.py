@@ -1,9 +1,10 @@
 """Isolation agreement: do interleaved arms and separate processes give the same effects?
 
-Both designs estimate each arm's effect in each row, from independent runs, so the interval of the
-difference can be computed from their intervals by the method of variance estimates recovery
-(G. Y. Zou and A. Donner, 2008, *Statistics in Medicine* 27). The designs agree in a row if that
-interval contains 0. Its half width is the largest difference that could have gone undetected.
+Both designs estimate each arm's effect in each row, from independent runs. So the interval of the
+difference between the designs follows from the two intervals of the effect, by the method of
+variance estimates recovery (G. Y. Zou and A. Donner, 2008, *Statistics in Medicine* 27). The
+designs agree in a row if the interval of the difference contains 0. Half of its width is the
+largest difference that could have gone undetected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
 
-Where request arms are interleaved in one process, the excess of a step that took clearly
-longer than the same step of the other arms is removed (:mod:`labkit.workload.step_time_spikes`).
-Work that an arm does now and then (compaction, copies, eviction) looks the same within one
-process, but not over many: the machine stalls any arm that happens to run, while an arm's own work
+If request arms are interleaved in one process and a step took clearly longer than the same step of
+the other arms, the step's excess time is removed (:mod:`labkit.workload.step_time_spikes`). Work
+that an arm does now and then (compaction, copies, eviction) looks like a stall within one process,
+but not over many processes: the machine stalls any arm that happens to run, while an arm's own work
 recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are
 compared with the baseline's in the same process by the exact signed-rank test over processes
 (F. Wilcoxon 1945). Because the test uses ranks, one huge stall cannot decide it. The rules are:
@@ -44,10 +44,10 @@ class StallAttribution:
     """The share of each arm's time that stalls took, and its effect on the verdicts.
 
     All mappings are by arm. ``stalled_pct`` is the mean over processes, in percent of the arm's
-    time. ``own_work_bounds_pct`` is an upper bound on the part of it that may be the arm's own
+    time. ``own_work_bounds_pct`` is an upper bound on the time that may be the arm's own
     work. ``unclear_reasons`` has the arms that get no verdict on times without stalls, and the
-    reason for each. ``kept_reason`` is the reason that all times are as measured, with stalls; it
-    is None if stalls are excluded.
+    reason for each. ``kept_reason`` is the reason why all times are as measured, with stalls; it is
+    None if stalls are excluded.
     """
 
     stalled_pct: Mapping[str, float]
@@ -71,21 +71,21 @@ class StallAttribution:
     def restrict(self, verdict: Verdict, arm: str, margin_pct: float) -> Verdict:
         """Return ``verdict``, or ``inconclusive`` if excluded stalls may be the arm's own work.
 
-        Call it only for rows whose times the exclusion of stalls changed.
+        Call it only for rows whose times changed when stalls were excluded.
         """
         if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:
             return verdict
         if arm in self.unclear_reasons:
-            return Verdict("inconclusive", f"stalls: {self.unclear_reasons[arm]}")
+            return Verdict("inconclusive", self.unclear_reasons[arm])
         bound = self.own_work_bounds_pct.get(arm, 0.0)
         if verdict.word in WITHIN_MARGIN and bound > margin_pct:
-            reason = f"up to {bound:.2g} % excluded as stalls may be the arm's own work"
+            reason = f"stalls were excluded, but up to {bound:.2g} % may be the arm's own work"
             return Verdict("inconclusive", reason)
         return verdict
 
 
 def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAttribution | None:
-    """Return whether the machine or an arm caused the stalls, or None if there were none.
+    """Return the attribution of stalls to the machine or an arm, or None if there were no stalls.
 
     Parameters
     ----------
@@ -100,12 +100,12 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
     base, *tested = (arm.name for arm in arms if arm.role != "control")
     if min_p(len(blocks), 1) > UNCLEAR_ALPHA:
         return StallAttribution(
-            pct, kept_reason="with so few processes, they cannot be told from an arm's own work"
+            pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
         )
     p = {name: signed_rank_p(stalled[base], stalled[name]) for name in tested}
     reasons = {
-        name: f"those of {name} differ from those of {base} (p = {p_text(p[name])}) and may be "
-        "its own work"
+        name: f"the stalls of {name} differ from those of {base} (p = {p_text(p[name])}) and "
+        "may be the arm's own work"
         for name in tested
         if p[name] <= UNCLEAR_ALPHA
     }
@@ -130,7 +130,7 @@ def _as_measured(case: CaseRecord) -> CaseRecord:
 
 
 def _complete(records: Sequence[Record], arms: Sequence[Arm]) -> list[dict[str, Record]]:
-    """Return the records by arm of each process in which every arm recorded its stalls."""
+    """Return, for each process in which every arm recorded its stalls, the records by arm."""
     blocks: dict[int, dict[str, Record]] = {}
     for record in records:
         if "of_s" in record.notes.get("stalls", {}):
@@ -145,7 +145,7 @@ def _stalled(record: Record) -> tuple[float, float]:
 
 
 def signed_rank_p(base: Floats, arm: Floats) -> float:
-    """Return the smaller of two signed-rank p-values, of stalled share and of stalled steps.
+    """Return the smaller of two signed-rank p-values: that of stalled share, that of stalled steps.
 
     ``base`` and ``arm`` are float64 [processes, 2]; the columns are share and steps.
     """
@@ -163,8 +163,8 @@ def _ranks(values: Floats) -> Floats:
 def own_work_bound_pct(base: Floats, arm: Floats) -> float:
     """Return the largest percentage by which stalls may have slowed one arm more than the other.
 
-    It is the limit further from 0 of the signed-rank test's 80 % interval: Walsh averages of the
-    differences, trimmed by the normal approximation of the test's distribution.
+    It is the end further from 0 of the signed-rank test's 80 % interval. The interval is the range
+    of the differences' Walsh averages after trimming by the normal approximation of the test.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
 """The history of a metric over the studies in a folder, from their records alone.
 
 A series is one arm in one row of a cell's results on one kind of machine, with a point per study:
-the median over the study's processes. Studies whose arms differ in an option that all of them have
-are different series. Change points are tested per series, with alpha shared by all series that are
-long enough; the study is the unit. A study runs as a whole on a machine that changes from day to
-day, so each change stands beside that of the machine's arm-blind probe.
+the median over the study's processes. If the studies' arms differ in an option that they all have,
+they belong to different series. Change points are tested per series, with one value per study. All
+series that are long enough share alpha. The machine itself changes from day to day. So each change
+is reported with the change of the arm-blind probe, which times the machine alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from labkit.records import (
     read_runs,
 )
 
-ALPHA = 0.05  # of all series of a page together
+ALPHA = 0.05  # shared by all series of a page
 CLEAN = "clean"
 
 
@@ -73,9 +73,9 @@ class HistoryPoint:
 class SeriesChange:
     """A change of a series' level between points ``index - 1`` and ``index``.
 
-    ``before`` is the median of the segment before it, in the metric's unit, and ``percent``
-    is the change of the median. ``probe_percent`` is the change of the machine's probe, or None if
-    there is no probe.
+    ``before`` is the median of the segment before the change, in the metric's unit. ``percent``
+    is the change of the median in percent. ``probe_percent`` is the change of the machine's probe
+    in percent, or None if there is no probe.
     """
 
     index: int
@@ -87,7 +87,7 @@ class SeriesChange:
 
 @dataclass(frozen=True)
 class Series:
-    """One arm in one row over time; ``label`` tells series of different options apart."""
+    """One arm in one row over time. ``label`` names the option values that set the series apart."""
 
     metric: str
     cell: str
@@ -102,13 +102,13 @@ class Series:
 
     @property
     def name(self) -> str:
-        """The series in words: arm, case, cell and what tells it apart."""
+        """The series in words: arm, case, cell and ``label``."""
         case = "" if self.case == "all" else f", {self.case}"
         return f"{self.arm}{case} ({self.cell}{self.label})"
 
     @property
     def is_long_enough(self) -> bool:
-        """Whether a change could be claimed."""
+        """Whether there are enough points to test for a change."""
         return len(self.points) >= MIN_VALUES
 
 
@@ -161,7 +161,10 @@ def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iter
 def _values(
     records: Sequence[Record], metric: str, known: set[str]
 ) -> dict[tuple[str, str, str], list[float]]:
-    """Return each process's value by case, unit and direction; add the names seen to ``known``."""
+    """Return each process's value of a metric, by (case, unit, direction).
+
+    The names of all metrics in the records are added to ``known``.
+    """
     values: dict[tuple[str, str, str], list[float]] = {}
     for record in records:
         for case in record.cases:
@@ -218,9 +221,10 @@ def _groups(samples: Sequence[_Sample]) -> dict[tuple[str, ...], list[_Sample]]:
 
 
 def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
-    """Yield the series of a group: one for each set of values of the options that all have.
+    """Yield a group's series: samples with the same options form one series.
 
-    An option that older studies lack does not split a series.
+    Only options that all samples have are compared, so an option that older studies lack does not
+    split a series.
     """
     shared = set.intersection(*(set(sample.options) for sample in group))
     varying = sorted(
@@ -233,14 +237,14 @@ def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
     cell, case, arm, machine, unit, better = group[0].key
     for values, points in parts.items():
         label = "".join(f", {value}" for value in values)
-        # A study beside its own archive counts once.
+        # If a study and its archive are both in the folder, they count once.
         once = {(point.started, point.value, point.runs): point for point in reversed(points)}
         ordered = tuple(sorted(once.values(), key=lambda point: (point.started, point.commit)))
         yield Series(metric, cell, case, arm, label, machine, unit, better, ordered)
 
 
 def _with_changes(series: Series, alpha: float) -> Series:
-    """Return the series with its change points; without them if it is too short."""
+    """Return the series with its change points. A series that is too short is not tested."""
     if not series.is_long_enough:
         return series
     values = np.array([point.value for point in series.points])
@@ -264,7 +268,7 @@ def _with_changes(series: Series, alpha: float) -> Series:
 
 
 def _percent(before: Sequence[float | None], after: Sequence[float | None]) -> float | None:
-    """Return the change of the median in percent; None if a value is unknown or 0."""
+    """Return the change of the median in percent, or None if any value is None or 0."""
     known = [[value for value in part if value] for part in (before, after)]
     if not all(known) or [*map(len, known)] != [len(before), len(after)]:
         return None

@@ -12,9 +12,9 @@ from labkit.analysis.number_format import count_text
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import blocks_to_decide
 
-SIMPLE_OVERRIDE = r"[a-z_.]+=(?!.*__)[A-Za-z0-9_.+-]+"  # without characters that names replace
-MAX_BLOCKS = 200  # of a command that is proposed; more would take days
-DECLARED_RUNS = 2  # of design.runs_per_block, unless a command sets it
+SIMPLE_OVERRIDE = r"[a-z_.]+=(?!.*__)[A-Za-z0-9_.+-]+"  # only characters that cell names keep
+MAX_BLOCKS = 200  # in a proposed command; more would take days
+DECLARED_RUNS = 2  # the default of design.runs_per_block
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class NextCommand:
 
 
 def next_command(analysis: CellAnalysis) -> NextCommand | None:
-    """Return the command for a cell that is unfinished, failed, an estimate or undecided.
+    """Return the command that finishes, repairs or decides a cell, or None.
 
-    None if its question is answered, if no affordable number of blocks would answer it, or if its
-    overrides are not recorded.
+    None if the cell's question is answered, if no affordable number of blocks would answer it, or
+    if the cell's overrides are not recorded.
     """
     overrides = _overrides(analysis)
     if not overrides or analysis.all_computed:
@@ -38,7 +38,8 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
         return _command([*overrides, "out=THIS_FOLDER"], "run the blocks that are missing")
     if any(not record.ok for record in analysis.data.records):
         return _command(
-            [*overrides, "out=THIS_FOLDER", "redo=failed"], "run failed blocks again, once repaired"
+            [*overrides, "out=THIS_FOLDER", "redo=failed"],
+            "run failed blocks again, after repairing the cause",
         )
     if not analysis.data.treatment_arms:
         return None
@@ -66,7 +67,7 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
         if one.row.primary
         and one.comparison.arm in data.treatment_arms
         and one.verdict.word == "inconclusive"
-        and (one.comparison.p_adjusted or 0.0) > data.criteria.alpha  # and not for another reason
+        and (one.comparison.p_adjusted or 0.0) > data.criteria.alpha  # the noise is the only reason
     ]
     needs = [blocks_to_decide(one.comparison, data.criteria) for one in undecided]
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]
@@ -82,9 +83,9 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
 
 
 def _runs_per_declared_block(analysis: CellAnalysis, overrides: Sequence[str]) -> int:
-    """Return the number of blocks that one block of ``design.blocks`` became.
+    """Return the number of blocks that each block of ``design.blocks`` was split into.
 
-    Arms that take turns run once per block, so that a block of 2 runs becomes two.
+    Interleaved arms run once per block, so a declared block of 2 runs per arm becomes 2 blocks.
     """
     if int(analysis.data.design["runs_per_block"]) > 1:
         return 1

@@ -52,7 +52,7 @@ def percent_text(value: float | None) -> str:
 def signed_text(value: float, digits: int | None = None) -> str:
     """Write a number with its sign (a true minus).
 
-    ``digits`` is the number of decimals; None stands for one, or two below 0.1.
+    ``digits`` is the number of decimals. If it is None, there is one decimal, or two below 0.1.
     """
     if digits is None:
         digits = 1 if abs(value) >= 0.095 or value == 0 else 2

@@ -1,14 +1,15 @@
 """Observations of a cell: for each case and metric, one number per run.
 
 The number is the median of the metric over the run's repeats, on the log scale (for an even
-count, the geometric mean of the middle two). Repeats are never tested.
+count, the geometric mean of the middle two). Tests use this number and never the repeats, which are
+not independent samples.
 
 In a block whose arms were interleaved (``in_process`` or ``live``), repeat ``i`` of every
 arm was taken in the same round, and whatever the machine did in that round happened to all
-arms. There an arm is compared with the baseline round by round: its log value is the
-baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. The arm that comes
-first in a round finds the caches as the previous round left them, so the effect of an arm's
-position within a round is removed first (:func:`without_position_effects`). The medians shown
+arms. In such a block an arm is compared with the baseline round by round: the arm's log value is
+the baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. An arm's position
+within a round matters, because the first arm finds the caches as the previous round left them. So
+the effect of the position is removed first (:func:`without_position_effects`). The medians shown
 for each arm are not changed.
 """
 
@@ -33,7 +34,7 @@ MAX_POLISH_PASSES = 1000
 
 @dataclass(frozen=True)
 class RunValue:
-    """One metric's value in one run (``file`` is the run's record, relative to the cell).
+    """One metric's value in one run. ``file`` is the path of the run's record within the cell.
 
     ``repeats`` is empty unless arms were interleaved. ``round_positions`` is the arm's position in
     each round, from 0, or empty if not recorded.
@@ -51,9 +52,9 @@ class RunValue:
 class MetricRow:
     """One metric of one case, with the values of every arm.
 
-    For a skipped case, ``skipped`` is the reason, and ``metric`` is that of the other primary rows
-    (None if there are none). ``paired_baseline`` is the arm that the others are compared with
-    round by round, within a process. It is None if every run had a process of its own.
+    For a skipped case, ``skipped`` is the reason, and ``metric`` is the primary metric of the
+    measured rows (None if there are none). ``paired_baseline`` is the baseline's name if arms were
+    interleaved and are compared round by round. It is None if every run had its own process.
     """
 
     case: str
@@ -94,9 +95,9 @@ class MetricRow:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the values follow from sizes and counts, with no noise that a test could use.
+        """Whether the values follow from sizes and counts, so that there is no noise to test.
 
-        That is so if the metric is a computed one and has the same value in every run of each arm.
+        True if the metric is defined as computed and each arm has one value in all its runs.
         """
         return (
             define_metric(self.metric, self.unit).computed
@@ -136,11 +137,11 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
     """Return log values without the effect of an arm's position in a round.
 
     The effects are estimated by median polish (J. W. Tukey) of the differences from each round's
-    mean, by arm and by position, until they change by at most 1e-9. An arm's own effect shifts all
-    its differences equally, so the position effects do not depend on it. (Differences from the
-    round's median would not do: one arm of every round would have the difference 0, and a part of
-    its effect would be attributed to its position.) The same effects are subtracted from all arms,
-    so swapping two arms' labels swaps their results.
+    mean, by arm and by position, until no effect changes by more than 1e-9. An arm's own effect
+    shifts all its differences equally, so the position effects do not depend on it. (Differences
+    from the round's median would not do: one arm of every round would have the difference 0, and a
+    part of its effect would be attributed to its position.) The same effects are subtracted from
+    all arms, so swapping two arms' labels swaps their results.
 
     Parameters
     ----------
@@ -184,7 +185,7 @@ def build_rows(
     paired_baseline
         The baseline's name if the arms of a block were interleaved in one process, else None.
     metrics
-        The primary metrics, the most important first; empty: those that the records name.
+        The primary metrics, the most important first. If it is empty, the records name them.
 
     Raises
     ------
@@ -226,7 +227,7 @@ def build_rows(
 
 
 def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
-    """Return a row's place within its case."""
+    """Return the sort key of a row within its case: the most important metric has the smallest."""
     if not row.primary:
         return len(metrics) + 1
     return metrics.index(str(row.metric)) if metrics else 0
@@ -259,12 +260,12 @@ def _check_rounds(row: MetricRow) -> None:
             if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
                 raise RecordError(
                     f"{v.file}: {row.case!r} has {len(v.repeats)} repeats of {row.metric}, but "
-                    f"{row.paired_baseline}, in the same process, has {rounds[v.block]}"
+                    f"{row.paired_baseline} has {rounds[v.block]} in the same block"
                 )
 
 
 def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:
-    """Give skipped rows the primary metric of the measured rows, so that they share a table."""
+    """Give skipped rows the measured rows' primary metric, so that one table shows both."""
     primary = next((row for row in rows if row.metric is not None and row.primary), None)
     if primary is not None:
         for row in rows:
@@ -274,7 +275,7 @@ def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:
 
 
 def complete_blocks(row: MetricRow, arms: Sequence[str], runs: int) -> tuple[int, ...]:
-    """Return the blocks in which each of ``arms`` has all its ``runs`` values."""
+    """Return the blocks in which each of ``arms`` has ``runs`` values."""
     counts = [{b: len(v) for b, v in row.by_block(arm).items()} for arm in arms]
     return tuple(sorted(b for b in counts[0] if all(c.get(b) == runs for c in counts)))
 
@@ -316,8 +317,8 @@ def summary(values: Sequence[RunValue]) -> dict[str, Any]:
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
     """Return the result of the probe that ran before each run's arm, by (block, position).
 
-    It is the mean over the probe's kernels of the log time in microseconds. Runs without a probe
-    are left out.
+    The result is the mean, over the probe's kernels, of the log of the time in microseconds. Runs
+    without a probe are left out.
     """
     probes = {}
     for record in records:

@@ -37,7 +37,7 @@ IDENTITY_CLAIMS = {
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """A case of a run whose outputs differ from the reference run's.
+    """One case in one run, with outputs that differ from the reference run's.
 
     ``where`` is a phrase that describes the first difference.
     """
@@ -52,9 +52,9 @@ class OutputDifference:
 class OutputAgreement:
     """How many of an arm's ``total`` outputs agree with the reference.
 
-    An output is a request, a token row or a picked frame. It is counted once per arm, and agrees
-    only if it agrees in every run. ``prefix`` is the mean share of an output before the first
-    difference, 0 to 1, in the run where that share is smallest.
+    An output is a request, a token row or a picked frame. It is counted once per arm, as agreeing
+    only if every run of the arm agrees. ``prefix`` is the mean, over outputs, of the share before
+    the first difference (0 to 1), each in the run where the share is smallest.
     """
 
     arm: str
@@ -82,21 +82,22 @@ class IdentityReport:
 def compare_outputs(
     records: Sequence[Record], arms: Sequence[str], values: StoredValues, claim: str = "none"
 ) -> IdentityReport:
-    """Compare the outputs of every successful run with those of the first run of ``arms[0]``.
+    """Compare the outputs of every successful run with those of the reference run.
 
-    If ``claim`` is ``bitwise``, every arm must also pick the same frames as the reference.
+    The reference is the first successful run of ``arms[0]``. If ``claim`` is ``bitwise``, every arm
+    must also pick the same frames as the reference.
     """
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
         return IdentityReport(None, (), ())
-    # A case that only other runs of the baseline have is expected to have no outputs.
+    # If the reference run lacks a case of another baseline run, an empty case stands for it.
     names = (c.case for r in records if r.ok and r.arm == arms[0] for c in r.cases)
     expected = {name: CaseRecord(name) for name in names} | {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[OutputDifference] = []
-    # Results by pair of digests, because many runs differ from the reference in the same way.
+    # Cache by pair of digests: many runs differ from the reference in the same way.
     known: dict[tuple[str, str], str | None] = {}
-    # By arm, each differing output's smallest agreeing share over all runs.
+    # By arm: each differing output's share that agrees, in the run where it is smallest.
     shares: dict[str, dict[tuple[str, str], float]] = {}
     for record in records:
         if not record.ok or record.arm not in arms:
@@ -138,9 +139,8 @@ def _difference(
 ) -> str | None:
     """Describe in a phrase how the outputs of ``case`` differ from those of ``reference``.
 
-    Return None if they are equal, or if there is nothing to compare, because the reference skipped
-    the case or neither has outputs. ``case`` is None if the arm's run lacks this case. ``known``
-    caches the results by the two digests.
+    Return None if they are equal, if the reference skipped the case, or if neither run has outputs.
+    ``case`` is None if the arm's run lacks this case. ``known`` caches results by the two digests.
     """
     outputs = None if case is None else case.outputs
     if outputs is not None and outputs["kind"] == "frames":
@@ -148,7 +148,7 @@ def _difference(
     if reference.skipped is not None or (reference.outputs is None and outputs is None):
         return None
     if reference.outputs is not None and reference.outputs["kind"] == "frames":
-        return None  # the request failed: it is counted as failed, and has no frames
+        return None  # the request failed and has no frames; the failure is counted elsewhere
     if case is None or case.skipped is not None:
         return "the case was not run"
     a, b = reference.outputs, case.outputs
@@ -163,7 +163,7 @@ def _difference(
 
 
 def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
-    """Return a phrase on the first difference of two outputs, or None if their texts agree."""
+    """Return a phrase on the first difference of two outputs, or None if texts agree after all."""
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
         return array_difference(a, b, values)
@@ -175,7 +175,7 @@ def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
 
 
 def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
-    """Return the share of each request, token row or pick that agrees from its start, 0 to 1."""
+    """Return, by output of ``a``, the share that agrees before the first difference, 0 to 1."""
     if a["kind"] == "frames":
         return {} if b is None else frame_verification.verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
@@ -208,6 +208,6 @@ def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: flo
     if p > alpha:
         return None
     return (
-        f"{arm.arm}: {misses} of {arm.total} outputs differ from the baseline's, "
-        f"{floor} of {control.total} of the control's (Fisher p = {p:.2g})"
+        f"{arm.arm}: {misses} of {arm.total} outputs differ from the baseline's; "
+        f"of the control's outputs, {floor} of {control.total} differ (Fisher p = {p:.2g})"
     )

@@ -16,12 +16,12 @@ HOLDS = {
     "noise_floor": "The outputs of {arms} differ from those of {baseline} no more often than the "
     "control's do",
     "quality": "The predictions of {arms} keep the limits of quality against {baseline}",
-    "frames": "Every frame of {arms} is the decoder's at its index",
+    "frames": "Every frame from {arms} is the one that the decoder gives at its index",
 }
 
 
 def outputs_answer(analysis: CellAnalysis) -> str:
-    """Return the sentence on the claim about the outputs, with the outputs that differ."""
+    """Return the sentence on the claim about the outputs, with the numbers that differ."""
     data, gate = analysis.data, analysis.gates["identical"]
     counts = "; ".join(_differing(analysis))
     differing = f" ({counts})" if counts else ""

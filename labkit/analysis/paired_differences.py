@@ -1,7 +1,7 @@
-"""The differences between an arm and the baseline within each block, and how far runs vary.
+"""The differences between an arm and the baseline within each block, and how much runs vary.
 
-A verdict rests on these differences. What the machine does in a block happens to all its arms, so
-the differences vary much less than the runs.
+A verdict rests on these differences. What the machine does in a block affects all arms of the
+block, so the differences vary much less than the runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from labkit.analysis.statistics.effect_size import to_percent
 class PairedDifferences:
     """An arm's differences from the baseline in one row.
 
-    ``by_block`` holds the difference (percent) of each complete block: the mean log value of the
-    arm's runs minus that of the baseline's; where arms took turns, the median over rounds.
+    ``by_block`` holds the difference in each complete block, in percent. It comes from the mean log
+    values of the arm's and the baseline's runs, or from the median over rounds if arms were
+    interleaved.
     """
 
     arm: str
@@ -43,7 +44,7 @@ def paired_differences(
 
 
 def variation_sentence(row: MetricRow, baseline: str, pairs: PairedDifferences) -> str | None:
-    """Return a sentence that compares the range of the baseline's runs with that of differences.
+    """Return a sentence on how far apart the baseline's runs and the differences are.
 
     None if there are fewer than two blocks.
     """

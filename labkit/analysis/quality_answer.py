@@ -20,7 +20,7 @@ def quality_phrases(data: CellData) -> Mapping[str, str]:
 
 
 def quality_sentences(data: CellData) -> list[str]:
-    """Return the sentence on the quality of all treatment arms, or nothing if none scored texts."""
+    """Return a sentence on the quality of all treatment arms; empty if none scored texts."""
     qualities = sorted(_treatments(data), key=lambda quality: quality.kl_mean.estimate)
     if not qualities:
         return []

@@ -1,7 +1,7 @@
 """Whether arms keep the limits of quality (``ablation.claims.quality``) fixed before the study.
 
-An arm keeps a limit if its whole interval lies inside, and breaks it if the whole interval lies
-outside. Otherwise the study cannot decide.
+An arm keeps a limit if the metric's whole interval lies inside the limit. It breaks the limit if
+the whole interval lies outside. Otherwise the study cannot decide.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from labkit.analysis.text_quality import INTERVAL_KEYS, TextQuality
 
 @dataclass(frozen=True)
 class QualityMetric:
-    """A metric that can have a limit. ``is_upper``: the limit is the largest value allowed."""
+    """A metric that can have a limit: the largest value allowed if ``is_upper``, else the least."""
 
     value: Callable[[TextQuality], Interval]
     is_upper: bool
@@ -30,9 +30,9 @@ QUALITY_METRICS: Mapping[str, QualityMetric] = {
 
 
 def limit_fields(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the ``QUALITY_METRICS`` of an arm as ``kl_mean``, ``kl_mean_low``, ``kl_mean_high``...
+    """Return an arm's quality as flat fields: ``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...
 
-    ``metrics``: those of the arm in ``cell.json``; with None, every field is None.
+    ``metrics`` is the arm's entry in ``cell.json``. If it is None, every field is None.
     """
     return {
         name + suffix: None if metrics is None else metrics[name][key]

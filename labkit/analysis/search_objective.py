@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def objective(analysis: CellAnalysis) -> float | None:
     """Return a cell's objective, or None if it has no measured value.
 
-    With an arm under test, this is the arm's effect on the first primary metric in percent (of the
-    first such arm if there are several). Otherwise it is the baseline's median of this metric in
-    its own unit. Over several cases, it is the geometric mean.
+    The objective is the effect of the first arm under test on the first primary metric, in percent.
+    Without an arm under test, it is the baseline's median of this metric, in the metric's unit.
+    Several cases are combined by the geometric mean (of ratios to the baseline, for an effect).
     """
     primary = [
         index

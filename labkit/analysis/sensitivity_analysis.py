@@ -5,9 +5,9 @@ The rules for choosing them were fixed here before any data were seen:
 - probe-adjusted: if the metric correlates with the machine probe within blocks (0.5 or more in
   size, computed without knowing which arm a run belongs to), the probe is regressed out of the
   metric;
-- undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``. Some
-  rules use readings taken while the arm ran, which a note beside the numbers says;
-- stalls: included if the verdict's numbers exclude them, and excluded if those include them
+- undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``. If a
+  rule used a reading taken while the arm ran, a note beside the numbers says so;
+- stalls: included if the verdict excludes them, and excluded if the verdict includes them
   (``labkit.analysis.machine_or_arm_stalls``).
 
 The results are shown beside the verdict's own numbers and never replace them. Their intervals and
@@ -43,7 +43,7 @@ MIN_DF_WITHIN_BLOCKS = 4  # with fewer degrees of freedom, correlations arise by
 class SensitivityResult:
     """The result of one sensitivity analysis of one arm.
 
-    ``row`` is the row's index. ``how`` names the analysis and the reason that it applies.
+    ``row`` is the row's index. ``how`` names the analysis and the reason why it applies.
     """
 
     row: int
@@ -184,7 +184,7 @@ def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iter
 
 
 def _results(tasks: Sequence[_Task], alpha: float) -> list[SensitivityResult]:
-    """Return the results of the tasks, in order; tasks of equal shape share the relabellings."""
+    """Return the results of the tasks, in their order. Tasks of equal shape share relabellings."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, task in enumerate(tasks):
         groups.setdefault(task.base.shape, []).append(i)

@@ -16,7 +16,7 @@ COUNT_TEXTS = {
     "tokenizer": "counted by the tokenizer",
     "stream": "in the stream",
 }
-# The client's times that engine.server.most_late_ms limits: path in its notes, statistic, text.
+# The times that engine.server.most_late_ms limits: (path in the client's notes, statistic, text).
 BOUNDED_TIMES = (
     ("lag_ms", "p99", "its event loop woke {} ms late (99th percentile)"),
     ("late_ms", "p99", "it sent requests {} ms late (99th percentile)"),
@@ -114,13 +114,13 @@ class ServerArm:
             yield (
                 f"{self.arm}: its server ran before this run and stays up ({server['kept']}), so "
                 "earlier work, also for other arms, affects the numbers; every run has the same "
-                "prompts, so the server's prefix cache may hold those of the previous run "
+                "prompts, so the server's prefix cache may hold the previous run's prompts "
                 f"({self._cached()})"
             )
         if not server["run_here"]:
             yield (
                 f"{self.arm}: engine.server.preset={server['preset']} was written from "
-                "documentation and was not run by labkit's tests"
+                "the server's documentation, and labkit's tests have not run it"
             )
         if server["identity"] == "text":
             yield (
@@ -147,7 +147,7 @@ class ServerArm:
             where = f"; request {first['id']}: {_join_counts(first)}" if first is not None else ""
             yield (
                 f"{self.arm}: its output tokens: {_join_counts(counts)}{where}; "
-                f"the metrics use those of the {server['counted_by']}"
+                f"the metrics use the counts from the {server['counted_by']}"
             )
         for name, what in (("stream.refusals", "refusals"), ("stream.tool_calls", "tool calls")):
             if self.counter(name):
@@ -187,16 +187,16 @@ def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) ->
 
 
 def caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the caveats on arms that are servers, without the control.
+    """Yield the caveats on arms that are servers.
 
-    The control's caveats would repeat those of the baseline.
+    The control is left out, because its caveats would repeat the baseline's.
     """
     for server_arm in server_arms([record for record in records if record.role != "control"]):
         yield from server_arm.caveats()
 
 
 def _join_counts(counts: Mapping[str, float | None]) -> str:
-    """Return the counts of the three sources: ``52 in the server's usage, 141 counted by ...``."""
+    """Return three token counts as text: ``52 in the server's usage, 141 counted by ...``."""
     return ", ".join(
         f"{'none' if (count := counts.get(name)) is None else f'{count:,.0f}'} {text}"
         for name, text in COUNT_TEXTS.items()

@@ -1,8 +1,9 @@
 """The capacity of arms: the highest rate at which a share of requests stays within the limits.
 
-The cells of a capacity differ only in ``workload.arrivals.rate``. Every run of an arm counts its
-requests and those within ``workload.limits`` (refused and failed ones are not); the target share is
-``workload.capacity``. With several arms, alpha is divided among them.
+The cells behind a capacity differ only in ``workload.arrivals.rate``. Every run of an arm counts
+its requests and its requests within ``workload.limits``; refused and failed requests are outside
+the limits. The target share is ``workload.capacity``. With several arms, alpha is divided among
+them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ServingCapacity:
 
 
 def serving_capacities(analyses: Sequence[CellAnalysis]) -> list[ServingCapacity]:
-    """Return the capacity of every arm under every workload that names a share of requests."""
+    """Return the capacity of every arm, for each workload that sets ``workload.capacity``."""
     groups: dict[tuple[str, str], list[tuple[CellAnalysis, LoadCounts]]] = {}
     targets: dict[tuple[str, str], tuple[float, str]] = {}
     for analysis in analyses:
@@ -79,7 +80,7 @@ def _capacity(
 
 
 def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | None:
-    """Return an arm's requests and those within the limits, run by run, or None without runs."""
+    """Return an arm's requests, and those within the limits, by run; None if it has no runs."""
     notes = [
         case.notes["traffic"]
         for record in records

@@ -1,8 +1,8 @@
 """The answer to a question in at most 20 words, for a card or the first line of a report.
 
-:mod:`labkit.analysis.headline` has the whole answer. This one leaves out what does not fit: the
-names of rows, further metrics, reasons. It names metrics and arms as people do (``E2E p50``), and
-its effects come from the same verdicts.
+:mod:`labkit.analysis.headline` has the whole answer. The short answer leaves out what does not fit:
+the names of rows, further metrics, reasons. It names metrics and arms as people do (``E2E p50``).
+Both use the same verdicts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from labkit.records.metric_registry import OUTPUTS, define_metric
 Json = Mapping[str, Any]
 MAX_WORDS = 20
 MAX_NAMED_ARMS = 3
-PROPER_NAMES = ("mlx_lm",)  # which keep their underscore
+PROPER_NAMES = ("mlx_lm",)  # names that keep their underscore
 DOUBLED, HALVED = (95.0, 105.0), (-52.0, -48.0)  # percent
 DECIDED = ("faster", "slower")
 SAME = ("equivalent", "trivial")
@@ -121,7 +121,7 @@ def _effects(analysis: CellAnalysis) -> list[_Effect]:
 
 
 def _candidates(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
-    """Return answers, the most detailed first."""
+    """Return wordings of the answer, the most detailed first; :func:`shortest` picks one."""
     by_arm: dict[str, list[_Effect]] = {}
     for effect in effects:
         by_arm.setdefault(effect.arm, []).append(effect)
@@ -135,7 +135,7 @@ def _candidates(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]
 
 
 def _one_row(effect: _Effect, baseline: str) -> list[str]:
-    """Return answers for one arm in one row."""
+    """Return wordings of the answer for one arm in one row."""
     arm, margin = _capitalised(arm_text(effect.arm)), effect.comparison
     if effect.verdict in DECIDED:
         values = f": {effect.label} {effect.values}" if effect.values else ""
@@ -167,7 +167,7 @@ def _verb(effect: _Effect) -> str:
 
 
 def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
-    """Return answers for one arm in several rows."""
+    """Return wordings of the answer for one arm in several rows."""
     name, total = _capitalised(arm_text(arm)), len(effects)
     changed = [e for e in effects if e.verdict in (*DECIDED, "computed")]
     same = [e for e in effects if e.verdict in SAME]
@@ -200,7 +200,10 @@ def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
 
 
 def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) -> list[str]:
-    """Return answers for several arms, the best first; or estimates, with the verb ``looks``."""
+    """Return wordings of the answer for several arms, the best arm first.
+
+    ``verb`` is ``is`` for verdicts and ``looks`` for estimates.
+    """
     decided = {
         arm: own
         for arm, effects in by_arm.items()
@@ -223,7 +226,10 @@ def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) 
 
 
 def _most(by_arm: Mapping[str, Sequence[_Effect]], best: str, baseline: str) -> list[str]:
-    """Return answers that count the arms that differ like the best in every row."""
+    """Return a wording that counts the arms that differ in the same direction as the best arm.
+
+    Only arms that differ in every row are counted. The list is empty if there are fewer than two.
+    """
     word, rows = by_arm[best][0].word, len(by_arm[best])
     alike = [
         arm
@@ -253,7 +259,7 @@ def _no_change(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, rest: str
 
 
 def _undecided(effects: Sequence[_Effect]) -> list[str]:
-    """Return answers for rows without a verdict: the interval of one, else what could be seen."""
+    """Return wordings for undecided rows: the interval of a single row, else what is detectable."""
     first, c = effects[0], effects[0].comparison
     arms = join_names([arm_text(arm) for arm in dict.fromkeys(e.arm for e in effects)], "or")
     if len(effects) == 1 and c["ci_low_pct"] is not None:
@@ -280,7 +286,7 @@ def _undecided(effects: Sequence[_Effect]) -> list[str]:
 
 
 def _best(cell: Json) -> list[str]:
-    """Return answers to a sweep."""
+    """Return wordings of the answer to a sweep."""
     if not cell["best"] or cell["best"][0]["best"] is None:
         return ["No answer: no setting has a valid result.", "No answer."]
     one, count = cell["best"][0], sum(arm["role"] != "control" for arm in cell["arms"])
@@ -312,7 +318,7 @@ def _best(cell: Json) -> list[str]:
 
 
 def _alone(analysis: CellAnalysis) -> list[str]:
-    """Return answers for a cell without an arm to compare."""
+    """Return wordings of the answer for a cell without an arm to compare."""
     row = next((r for r in analysis.json["rows"] if r["primary"] and r["metric"]), None)
     baseline = analysis.data.baseline
     median = row["arms"][baseline]["median"] if row is not None else None
@@ -354,7 +360,7 @@ def _of(part: int, total: int) -> str:
 
 
 def shortest(candidates: Sequence[str]) -> str:
-    """Return the first candidate of at most 20 words; if all are longer, the last, cut."""
+    """Return the first candidate of at most 20 words. If all are longer, cut the last one."""
     for text in candidates:
         if len(text.split()) <= MAX_WORDS:
             return text

@@ -1,4 +1,4 @@
-"""Analysis of a study: its cells, their analyses and the p-values over all cells."""
+"""Analysis of a study: its cells, their analyses, and p-values adjusted over all cells."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AnalysisCache:
         return objective(self.cell(cell_dir))
 
     def notes(self) -> list[str]:
-        """Return a line for each study that was read and has records without a digest."""
+        """Return a line for each study read so far that has records without a digest."""
         counts: dict[StudyPath, tuple[int, int]] = {}
         for cell_dir, (_, analysis) in self._known.items():
             unlisted, records = counts.get(cell_dir.parent, (0, 0))
@@ -82,7 +82,7 @@ class AnalysisCache:
     def possibly_best(self, cell_dir: Path) -> list[str]:
         """Return the arms of a sweep that may be the best in some primary row.
 
-        They are all arms if nothing may be claimed in some row.
+        If nothing may be claimed in some row yet, all arms are returned.
         """
         analysis = self.cell(cell_dir)
         if any(one.withheld is not None for one in analysis.best):
@@ -92,7 +92,7 @@ class AnalysisCache:
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.
 
-        For an interleaved cell that is the separate-process cell that confirms it, and vice versa.
+        The companion of an interleaved cell confirms it in separate processes, and vice versa.
         """
         name = cell_dir.name
         interleaved = name.removesuffix(PROCESSES_SUFFIX)
@@ -104,7 +104,7 @@ class AnalysisCache:
 
 
 def _stamp(cell_dir: StudyPath) -> Stamp:
-    """Return the names and modification times of a cell's runs; none for an archive's cell."""
+    """Return the names and modification times of a cell's runs; empty for a cell in an archive."""
     if isinstance(cell_dir, ArchivePath):
         return frozenset()
     files = (cell_dir / "runs").glob("*.json")
@@ -112,7 +112,7 @@ def _stamp(cell_dir: StudyPath) -> Stamp:
 
 
 def undigested_note(study_dir: StudyPath, unlisted: int, records: int) -> str:
-    """Return the sentence that says that some of a study's records have no digest."""
+    """Return a warning about records of a study that have no digest."""
     return (
         f"{study_dir}: {unlisted} of {count_text(records, 'record')} have no digest (an older "
         "version of labkit wrote them), so a later edit would go unseen"
@@ -130,7 +130,7 @@ def is_cell(folder: StudyPath) -> bool:
 
 
 def cell_dirs(study_dir: StudyPath) -> list[StudyPath]:
-    """Return a study's cell folders, sorted by name, and by size where names differ in a number.
+    """Return a study's cell folders, sorted by name; numbers in names are sorted by size.
 
     If ``study_dir`` is itself a cell, the list holds only that folder.
 
@@ -207,7 +207,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
 def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     """Return the p-values of the primary rows of all cells, adjusted as one family.
 
-    There is one entry per cell, row and arm. Cells for which nothing may be claimed yet are left
+    There is one entry per cell, row and arm. Cells in which nothing may be claimed yet are left
     out.
     """
     tested, families = [], []

@@ -13,11 +13,11 @@ from labkit.analysis.verdict_sentences import title
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:
-    """Return a study's question: that of its cells, or of the capacity that its rates look for."""
+    """Return the question of a study's cells, or the one that ``workload.capacity`` asks."""
     capacities = serving_capacities(analyses)
     if capacities:
         first = capacities[0]
-        return f"Up to which rate are {100 * first.target:g} % of requests within {first.limits}?"
+        return f"Up to what rate are {100 * first.target:g} % of requests within {first.limits}?"
     questions = list(dict.fromkeys(title(analysis.json) for analysis in analyses))
     return questions[0] if len(questions) == 1 else f"{len(questions)} questions"
 
@@ -38,7 +38,7 @@ def study_answer(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _capacity(capacities: Sequence[ServingCapacity]) -> list[str]:
-    """Return answers with every arm's capacity, the shortest last."""
+    """Return wordings of the answer with every arm's capacity, the shortest last."""
     parts = [f"{arm_text(one.arm)} {_rates(one)}" for one in capacities]
     first = parts[0]
     others = len(parts) - 1
@@ -50,7 +50,7 @@ def _rates(one: ServingCapacity) -> str:
     """Return how many requests per second an arm sustains, in words."""
     low, high = one.capacity.at_least, one.capacity.below
     if low is None and high is None:
-        return "is undecided at all these rates"
+        return "is undecided at all measured rates"
     if low is None:
         return f"does not sustain {high:g} requests/s"
     return f"sustains {low:g} requests/s" + (f", not {high:g}" if high is not None else "")

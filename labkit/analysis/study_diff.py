@@ -1,10 +1,10 @@
 """Changes between studies of the same machine and config.
 
 The runs of two studies were not interleaved, so a change of the machine looks like a change of the
-code. But both studies measured the baseline. So the change of each arm's difference from the
-baseline is tested (:mod:`.statistics.difference_in_differences`), with a correction by the
-arm-blind machine probe of each run's process. There is nothing to compare the baseline itself with:
-its medians are shown, and nothing is claimed. Studies of different machines or configs are refused.
+code. But both studies measured the baseline. So the test is whether an arm's difference from the
+baseline changed (:mod:`.statistics.difference_in_differences`), corrected by the arm-blind machine
+probe of each run's process. The baseline itself has nothing to be compared with: its medians are
+shown, and nothing is claimed. Studies of different machines or configs are refused.
 If the probe's time changed by more than the margin, a claim must exceed that change.
 """
 
@@ -101,7 +101,7 @@ class _CellPair:
 
     @property
     def with_stalls(self) -> bool:
-        """Whether both studies' times include stalls, because an arm may have caused some."""
+        """Whether both studies' times include stalls, because an arm may have caused a stall."""
         return any(
             analysis.stalls is not None
             and (analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
@@ -192,7 +192,7 @@ def _match_studies(
 def _conclude(
     matched: _MatchedStudies, comparisons: Mapping[int, ArmComparison], family: Sequence[_ArmPair]
 ) -> StudyComparison:
-    """Return two studies' comparison. ``family``: everything that p-values are adjusted over."""
+    """Return two studies' comparison. ``family``: all changes over which p-values are adjusted."""
     compared = matched.compared
     controls = [item for item in compared if item.role == "control" and item.change is not None]
     noise = {
@@ -221,7 +221,7 @@ def _conclude(
 
 
 def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
-    """Yield a note on the undecided rows, if any: their number and smallest detectable changes."""
+    """Yield a note on the undecided rows, if any: how many, and the change each could detect."""
     detectable = [
         (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
@@ -252,9 +252,9 @@ def _method_notes(
     how = f"Monte Carlo, {max(draws):,} draws" if draws else "all relabellings"
     yield (
         f"Change: how each arm's difference from {' or '.join(names)} changed from old to new "
-        "(difference in differences; what slows a whole study cancels). p: permutation test that "
-        f"relabels both studies within their blocks ({how}), adjusted over "
-        f"{count_text(len(family), 'row')} and arms (Holm); each interval has the level at which "
+        "(difference in differences: what slows a whole study cancels out). p: permutation test "
+        f"that relabels both studies within their blocks ({how}), adjusted over "
+        f"{count_text(len(family), 'comparison')} (Holm); each interval has the level at which "
         "its row was tested."
     )
     if controls:
@@ -298,7 +298,7 @@ def _compare_family(items: Sequence[_ArmPair]) -> list[ArmComparison]:
 
 
 def _compare_control(item: _ArmPair) -> ArmComparison:
-    """Compare a control's change, unadjusted because the control only shows the noise."""
+    """Test a control's change. p is not adjusted, because the control only shows the noise."""
     assert item.change is not None
     return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
@@ -354,9 +354,9 @@ def _judge(
 def _exceeds_machine_change(comparison: ArmComparison, pair: _CellPair) -> bool:
     """Return whether an arm's change is larger than the machine's change could explain.
 
-    The probe's kernels and an arm may depend on different parts of the machine: in the worst
-    case the arm follows the machine's change in full and the baseline not at all. So an interval
-    within the probe's change decides nothing, in either direction.
+    The arm and the baseline may depend on different parts of the machine. In the worst case the
+    machine's change affects the arm in full and the baseline not at all. So an arm's change counts
+    only if its whole interval is further from 0 than the change of the probe.
     """
     if not _machine_changed(pair):
         return True
@@ -467,7 +467,7 @@ def probe_shift_pct(old_cell: CellAnalysis, new_cell: CellAnalysis) -> float | N
 
 
 def _unshared_rows(pair: _CellPair) -> Iterator[str]:
-    """Yield the primary rows that only one of the studies measured."""
+    """Yield a caveat for each primary row that only one of the studies measured."""
     old, new = (
         {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
         for a in (pair.old, pair.new)

@@ -1,7 +1,7 @@
 """The index of a folder of studies: each cell's question, answer, dates and machine.
 
-Answers are read from ``study.json``, so that a hundred studies are listed in seconds; a study
-without that file is analysed. Digests of all records are checked first.
+Answers are read from ``study.json``, so a hundred studies are listed in seconds. A study without
+that file is analysed. The digests of all records are checked first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def index_entries(root: Path) -> list[IndexEntry]:
     """
     studies = sorted(study_dirs(root))
     if not studies:
-        raise RecordError(f"{root} has no study (a folder with cells, at most {MAX_DEPTH} deep)")
+        raise RecordError(
+            f"{root} has no study (a folder with cells, at most {MAX_DEPTH} levels down)"
+        )
     by_study = [list(_entries(study)) for study in studies]
     by_study.sort(key=lambda entries: max(entry.ended for entry in entries), reverse=True)
     return [entry for entries in by_study for entry in entries]
@@ -86,7 +88,10 @@ def holds_studies(folder: Path) -> bool:
 
 
 def study_dirs(root: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
-    """Yield the folders and archives of studies; raise :class:`RecordError` without a folder."""
+    """Yield the folders and archives of studies below ``root``, at most ``depth`` levels down.
+
+    Raises :class:`RecordError` if ``root`` is not a folder.
+    """
     if not root.is_dir():
         raise RecordError(f"{root}: no such directory")
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -114,7 +119,7 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
 
 
 def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> list[dict[str, Any]]:
-    """Return the cells of ``study.json``, or of a new analysis if the file lacks a cell."""
+    """Return the entries of the cells in ``study.json``; analyse the study if a cell is missing."""
     if (study / "study.json").is_file():
         facts: list[dict[str, Any]] = read_json(study / "study.json").get("cells", [])
         if {fact.get("dir") for fact in facts} >= set(cells):

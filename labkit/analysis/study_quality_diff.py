@@ -15,8 +15,8 @@ from labkit.analysis.text_quality import ScoredWindows, scored_windows
 def quality_change_notes(old: CellData, new: CellData) -> Iterator[str]:
     """Yield a sentence for each arm that scored texts in both studies.
 
-    If both scored the same windows, the change of the mean KL divergence has its interval: it is
-    paired by window.
+    If both studies scored the same windows, the change of the mean KL divergence has an interval,
+    because the windows are paired.
     """
     before, after = quality_phrases(old), quality_phrases(new)
     for arm in [arm for arm in before if arm in after]:

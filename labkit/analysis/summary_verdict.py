@@ -13,7 +13,7 @@ SAME = ("equivalent", "trivial")
 
 @dataclass(frozen=True)
 class SummaryVerdict:
-    """A verdict's ``kind``, one of the verdicts' words or ``mixed`` or ``none``, and its text."""
+    """A cell's verdict. ``kind`` is one of the rows' verdict words, ``mixed`` or ``none``."""
 
     kind: str
     text: str
@@ -22,7 +22,7 @@ class SummaryVerdict:
 def summary_verdict(analysis: CellAnalysis) -> SummaryVerdict:
     """Return the verdict on all arms in all primary rows of a cell.
 
-    A direction is given only if every decided row has it.
+    The verdict has a direction only if all decided rows have the same one.
     """
     data = analysis.data
     if data.sweep:

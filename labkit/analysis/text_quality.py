@@ -1,7 +1,7 @@
 """The quality of every arm of a scoring workload, compared with the baseline, with intervals.
 
-Windows of text are the unit: positions of one window are not independent, and neighbouring windows
-of a text may depend on each other (``statistics.block_jackknife``).
+Each window of text is one sample, because the positions of one window are not independent.
+Neighbouring windows of a text may depend on each other too (``statistics.block_jackknife``).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ScoredWindows:
-    """The scores of one run by window: float64 [windows], and KL divergences by position.
+    """The scores of one run by window, float64 [windows].
 
-    ``nll``: negative log likelihood of the window's tokens in nats. ``same_top1``: positions whose
-    likeliest token is the baseline's. ``change_squared``: sum of the squared changes of the right
-    token's probability.
+    ``tokens``: number of predicted tokens. ``nll``: negative log likelihood of the window's tokens,
+    in nats. ``same_top1``: number of positions whose likeliest token is the baseline's.
+    ``change_squared``: sum of the squared changes of the right token's probability. ``kl``: for
+    each window, the KL divergence at each position, in nats.
     """
 
     tokens: Floats
@@ -78,13 +79,14 @@ class TextQuality:
     perplexity_ratio
         The arm's perplexity divided by the baseline's on the same tokens.
     kl_mean, kl_quantiles
-        KL divergence from the baseline per position, in nats; quantiles by ``KL_QUANTILES``.
+        KL divergence from the baseline per position, in nats: its mean, and the quantiles in the
+        order of ``KL_QUANTILES``.
     top1_agreement
         Share of positions with the baseline's likeliest token.
     probability_change
         Root mean square change of the right token's probability.
     worst
-        The worst places, as the record has them.
+        The positions with the largest KL divergence, as in the record.
     """
 
     arm: str
@@ -129,7 +131,7 @@ def quality_by_arm(cell: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def text_qualities(arms: Sequence[str], records: Sequence[Record]) -> list[TextQuality]:
     """Return the quality of each arm that scored texts; the first arm is the baseline.
 
-    Each arm's first successful run counts: the texts are the same in every run.
+    Only each arm's first successful run is used, because the texts are the same in every run.
     """
     notes = {arm: _first_notes(arm, records) for arm in arms}
     reference = scored_windows(arms[0], records) if arms else None

@@ -27,7 +27,7 @@ class FormatError(ValueError):
 
 
 def _measured(analysis: CellAnalysis) -> list[Record]:
-    """Return the runs with measurements, the baseline's first: tools compare with the first."""
+    """Return the runs with measurements. The baseline comes first, as tools compare with it."""
     order = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
     records = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
     return sorted(records, key=lambda r: order[r.arm])
@@ -52,7 +52,7 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 if not values:
                     continue
                 units.update((m.name, m.better) for m in case.metrics)
-                # Without the cores at the end, a name such as arm=chunk-256 would be cut.
+                # benchstat cuts a number at the end of a name (the cores): arm=chunk-256 needs one.
                 name = f"BenchmarkLabkit/case={slug(case.case)}/arm={record.arm}-{cores}"
                 numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
                 lines.append(f"{name} 1 {numbers}")
@@ -206,7 +206,8 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     Raises
     ------
     FormatError
-        Smaller is better in some primary metrics and bigger in others.
+        Smaller is better in some primary metrics and bigger in others, or no run has a primary
+        metric.
     """
     entries: list[dict[str, Any]] = []
     directions = set()

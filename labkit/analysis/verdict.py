@@ -3,7 +3,7 @@
 The first rule that applies decides:
 
 1. ``invalid``, with the cause: a failed gate affects the arm;
-2. ``computed``: the values follow from sizes and counts, without noise that a test could use;
+2. ``computed``: the values follow from sizes and counts, so there is no noise to test;
 3. ``inconclusive``: no block is complete, or a value is not above 0;
 4. ``estimate_only``: there are fewer than 3 blocks of 2 runs (6 blocks of 1), the design cannot
    reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
@@ -80,7 +80,7 @@ def judge(
     better
         ``higher`` or ``lower``: which values of the metric count as faster.
     causes
-        The reasons for which failed gates forbid a verdict; empty if all gates hold.
+        The reasons why failed gates forbid a verdict; empty if all gates hold.
     control
         The A/A control's comparison in the same row, or None if there is no control.
     """
@@ -121,7 +121,7 @@ def target_effect_pct(effect_pct: float) -> float:
 
 
 def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> int | None:
-    """Return the blocks of a new study that would detect the estimated effect, or 1 % if less.
+    """Return how many blocks a new study needs to detect the estimated effect, or 1 % if less.
 
     None if more than 1,000 would be needed, or if the noise is not known.
     """

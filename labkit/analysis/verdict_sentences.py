@@ -95,8 +95,8 @@ def computed_text(row: Json, arm: str, baseline: str) -> str:
 def _interval(comparison: Json, key: str, directed: bool) -> str:
     """Return an interval as text, with signed limits.
 
-    If ``directed``, limits are sizes in the direction of the effect instead: after "faster",
-    ``1.2 to 3.4``.
+    If ``directed``, the sentence has named the direction of the effect, so the limits are sizes
+    without a sign: ``1.2 to 3.4`` after "faster".
     """
     low, high = comparison[f"{key}_low_pct"], comparison[f"{key}_high_pct"]
     if low is None:
@@ -110,7 +110,7 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
 
 
 def _evidence(cell: Json, comparison: Json, directed: bool) -> str:
-    """Return the evidence in parentheses: adjusted interval and p, unadjusted ones, blocks."""
+    """Return the evidence in parentheses: adjusted and unadjusted intervals and p, and blocks."""
     effect = "" if directed else f"{percent_text(comparison['effect_pct'])}, "
     return (
         f"({effect}adjusted {level_text(cell)} CI {_interval(comparison, 'ci', directed)}, "
@@ -155,8 +155,8 @@ def verdict_sentences(
 ) -> list[str]:
     """Return a sentence for each primary row and arm, and the reason for each skipped row.
 
-    ``qualities``: a phrase on the quality of arms that scored texts, by arm, appended to the arm's
-    sentences.
+    ``qualities`` maps an arm that scored texts to a phrase on its quality. The phrase is appended
+    to the arm's sentences.
     """
     lines = []
     for row in cell["rows"]:

@@ -22,8 +22,8 @@ BATCHES = {
     "whole Q-blocks": (BQ, 2 * BQ, BQ + 1, 1),
     "64 decodes and a long prefill": (*[1] * 64, 300),
 }
-DECODE_ONLY = ("identity",)  # resolvers that refuse batches with prefill
-TOLERANCE = 1e-4  # of the values' range, in float32: another order of summation stays below it
+DECODE_ONLY = ("identity",)  # resolvers that refuse batches with a prefill
+TOLERANCE = 1e-4  # share of the values' range; float32 summation in any order stays below it
 
 
 def resolver_checks(path: str, compose: Compose) -> Iterator[Check]:

@@ -26,9 +26,10 @@ class Check:
     Parameters
     ----------
     demand
-        What must hold, in words.
+        What must hold, as a sentence.
     run
-        Raises ``ContractError`` if the demand does not hold. Exceptions of the class pass through.
+        A function that raises ``ContractError`` if the demand does not hold. Exceptions that the
+        checked class raises pass through.
     needed
         Whether the following checks are skipped if this one fails.
     """
@@ -47,7 +48,7 @@ class Contract:
     kind
         The kind's name, such as ``resolver``.
     telling
-        Methods by which a class is recognised as this kind: it has at least one of them.
+        A class with at least one of these methods is recognised as this kind.
     methods
         All methods that the class must have.
     checks

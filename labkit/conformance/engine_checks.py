@@ -14,7 +14,7 @@ from labkit.engine.request import Request, SamplingParams
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))
 MAX_TOKENS = 8
-MAX_STEPS = 1000  # after these an engine that still has work does not end
+MAX_STEPS = 1000  # an engine that still has work after this many steps fails the check
 
 
 def engine_checks(path: str, compose: Compose) -> Iterator[Check]:
@@ -60,7 +60,7 @@ def _steps(engine: InferenceEngine) -> Iterator[Sequence[TokenEvent]]:
         if not engine.has_work():
             return
         yield engine.step()
-    demand(False, f"has_work() is still true after {MAX_STEPS} steps")
+    demand(False, f"has_work() is still true after {MAX_STEPS} steps; every request must end")
 
 
 def _serve(engine: InferenceEngine, count: int) -> dict[str, list[TokenEvent]]:
@@ -91,7 +91,7 @@ def _check_served(engine: InferenceEngine) -> None:
 
 
 def _check_tokens(engine: InferenceEngine, compose: Compose) -> None:
-    reference = _create("paged", compose)  # which the self-test has compared with plain mlx_lm
+    reference = _create("paged", compose)  # the self-test compares this engine with plain mlx_lm
     try:
         right = _tokens(_serve(reference, len(PROMPTS)))
     finally:
@@ -116,7 +116,7 @@ def _check_abort(engine: InferenceEngine) -> None:
     engine.submit(_request(1))
     engine.step()
     engine.abort("r0")
-    engine.abort("r0")  # of a finished request, which is ignored
+    engine.abort("r0")  # aborting a request that has ended must do nothing
     engine.abort("unknown")
     events = [event for step in _steps(engine) for event in step]
     late = [event for event in events if event.request_id == "r0"]
@@ -135,7 +135,7 @@ def _check_ids(engine: InferenceEngine) -> None:
         engine.abort("r0")
         for _ in _steps(engine):
             pass
-    demand(False, "submit() accepted an id that is live; it must raise EngineError")
+    demand(False, "submit() accepted the id of a live request; it must raise EngineError")
 
 
 def _check_counters(engine: Any) -> None:
@@ -146,7 +146,7 @@ def _check_counters(engine: Any) -> None:
     demand(value > 0, f"the counter {claimed}, which every arm claims, is {value} after a request")
     engine.reset_counters()
     value = engine.counters().get(claimed, 0)
-    demand(value == 0, f"the counter {claimed} is {value} after reset_counters()")
+    demand(value == 0, f"the counter {claimed} is {value} after reset_counters(); it must be 0")
 
 
 def _is_own(engine: Any) -> bool:
@@ -156,4 +156,7 @@ def _is_own(engine: Any) -> bool:
 def _check_cleared(engine: InferenceEngine) -> None:
     before = _tokens(_serve(engine, 2))
     engine.clear_cache()
-    demand(_tokens(_serve(engine, 2)) == before, "other tokens after clear_cache()")
+    demand(
+        _tokens(_serve(engine, 2)) == before,
+        "the same prompts give other tokens after clear_cache()",
+    )

@@ -50,7 +50,10 @@ def _check_estimate(experiment: Experiment) -> None:
     estimate = workload.estimate(experiment)
     demand(isinstance(estimate, Estimate), f"it returned {type(estimate).__name__}")
     numbers = (estimate.seconds, estimate.bytes)
-    demand(all(math.isfinite(n) and n >= 0 for n in numbers), f"seconds, bytes are {numbers}")
+    demand(
+        all(math.isfinite(n) and n >= 0 for n in numbers),
+        f"seconds and bytes are {numbers}; both must be finite and 0 or more",
+    )
 
 
 def _check_apart(experiment: Experiment) -> None:
@@ -71,7 +74,7 @@ def _require_measured(measurement: Measurement) -> None:
         for metric in primary:
             demand(
                 bool(metric.repeats) and all(map(math.isfinite, metric.repeats)),
-                f"case {case.case}: {metric.name} is {list(metric.repeats)[:3]}",
+                f"case {case.case}: {metric.name} is not finite: {list(metric.repeats)[:3]}",
             )
 
 
@@ -143,8 +146,11 @@ def _check_again(source: Any, experiment: Experiment) -> None:
 def _check_lengths(source: Any, experiment: Experiment) -> None:
     prompts = source.make(experiment, resolve(experiment.model))
     lengths = [(int(prompt), int(output)) for prompt, output in source.lengths(experiment)]
-    demand(len(lengths) == len(prompts), f"{len(lengths)} lengths for {len(prompts)} prompts")
-    for prompt, (_, output) in zip(prompts, lengths, strict=True):  # prompt tokens are estimates
+    demand(
+        len(lengths) == len(prompts),
+        f"lengths() has {len(lengths)} entries, but there are {len(prompts)} prompts",
+    )
+    for prompt, (_, output) in zip(prompts, lengths, strict=True):  # prompt tokens may be estimates
         demand(
             output == prompt.max_tokens,
             f"{prompt.request_id}: {output} output tokens, but max_tokens={prompt.max_tokens}",

@@ -15,7 +15,7 @@ USER_PREFIX = "own."
 
 @dataclass(frozen=True)
 class Counter:
-    """One counter, or a family of counters: ``resolver.*`` stands for one counter per resolver.
+    """One counter, or a family such as ``resolver.*``, which has one counter per resolver.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ class Counter:
     option
         For a family: the configuration option whose choices are the suffixes.
     suffixes
-        For a family: further suffixes. If a family has neither an option nor suffixes, its
-        suffixes are whole numbers.
+        For a family: suffixes besides the option's choices. If a family has neither an option nor
+        suffixes, its suffixes are whole numbers.
     counted_by_kernel
         Whether the attention kernel counts it while running. Otherwise the host computes it from
         the launch's plan.
@@ -255,7 +255,7 @@ _FAMILIES = tuple(counter for counter in COUNTERS if counter.family_prefix is no
 
 
 def find_counter(name: str, option_choices: OptionChoices | None = None) -> Counter | None:
-    """Return the counter of this name, or the family that it belongs to; None if neither exists.
+    """Return the counter with this name, or the family that the name belongs to, or None.
 
     With ``option_choices``, a suffix must be a choice of the family's option or be listed in the
     registry. Without ``option_choices``, any suffix matches.
@@ -281,7 +281,7 @@ def _all_suffixes(family: Counter, option_choices: OptionChoices) -> Iterable[st
 
 
 def counter_names(option_choices: OptionChoices) -> Iterator[str]:
-    """Yield every counter's name; for a numbered family, the name with its star."""
+    """Yield every counter's name. A numbered family yields one name, which ends with a star."""
     for counter in COUNTERS:
         if counter.family_prefix is None or counter.is_numbered:
             yield counter.name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-OUTPUTS = "outputs"  # as ablation.metric: the question is about outputs, and the gate answers it
+OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class MetricDefinition:
     name, unit, better
         As in a record's :class:`labkit.records.Metric`.
     kinds
-        The kinds of workload that give it (``workload.kind``).
+        The kinds of workload that record the metric (``workload.kind``).
     label
         The metric's name in a sentence, such as ``time to first token (median)``.
     meaning
@@ -52,7 +52,7 @@ class MetricDefinition:
 
     @property
     def short_label(self) -> str:
-        """The metric's name where space is short: ``E2E p50``; its label if it has no other."""
+        """The metric's short name, such as ``E2E p50``; its label if it has no abbreviation."""
         return self.abbreviation or self.label
 
 
@@ -114,7 +114,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     MetricDefinition(
         "tpot_incl_first_mean_ms", "ms", "lower", REQUESTS,
         "time per output token with the first (mean)",
-        "Time from submission to the last token per token, mean over requests.",
+        "Time from submission to the last token, divided by the output tokens; mean over requests.",
     ),
     MetricDefinition(
         "e2e_ms", "ms", "lower", REQUESTS, "end-to-end latency",
@@ -122,12 +122,12 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
     MetricDefinition(
         "row_steps", "steps", "lower", REQUESTS, "number of steps of a row",
-        "Steps that produced a token of one request, and steps wasted on its row after it had "
+        "Steps that produced a token of one request, plus steps that computed its row after it had "
         "ended, with workload.per_request.", computed=True,
     ),
     MetricDefinition(
         "peak_kv_bytes", "bytes", "lower", REQUESTS, "peak KV memory",
-        "Peak of the KV memory held.", is_mass_noun=True, computed=True,
+        "Peak of the KV memory allocated to requests.", is_mass_noun=True, computed=True,
     ),
     MetricDefinition(
         "kv_waste_pct", "%", "lower", REQUESTS, "wasted KV memory",
@@ -148,7 +148,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
     MetricDefinition(
         "late_p99_ms", "ms", "lower", REQUESTS, "lateness of the load generator (p99)",
-        "Time by which requests of an open loop were sent late, p99.",
+        "Delay with which an open loop sent its requests, p99.",
     ),
     MetricDefinition(
         "taken_pct", "% of RAM", "lower", HEADROOM, "memory taken",
@@ -178,7 +178,7 @@ SPEED_UNITS = ("us", "ms", "s", "tok/s", "req/s")
 
 
 def define_metric(name: str | None, unit: str | None) -> MetricDefinition:
-    """Return a metric's definition; that of an unregistered metric follows from its unit."""
+    """Return a metric's definition. For an unregistered metric, derive one from the unit."""
     known = METRICS.get(name or "")
     if known is not None and unit in (known.unit, None):
         return known

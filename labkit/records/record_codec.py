@@ -1,4 +1,4 @@
-"""Codec of records: strict JSON that is checked when it is read and written by rename.
+"""Codec of records: strict JSON, checked when it is read and written by rename.
 
 Every file of a study is one JSON object with a ``schema_version``. NaN and infinity are refused
 on reading and writing. A file that is truncated, comes from another program or has another schema

@@ -25,7 +25,7 @@ OUTCOMES = (
 )
 ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
-# Added to the folder name of a cell to name the cell that confirms it in separate processes.
+# Suffix of the folder of a cell that confirms another cell in separate processes.
 PROCESSES_SUFFIX = "~processes"
 RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.=,-]+)")
 
@@ -105,8 +105,8 @@ class Record:
     seconds
         Wall seconds per stage (:mod:`labkit.experiment.worker_stages`).
     probe
-        Times (us) of the machine probe, a fixed computation that is the same for every arm, by
-        kernel, ``before`` and ``after`` the measurement.
+        Times (us) of the machine probe, ``before`` and ``after`` the measurement, by kernel. The
+        probe is a fixed computation, the same for every arm.
     extra
         Unknown keys of the file, such as those of later versions of labkit.
     """
@@ -183,7 +183,7 @@ class Arm:
         What the arm's process imports, if that differs from the study's own: ``python``,
         ``requirements``, ``revision`` (the full hash of a commit) and its ``repository``.
     quality
-        Limits of the arm's quality by metric, for the claim ``quality``.
+        By metric, the limit that the arm must keep for the claim ``quality``.
     """
 
     name: str

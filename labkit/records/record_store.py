@@ -64,14 +64,14 @@ def record_paths(cell_dir: StudyPath) -> list[StudyPath]:
 
 
 def unlisted_records(cell_dir: StudyPath) -> int:
-    """Return how many of a cell's records have no listed digest, so that edits go unnoticed."""
+    """Return how many records of a cell have no listed digest. Edits of these go unnoticed."""
     digests = read_digests(cell_dir)
     return sum(f"runs/{path.name}" not in digests for path in record_paths(cell_dir))
 
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection in the block; it takes a fifth of the time to read records.
+    """Disable garbage collection in the block: it would take a fifth of the time to read records.
 
     Records have no reference cycles, so nothing is leaked.
     """
@@ -85,7 +85,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def check_digests(cell_dir: StudyPath) -> None:
-    """Check every record and arm of a cell against the cell's list, without parsing the files.
+    """Check every record and arm of a cell against its listed digest, without parsing the files.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def read_arms(cell_dir: StudyPath) -> list[Arm]:
 
 
 def name_order(name: str) -> list[tuple[int, float, str]]:
-    """Return a key that sorts names by their words, and numbers in them by size.
+    """Return a sort key for names: words in alphabetical order, numbers by size.
 
     >>> sorted(["b1", "b16", "b2"], key=name_order)
     ['b1', 'b2', 'b16']

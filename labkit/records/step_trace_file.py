@@ -9,8 +9,8 @@ The JSON is an object:
 ``schema_version``
     1.
 ``block_size``, ``num_blocks``, ``token_bytes``
-    Tokens of a KV block, blocks of the pool with the null block (null: a layout without blocks),
-    and bytes of one token's keys and values.
+    Tokens of a KV block, blocks of the pool including the null block (both null in a layout without
+    blocks), and bytes of one token's keys and values.
 ``steps_total``
     Steps of the run. ``steps`` has the first of them.
 ``requests``
@@ -19,19 +19,19 @@ The JSON is an object:
     Objects, in the order of scheduling:
 
     ``chunks``            [request, first token, tokens, 1 if prefill, 1 if it samples]
-    ``drafts``            [request, draft tokens, accepted ones]
+    ``drafts``            [request, draft tokens, accepted draft tokens]
     ``cu_seqlens_q``      prefix sums of the query lengths, padding rows included
     ``padding``           tokens computed for no request
-    ``blocks``            [request, n, ids]: its block table is now its first n blocks and ids
+    ``blocks``            [request, n, ids]: its block table is now its first n entries, then ids
     ``released``          requests whose memory was released since the previous step
     ``preempted``         requests that were preempted since the previous step
-    ``lingering``         finished requests whose rows a static batch computes
-    ``slots``             [request, tokens for which it has memory], in a layout without blocks
-    ``waiting``           requests that wait
+    ``lingering``         finished requests whose rows a static batch still computes
+    ``slots``             [request, tokens that its memory can hold], in a layout without blocks
+    ``waiting``           number of requests in the waiting queue
     ``free_blocks``, ``evictable_blocks``      null in a layout without blocks
     ``reserved_bytes``, ``used_bytes``         KV memory after scheduling, before the step computes
     ``times_us``          by part of the step: [start, duration] in us from the first step on the
-                          arm's clock, which stops in the turns of other arms
+                          arm's clock, which stops while other arms run
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NOTE = "step_trace"  # key of a record's notes
 MAX_TRACE_BYTES = 256 << 20  # of the JSON
 PARTS = ("schedule", "draft", "build", "plan", "forward", "sample", "update")
 DIGEST = re.compile("[0-9a-f]{64}")
-# Keys of a step: rows that begin with a request, with their length; lists of requests; numbers.
+# Keys of a step. ROWS: lists of rows that begin with a request, and the length of a row.
 ROWS = {"chunks": 5, "drafts": 3, "blocks": 3, "slots": 2}
 NUMBER_ROWS = ("chunks", "drafts", "slots")
 REQUESTS = ("released", "preempted", "lingering")
@@ -81,7 +81,7 @@ def write_step_trace(cell_dir: Path, trace: Mapping[str, Any]) -> dict[str, Any]
 
 
 def step_counts(trace: Mapping[str, Any]) -> dict[str, int]:
-    """Return the note of a run whose trace is not stored: steps traced, and steps in all."""
+    """Return the note for a run whose trace is not stored: steps traced and steps in total."""
     return {"steps": len(trace["steps"]), "steps_total": trace["steps_total"]}
 
 
@@ -91,10 +91,13 @@ def read_step_trace(cell_dir: StudyPath, note: Mapping[str, Any]) -> dict[str, A
     Raises
     ------
     RecordError
-        The file is missing, edited, damaged or no trace of this schema version.
+        The file is missing, edited or damaged, or is not a trace of this schema version.
     """
     digest = str(note.get("sha256"))
-    require(DIGEST.fullmatch(digest) is not None, f"{cell_dir}: a record names no trace's SHA-256")
+    require(
+        DIGEST.fullmatch(digest) is not None,
+        f"{cell_dir}: a record's note step_trace names no trace's SHA-256",
+    )
     path = cell_dir / "traces" / f"{digest}.json.gz"
     try:
         content = path.read_bytes()
@@ -118,7 +121,7 @@ def _unpack(content: bytes) -> bytes:
         text = unpacker.decompress(content, MAX_TRACE_BYTES)
     except zlib.error as error:
         raise RecordError(str(error)) from None
-    require(unpacker.eof, f"it is cut, or has more than {MAX_TRACE_BYTES >> 20} MiB")
+    require(unpacker.eof, f"it is truncated, or has more than {MAX_TRACE_BYTES >> 20} MiB")
     return text
 
 
@@ -144,7 +147,8 @@ def _check_step(step: Mapping[str, Any], requests: int, num_blocks: int) -> None
     _check_numbers(*named, below=requests)
     for name, length in ROWS.items():
         require(
-            all(len(row) == length for row in step[name]), f"{name}: a row is too short or long"
+            all(len(row) == length for row in step[name]),
+            f"{name}: a row does not have {length} items",
         )
     _check_numbers(*[number for name in NUMBER_ROWS for row in step[name] for number in row])
     for _, shared, ids in step["blocks"]:
@@ -154,10 +158,16 @@ def _check_step(step: Mapping[str, Any], requests: int, num_blocks: int) -> None
     _check_numbers(*[step[name] for name in BLOCK_COUNTS if step[name] is not None])
     for part, (start, duration) in step["times_us"].items():
         known = part in PARTS and all(type(us) in (int, float) for us in (start, duration))
-        require(known and min(start, duration) >= 0, f"the time of {part!r} is wrong")
+        require(
+            known and min(start, duration) >= 0,
+            f"times_us: {part!r} is unknown, or its times are not numbers from 0",
+        )
 
 
 def _check_numbers(*values: Any, below: float = math.inf) -> None:
-    """Raise ``RecordError`` unless the values are integers from 0 to below ``below``."""
+    """Raise ``RecordError`` unless all values are integers of at least 0 and below ``below``."""
     for value in values:
-        require(type(value) is int and 0 <= value < below, f"{value!r} is not a number it can be")
+        require(
+            type(value) is int and 0 <= value < below,
+            f"{value!r} must be an integer with 0 <= value < {below}",
+        )

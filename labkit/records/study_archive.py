@@ -40,7 +40,7 @@ MAX_TOTAL_BYTES = 4 << 30  # of all files together, unpacked
 MAX_CELL_BYTES = 512 << 20
 MAX_FILES = 200_000
 XZ_MEMORY_BYTES = 128 << 20
-CELLS_IN_MEMORY = 2  # a cell and the one that confirms it are read in turn
+CELLS_IN_MEMORY = 2  # a cell and the cell that confirms it are read alternately
 COMPRESSED_ALREADY = (".png", CELL_SUFFIX)
 
 
@@ -142,7 +142,9 @@ class StudyArchive:
     def __post_init__(self) -> None:
         """Check the members of the zip file."""
         infos, where = self._zip.infolist(), f"{self.path} is not a study archive"
-        require(len(infos) <= MAX_FILES, f"{where}: it has {len(infos):,} files")
+        require(
+            len(infos) <= MAX_FILES, f"{where}: it has {len(infos):,} files (limit {MAX_FILES:,})"
+        )
         require(
             sum(info.file_size for info in infos) <= MAX_TOTAL_BYTES,
             f"{where}: its files hold more than {MAX_TOTAL_BYTES >> 30} GiB",
@@ -186,7 +188,7 @@ class StudyArchive:
             raise RecordError(f"{self.path}: {info.filename!r} is damaged: {error}") from None
 
     def cell(self, name: str) -> Mapping[str, bytes]:
-        """Return the files of a cell by path within its folder; raise :class:`RecordError`."""
+        """Return a cell's files by path within its folder; raises :class:`RecordError`."""
         known = self._cells_in_memory
         if name not in known:
             while len(known) >= CELLS_IN_MEMORY:
@@ -203,14 +205,19 @@ class StudyArchive:
             require(whole, f"{where} is truncated, or has more than {MAX_CELL_BYTES >> 20} MiB")
             self._unpacked_bytes[name] = len(raw)
             total = sum(self._unpacked_bytes.values())
-            require(total <= MAX_TOTAL_BYTES, f"{self.path}: its cells have {total:,} bytes")
+            require(
+                total <= MAX_TOTAL_BYTES,
+                f"{self.path}: its cells have {total:,} bytes (limit {MAX_TOTAL_BYTES:,})",
+            )
             with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
                 members = archive.getmembers()
         except (lzma.LZMAError, tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
             if isinstance(error, RecordError):
                 raise
             raise RecordError(f"{where} is damaged: {error}") from None
-        require(len(members) <= MAX_FILES, f"{where} has {len(members):,} files")
+        require(
+            len(members) <= MAX_FILES, f"{where} has {len(members):,} files (limit {MAX_FILES:,})"
+        )
         for member in members:
             _check_name(str(self.path), member.name)
             regular = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
@@ -225,7 +232,7 @@ class StudyArchive:
 
 @dataclass(frozen=True)
 class ArchivePath:
-    """A path within an archive, with methods of :class:`pathlib.Path` that read.
+    """A path within an archive, with the reading methods of :class:`pathlib.Path`.
 
     ``parts``: the names from the study's folder on; empty for the study itself.
     """
@@ -372,7 +379,7 @@ def _open_archive(path: Path) -> StudyArchive:
 
 
 def unpack_archive(path: Path, folder: Path) -> None:
-    """Unpack an archive into a new folder, which appears when it is complete.
+    """Unpack an archive into a new folder. The folder appears only when it is complete.
 
     Raises
     ------

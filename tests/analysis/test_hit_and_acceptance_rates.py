@@ -45,7 +45,8 @@ def test_attained_rates_stand_beside_attainable_ones():
 def test_hits_above_the_shared_tokens_are_a_disagreement():
     assert disagreements(run("a", hits(500))) == []
     assert disagreements(run("a", hits(516))) == [
-        "a: 51.6% of its prompt tokens hit the prefix cache, but only 50.0% are shared"
+        "a: 51.6% of its prompt tokens hit the prefix cache, but only 50.0% are shared "
+        "with an earlier prompt"
     ]
     # A preempted request finds its own blocks again.
     assert disagreements(run("a", hits(516, preemptions=2.0))) == []
@@ -61,7 +62,7 @@ def test_impossible_hits_and_accepted_random_drafts_are_disagreements():
     random = {"spec.random": 9.0, "spec.drafted": 1000.0}
     assert disagreements(run("b", {**random, "spec.accepted": 2.0})) == []
     (line,) = disagreements(run("b", {**random, "spec.accepted": 100.0}))
-    assert line == "b: 10.0% of its draft tokens are accepted, but they are random"
+    assert line == "b: 10.0% of its draft tokens are accepted, but the drafts are random"
 
 
 def test_old_records_and_arms_without_attainable_rates_have_no_table():

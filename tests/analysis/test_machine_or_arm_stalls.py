@@ -113,7 +113,7 @@ def test_unclear_stalls_give_no_verdict(make_cell):
     analysis = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
     assert verdict(analysis).comparison.p_adjusted <= 0.05
     assert verdict(analysis).verdict.word == "inconclusive"
-    assert "may be its own work" in verdict(analysis).verdict.reason
+    assert "may be the arm's own work" in verdict(analysis).verdict.reason
     assert any("seq_map gets no verdict" in line for line in caveats(analysis))
 
 

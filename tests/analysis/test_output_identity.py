@@ -91,7 +91,7 @@ def test_stored_values_give_the_first_and_the_largest_ulp_distance(make_cell, tm
     assert "(2 of 6 token rows, 2 of 4 heads)" in reason
     for file in (cell / "outputs").iterdir():  # damaged: not the bytes that the name says
         np.save(file, np.zeros((6, 4, 8), np.float32))
-    assert "ULP distance unknown, the values were not kept" in gate(path)["reasons"][0]
+    assert "ULP distance unknown: the values were not kept" in gate(path)["reasons"][0]
 
 
 def test_an_arm_that_does_not_repeat_itself_fails_bitwise(make_cell, make_array):
@@ -167,7 +167,7 @@ def test_noise_floor_compares_with_the_control(make_cell, make_tokens):
     result = gate(make_cell("a/y", change=noisy(8, 0), **options))
     assert result["status"] == "fail"
     assert (
-        "8 of 8 outputs differ from the baseline's, 0 of 8 of the control's"
+        "8 of 8 outputs differ from the baseline's; of the control's outputs, 0 of 8 differ"
         in (result["reasons"][0])
     )
     result = gate(make_cell("a/z", control=False, **options))

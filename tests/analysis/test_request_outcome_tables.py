@@ -50,6 +50,6 @@ def test_unserved_requests_and_waits_at_the_client_are_caveats():
     assert lines == [
         "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers "
         "describe the rest",
-        "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency), "
-        "which no latency includes",
+        "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency); "
+        "no latency includes this wait",
     ]

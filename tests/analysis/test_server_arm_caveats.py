@@ -87,7 +87,7 @@ def test_counts_that_differ_are_named_with_the_first_request():
     assert (
         "server: its output tokens: 40 in the server's usage, 44 counted by the tokenizer, 40 in "
         "the stream; request r3: 20 in the server's usage, 21 counted by the tokenizer, none in "
-        "the stream; the metrics use those of the usage" in lines
+        "the stream; the metrics use the counts from the usage" in lines
     )
 
 
@@ -98,8 +98,8 @@ def test_every_peculiarity_of_a_server_is_a_caveat():
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
     assert "its server ran before this run and stays up (http://127.0.0.1:9)" in lines
-    assert "may hold those of the previous run (80 tokens hit)" in lines
-    assert "preset=vllm was written from documentation and was not run by labkit's tests" in lines
+    assert "may hold the previous run's prompts (80 tokens hit)" in lines
+    assert "labkit's tests have not run it" in lines
     assert "read 95 prompt tokens, but the workload has 90 (prompts were sent as text)" in lines
     assert "80 prompt tokens hit the server's cache, but the prompts share only 16" in lines
     assert "3 chunks were tool calls" in lines
@@ -111,7 +111,7 @@ def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
     (caveat, *_) = server_arm_caveats.caveats([silent])
     assert caveat.endswith(
-        "may hold those of the previous run (the server does not report cached tokens)"
+        "may hold the previous run's prompts (the server does not report cached tokens)"
     )
     assert not any("prefix cache" in line for line in server_arm_caveats.caveats([run()]))
 

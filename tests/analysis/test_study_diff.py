@@ -467,7 +467,7 @@ def test_each_later_study_is_compared_with_the_first(make_cell, capsys):
     assert main([str(old), str(same), str(slower), "--fail-on", "slower"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert f"to {same}" in out and out.index(f"to {same}") < out.index(f"to {slower}")
-    assert "slower" in out and "adjusted over 4 rows and arms (Holm)" in out
+    assert "slower" in out and "adjusted over 4 comparisons (Holm)" in out
     assert main([str(old), str(same), "--fail-on", "slower"]) == 0
 
 

@@ -53,7 +53,7 @@ def test_files_that_are_cut_edited_missing_or_elsewhere_are_refused(trace, tmp_p
     assert "No such file" in refusal(tmp_path, note)
     for digest in ("../../passwd", "", None, "0" * 63 + "g"):
         assert "names no trace's SHA-256" in refusal(tmp_path, {"sha256": digest})
-    assert "it is cut" in refusal(tmp_path, stored(tmp_path, content[: len(content) // 2]))
+    assert "it is truncated" in refusal(tmp_path, stored(tmp_path, content[: len(content) // 2]))
     assert "not a valid trace" in refusal(tmp_path, stored(tmp_path, b"no gzip at all"))
     assert "not a valid trace" in refusal(tmp_path, stored(tmp_path, gzip.compress(b"[1")))
     monkeypatch.setattr(module, "MAX_TRACE_BYTES", 1 << 10)

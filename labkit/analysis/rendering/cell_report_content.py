@@ -72,7 +72,7 @@ class CellReport:
 
     @property
     def name(self) -> str:
-        """The overrides that name the cell, in full; its folder's name if they are not recorded."""
+        """The cell's overrides in full, or the name of its folder if they are not recorded."""
         return ", ".join(self.cell.get("overrides") or [self.cell["cell"]])
 
     @cached_property
@@ -82,7 +82,7 @@ class CellReport:
 
     @cached_property
     def settings(self) -> list[Table[Values]]:
-        """The values of a sweep by its options, one table per primary row; empty if it is none."""
+        """The tables of a sweep's settings, one per primary row; empty if the cell is no sweep."""
         return settings_tables(self.cell)
 
     @cached_property
@@ -108,7 +108,7 @@ class CellReport:
 
     @cached_property
     def caveats(self) -> RankedCaveats:
-        """Everything that weakens the result: what could change the answer, and the rest."""
+        """Everything that weakens the result: what could change the answer, and other caveats."""
         return ranked_caveats(self.analysis)
 
     @cached_property
@@ -123,12 +123,12 @@ class CellReport:
 
     @cached_property
     def bars(self) -> CardBars | None:
-        """The effects of the card; None if none is known."""
+        """The card's bars with the effects; None if no effect is known."""
         return card_bars(self.analysis)
 
     @cached_property
     def next_command(self) -> NextCommand | None:
-        """The command that would answer what is open; None if nothing is."""
+        """The command that would answer what the cell leaves open, or None."""
         return next_command(self.analysis)
 
     @property
@@ -184,7 +184,7 @@ def environment_line(environment: Json) -> str:
 def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
     """Return a line per arm on what its process imported, if arms have environments of their own.
 
-    Only what differs between the arms is named.
+    The line names only the packages whose versions differ between the arms.
     """
     imported: dict[str, dict[str, str]] = {}
     for record in records if any(arm.environment for arm in arms) else ():
@@ -207,7 +207,7 @@ def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:
-    """Return lines on the time of a run outside its measurement and on the observer's CPU time.
+    """Return lines on a run's time outside its measurement and on the observer's CPU time.
 
     A line is left out if the records lack its numbers.
     """

@@ -1,9 +1,8 @@
 """Charts as data: marks in data units, declared once and drawn at any width.
 
-:mod:`labkit.analysis.rendering.svg_elements` draws a chart as an ``<svg>`` of fixed width, the
-picture of readers without JavaScript. :meth:`Chart.to_json` gives the page's script the same marks,
-which it draws at the width of the screen, with tooltips, a crosshair and, if ``zooms``, a
-zoom.
+:mod:`labkit.analysis.rendering.svg_elements` draws a chart as an ``<svg>`` of fixed width, which
+readers without JavaScript see. :meth:`Chart.to_json` gives the page's script the same marks. The
+script draws them at the width of the screen, with tooltips, a crosshair and, if ``zooms``, a zoom.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Bars:
-    """Filled rectangles: (left, right, bottom, top) each, with tips, which may be empty texts."""
+    """Filled rectangles, each (left, right, bottom, top), and their tooltips (empty for none)."""
 
     boxes: tuple[tuple[float, float, float, float], ...]
     style: str
@@ -102,7 +101,8 @@ class Chart:
     x_label, y_label
         Labels of the axes.
     height
-        Height in units of the picture; that of a chart with ``rows`` follows from their number.
+        Height in units of the picture. A chart with ``rows`` ignores it: its height follows from
+        their number.
     rows
         Names of the rows of a chart whose y axis lists things, from the top. The middle of row
         ``i`` is at y = ``len(rows) - i - 0.5``. On a narrow screen names stand above their rows.
@@ -121,12 +121,12 @@ class Chart:
     signed
         Whether y is a difference in percent, written with its sign.
     record_folder
-        Prefix of links to the runs in ``x_names``; None if these are no runs.
+        Prefix of links to the runs in ``x_names``; None if ``x_names`` are not runs.
     link
         Charts of a cell with the same link share their crosshair: ``run``, ``block``, ``time``.
     zooms
-        Whether the x axis can be zoomed. The rectangles outside the view are then left out and
-        the rest are drawn higher.
+        Whether the x axis can be zoomed. A zoomed chart leaves out the rectangles outside the view
+        and draws the others taller.
     """
 
     title: str
@@ -151,7 +151,7 @@ class Chart:
     thinned: list[str] = field(default_factory=list)
 
     def line(self, points: Sequence[Point], style: str, arm: str = "") -> None:
-        """Draw a line through points. Of very many points, extremes are drawn."""
+        """Draw a line through points, or through their extremes if there are very many."""
         self.marks.append(Line(tuple(self._thinned(points, arm)), style, arm))
 
     def dots(self, points: Sequence[Point], style: str, mark: str, arm: str = "") -> None:
@@ -197,7 +197,7 @@ class Chart:
         self.marks.append(Limit(x, name))
 
     def tip(self, dots: Dots, index: int) -> str:
-        """Return a dot's description: its own, or its arm, run or block, and value."""
+        """Return a dot's own tooltip, or else its arm, its run or block, and its value."""
         if dots.tips:
             return dots.tips[index]
         x, y = dots.points[index]
@@ -213,7 +213,7 @@ class Chart:
         return f"{self.record_folder}runs/{run}.json"
 
     def _thinned(self, points: Sequence[Point], name: str) -> Sequence[Point]:
-        """Return the points, or of too many the lowest and highest of equal parts of the x axis."""
+        """Return the points, or their :func:`extremes` if there are more than ``MAX_POINTS``."""
         if len(points) <= MAX_POINTS:
             return points
         kept = extremes(points, MAX_POINTS // 2)
@@ -253,10 +253,11 @@ class Chart:
 
 
 def changes(base: Json, other: Json) -> Json:
-    """Return what a script must change in a chart's JSON to get another's.
+    """Return the keys of ``other`` that differ from ``base``, for a script that applies them.
 
-    If only the y of marks differ, they stand in ``ys``: a list for every mark, or None if it is the
-    same. A thousand charts of the same runs are a fifth as large in this form.
+    If the marks differ only in y, the key ``ys`` replaces ``marks``. It holds the new y values of
+    each mark, or None for a mark without a change. In this form, a thousand charts of the same runs
+    take a fifth of the space.
     """
     keys = dict.fromkeys([*base, *other])
     different = {
@@ -283,8 +284,8 @@ def _without_y(mark: Json) -> Json:
 def extremes(points: Sequence[Point], parts: int) -> list[Point]:
     """Return the lowest and highest point in each of ``parts`` equal parts of the x axis.
 
-    Points keep their order, and the first and last are among them. A peak is never lost, unlike
-    with every n-th point.
+    Points keep their order, and the first and the last are always included. No peak is lost, as it
+    could be if every n-th point were drawn.
     """
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     scale = parts / ((high - low) or 1.0)

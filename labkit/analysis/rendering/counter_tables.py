@@ -150,8 +150,8 @@ def launch_queue_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndAr
     lines = [(case, arm) for case in cases for arm in real_arms(cell) if (case, arm) in samples]
     note = (
         "A chain is timed as a whole; each of its launches reads the output of the one before. "
-        "Every time includes the cost of an empty launch. No time includes what the host needs "
-        "to describe a launch before waiting for it."
+        "Every time includes the cost of an empty launch. No time includes the host's work to "
+        "describe a launch, which it does before it waits for the launch."
     )
     return Table(columns, tuple(lines), (note,))
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
-ARM_HEIGHT = 13  # of an arm in a row of several arms
+ARM_HEIGHT = 13  # per arm, in a row with several arms
 MAX_ROWS = 40  # the table shows the intervals of all rows
 
 
 def effects_chart(cell: Json) -> Chart | None:
     """Return a forest plot of the primary effects with their intervals and the shaded margin.
 
-    Of very many rows, the first are drawn. None if no effect is known.
+    Only the first ``MAX_ROWS`` rows are drawn. None if no effect is known.
     """
     rows = [
         row
@@ -52,13 +52,13 @@ def effects_chart(cell: Json) -> Chart | None:
     if len(rows) > len(shown):
         chart.thinned.append(
             f"the first {len(shown)} of {len(rows):,} rows are drawn; the table has the intervals "
-            "of all"
+            "of all rows"
         )
     return chart
 
 
 def _draw_effects(chart: Chart, cell: Json, row: Json, middle: float) -> None:
-    """Draw a row's effects above each other."""
+    """Draw the effects of a row's arms, one above the other."""
     styles, step = arm_classes(cell), ARM_HEIGHT / chart.row_height
     arms = [arm for arm in styles if arm != cell["arms"][0]["name"]]
     comparisons = {c["arm"]: c for c in row["comparisons"] if c["effect_pct"] is not None}

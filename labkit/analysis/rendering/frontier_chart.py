@@ -1,4 +1,4 @@
-"""Throughput against latency of a cell's arms, with the frontier: those that no other arm beats."""
+"""Throughput against latency of a cell's arms, with the frontier of the best compromises."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 MIN_ARMS = 3
-MAX_NAMED = 8  # on the frontier; the tooltips name all
+MAX_NAMED = 8  # arms on the frontier that the chart names; tooltips name every arm
 THROUGHPUTS, LATENCIES = ("total_tok_s", "request_s"), ("e2e_p50_ms", "ttft_p50_ms")
 CAPTION = (
-    "Medians over runs. The line is the frontier: the arms than which no other has both more "
-    "throughput and less latency. No test compares the medians; the table of metrics does"
+    "Medians over runs. The line is the frontier: no other arm has both more throughput and less "
+    "latency than an arm on the line. The medians are not tested here, but in the table of metrics"
 )
 
 
@@ -35,7 +35,7 @@ class ArmPoint:
 
 
 def frontier(points: Sequence[ArmPoint]) -> list[ArmPoint]:
-    """Return the points that no other point equals or beats in both respects, by latency."""
+    """Return the Pareto frontier of throughput and latency, ordered by latency."""
     best: list[ArmPoint] = []
     for point in sorted(points, key=lambda p: (p.latency, -p.throughput)):
         if not best or point.throughput > best[-1].throughput:

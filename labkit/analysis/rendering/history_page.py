@@ -32,14 +32,15 @@ class HistoryPage:
 
     @property
     def summary(self) -> str:
-        """One sentence: how many series, studies and changes there are."""
+        """The numbers of series, studies and changes, in one sentence."""
         studies = len({point.study for one in self.series for point in one.points})
         changes = sum(len(one.changes) for one in self.series)
         tested = sum(one.is_long_enough for one in self.series)
         return (
             f"{self.metric}: {count_text(len(self.series), 'line')} from "
             f"{'1 study' if studies == 1 else f'{studies} studies'}, "
-            f"{count_text(changes, 'change')} in {tested} of at least {MIN_VALUES} studies"
+            f"{count_text(changes, 'change')} in the {count_text(tested, 'line')} with "
+            f"{MIN_VALUES} studies or more"
         )
 
     @property
@@ -77,14 +78,14 @@ class HistoryPage:
 NOTE = (
     "Each point is a study: the median over its processes, with their quartiles. Change points "
     "are tested by permuting the order of the studies, with an error rate of 5 % for all "
-    "lines together. Studies are not interleaved, so a change may be the machine's own: the change "
-    "of its arm-blind probe stands beside it. To test a commit against another, run "
-    "python -m labkit.regression."
+    "lines together. Studies are not interleaved, so the machine may have changed instead of the "
+    "code: each change is shown with the change of the machine's arm-blind probe. To test one "
+    "commit against another, run python -m labkit.regression."
 )
 
 
 def change_sentence(series: Series, change: SeriesChange) -> str:
-    """Return a sentence with a change's place, its size and the change of the machine's probe."""
+    """Return a sentence on a change: its size, the studies around it, and the probe's change."""
     before, after = series.points[change.index - 1], series.points[change.index]
     how = effect_text(series.metric, series.unit, series.better, change.percent, change.before)
     probe = "the machine has no probe"

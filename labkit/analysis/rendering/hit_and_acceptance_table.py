@@ -33,13 +33,13 @@ def hit_and_acceptance_table(cell: Json, records: Sequence[Record]) -> Table[Att
     notes = [f"Disagreement: {line}." for arm in rates for line in arm.impossible_counts()]
     if any(arm.hits is not None for arm in rates):
         notes.append(
-            "Attainable: the prompt tokens in whole blocks with which an earlier prompt starts "
-            "too, if every earlier prompt had finished and nothing had been evicted."
+            "Attainable: the prompt tokens that an unlimited cache would hit. They are the whole "
+            "blocks that a prompt shares with the start of an earlier, finished prompt."
         )
     if any(arm.rectangle is not None for arm in rates):
         notes.append(
-            "One rectangle: all requests in one batch, each as long as the longest prompt and the "
-            "longest answer. Rows that wait for other prompts are padding outside that rectangle."
+            "One rectangle: all requests in one batch, each padded to the longest prompt plus the "
+            "longest answer. Rows that wait while other prompts are computed are further padding."
         )
     shown = tuple(column for column in columns if column is not None)
     return Table((name, *shown), tuple(rates), tuple(notes))

@@ -36,8 +36,8 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
 def host_times_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
     """Return the host's time per step to build the maps (us), as each arm's median over runs.
 
-    If records also note the time of the whole plan, each arm has a second column. None if records
-    note neither.
+    Each arm has a second column if the records have the time to build the whole plan. The result is
+    None if the records have neither time.
     """
     times = host_times(records)
     if not times:

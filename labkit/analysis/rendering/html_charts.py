@@ -31,7 +31,7 @@ CDF_POINTS = 101
 def pairs_chart(cell: Json, row: Json, metric_row: MetricRow) -> Chart | None:
     """Return a chart of every arm's difference from the baseline in each block of a row.
 
-    On the right stand the estimated effects with their intervals. None if no block is complete.
+    The estimated effects and their intervals are drawn on the right. None if no block is complete.
     """
     baseline, runs = cell["arms"][0]["name"], int(cell["design"]["runs_per_block"])
     found = {
@@ -196,7 +196,7 @@ def _probe_line(analysis: CellAnalysis, positions: Mapping[str, int]) -> list[tu
 
 
 def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
-    """Yield a caption and a chart for each latency: its CDF over all requests, a line per arm.
+    """Yield a caption and a chart for each latency: the CDF over all requests, a line per arm.
 
     The limits of the workload (``workload.limits``) are drawn as vertical lines.
     """
@@ -222,13 +222,13 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
         count = sum(map(len, by_arm.values()))
         yield (
             f"{name}: {CDF_POINTS} quantiles of {count:,} values of all runs; the slowest 0.5 % "
-            "beyond the right edge",
+            "are beyond the right edge",
             chart,
         )
 
 
 def _limits(analysis: CellAnalysis, key: str) -> list[float]:
-    """Return the limits of a latency that arms have, in milliseconds."""
+    """Return the distinct limits that arms set for a latency, in milliseconds."""
     configs = (arm.config.get("workload") or {} for arm in analysis.data.arms)
     limits = {(config.get("limits") or {}).get(key) for config in configs}
     return sorted(float(limit) for limit in limits if limit)

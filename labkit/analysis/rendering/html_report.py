@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATES = Path(__file__).parent / "templates"
-MAX_LEGEND = 160  # characters of arms that stay in view
-MAX_PICTURES = 6  # of the charts of rows that readers without JavaScript see
+MAX_LEGEND = 160  # characters of all names; a longer legend does not stay in view
+MAX_PICTURES = 6  # charts of rows that a reader without JavaScript sees
 SCRIPTS = ("charts.js", "report.js")  # in this order
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section with its parts, folded under its title or not."""
+    """A section with its parts. ``is_folded``: whether only its title is shown at first."""
 
     title: str
     parts: Sequence[Part]
@@ -46,7 +46,7 @@ class PageSection:
 
 @dataclass(frozen=True)
 class PageChapter:
-    """A chapter that has something to show."""
+    """A chapter of the page; its sections all have parts."""
 
     name: str
     sections: Sequence[PageSection]
@@ -54,7 +54,7 @@ class PageChapter:
 
     @property
     def anchor(self) -> str:
-        """The end of its anchor."""
+        """The last part of the chapter's anchor."""
         return self.name.lower()
 
 
@@ -79,9 +79,10 @@ class PageCharts:
         return len(self.content) - 1
 
     def add_rows(self, rows: Sequence[tuple[int, str]], parts: Sequence[Any]) -> int:
-        """Register the charts of rows, of which one is shown at a time, and return the number.
+        """Register the charts of several rows under one number, and return the number.
 
-        All but the first are written as what differs from the first.
+        The page shows one of them at a time. The first chart is stored in full, each other chart as
+        its differences from the first (:func:`.chart.changes`).
         """
         first, *others = (part.chart.to_json() for part in parts)
         self.content.append(
@@ -143,7 +144,7 @@ def _shown(parts: Sequence[Part]) -> list[Part]:
 
 
 def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
-    if isinstance(study_dir, ArchivePath):  # which lies beside the folder of reports
+    if isinstance(study_dir, ArchivePath):  # the archive lies beside the folder of reports
         return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
     return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
@@ -164,7 +165,7 @@ def _environment() -> Any:
 
 @cache
 def _macros() -> Any:
-    """Return the macros that show parts, as attributes."""
+    """Return the template module; its attributes are the macros that show parts."""
     return _environment().get_template("report_parts.html.j2").module
 
 

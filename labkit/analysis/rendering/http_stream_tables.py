@@ -24,10 +24,10 @@ STREAMS_NOTE = (
     "as tokens."
 )
 CLIENT_NOTE = (
-    "Medians over runs (ms; CPU in us). Floor: beside every run, the same client is measured with "
-    "a null server and the same number of streams: its part of TTFT, its delay in seeing a chunk, "
-    "the error of its gaps between chunks, and its CPU time per chunk. The time to connect depends "
-    "on the server."
+    "Medians over runs (ms; CPU in us). The floor is the client's own cost, measured beside every "
+    "run with a null server and the same number of streams: the client's part of TTFT, its delay "
+    "in seeing a chunk, the error of the gaps that it measures between chunks, and its CPU time "
+    "per chunk. The time to connect depends on the server."
 )
 
 

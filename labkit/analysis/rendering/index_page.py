@@ -69,7 +69,7 @@ def render_index(root: Path, format_name: str) -> str:
     RecordError
         The folder does not exist, or holds no study.
     FormatError
-        The format is another one.
+        ``format_name`` is neither ``md`` nor ``html``.
     """
     if format_name not in ("md", "html"):
         raise FormatError(f"--format {format_name} needs one study, but {root} holds several")

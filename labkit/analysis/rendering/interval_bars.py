@@ -23,7 +23,7 @@ MAX_ROWS = 60  # of an arm on a card
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """The axis of bars, in percent of difference, with the margin."""
+    """The axis on which bars are drawn, and the margin; all in percent of the baseline."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ class IntervalScale:
         return cls(low - padding, high + padding, margin)
 
     def place(self, percent: float) -> float:
-        """Return the place of a difference, in percent of the width."""
+        """Return the position of a difference on the axis, in percent of the width."""
         return 100.0 * (percent - self.low) / (self.high - self.low)
 
     @property
@@ -97,14 +97,14 @@ class CardBars:
     def caption(self) -> str:
         """What the bars show."""
         what = "each dot is a row" if self.several_rows else "the effect with its interval"
-        more = f"; {self.left_out} more arms in the table" if self.left_out else ""
+        more = f"; further arms in the table: {self.left_out}" if self.left_out else ""
         return f"{what}; axis {self.scale.text}{more}"
 
 
 def card_bars(analysis: CellAnalysis) -> CardBars | None:
-    """Return the bars of the arms in the rows of the most important metric, the best arm first.
+    """Return the arms' bars, one per row of the most important metric, the best arm first.
 
-    A sweep has the bar of its best setting. None if no effect is known.
+    A sweep has one bar, for its best setting. None if no effect is known.
     """
     cell, arms = analysis.json, analysis.data.treatment_arms
     margin = float(cell["design"]["margin_pct"])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 LoadLine = tuple[LoadCurve, LoadPoint]
 KNEE_NOTE = (
-    "Knee: the load with the greatest power, requests per second over the median time to the last "
-    "token (Kleinrock 1979); none is marked where that is the largest load."
+    "Knee: the load with the greatest power, which is requests per second divided by the median "
+    "time to the last token (Kleinrock 1979). No knee is marked if this is the largest load."
 )
 X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
 LATENCY_THROUGHPUT_STEM = "throughput-against-latency"

@@ -53,7 +53,7 @@ def case_names(cell: Json) -> list[str]:
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Write pictures of effects, cases, curves of a sweep, the roofline, memory, picked frames.
+    """Write the pictures of a cell: effects, cases, sweep curves, roofline, memory, picked frames.
 
     A picture is left out if the records lack its data.
     """
@@ -79,7 +79,7 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
 
 
 def row_pictures(cell: Json) -> Iterator[tuple[str, Chart]]:
-    """Yield the stem and chart of the effects and of the published differences beside ours."""
+    """Yield (stem, chart) of the effects, and of the published differences beside ours."""
     for stem, chart in (
         (effects_stem(cell), effects_chart(cell)),
         (published_stem(cell), published_chart(cell)),
@@ -179,5 +179,5 @@ def run_positions(cell: Json) -> dict[str, int]:
     by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
     sizes = [len(arms) for arms in cell["design"]["order"]]
     starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({name[0] for name in by_name}))}
-    # Failed runs keep their positions in the order, which count from the start of the block.
+    # Positions in a name count from the start of the block and include failed runs.
     return {file: starts[b] + p + 1 for (b, p, _), file in by_name.items()}

@@ -1,7 +1,7 @@
 """The matrix of metrics: a row per metric or case, a column per arm, on the HTML page.
 
-A cell holds the arm's median, its difference from the baseline and the interval as a small bar. It
-is the page's overview; the tests behind it have a table of their own
+Each entry holds the arm's median, its difference from the baseline and the interval as a small bar.
+The matrix is the page's overview. The tests behind it are in another table
 (:mod:`labkit.analysis.rendering.results_table`).
 """
 
@@ -60,9 +60,10 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A row: its index in the cell, name, unit, metric, and the cells of all arms.
+    """A row: its index in ``cell.json``, name, unit, metric, and an entry for each arm.
 
-    ``skipped`` is the reason that it was not measured. ``undecided``: whether no arm is decided.
+    ``skipped`` is the reason why the row was not measured, or None. ``undecided``: whether no arm
+    has a decided verdict.
     """
 
     index: int
@@ -77,7 +78,7 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """Rows that share the scale of their bars."""
+    """Rows whose bars are drawn on the same scale."""
 
     name: str
     scale: IntervalScale
@@ -109,7 +110,7 @@ def metric_matrix(cell: Json) -> MetricMatrix:
 
 
 def _group_name(row: Json, several_cases: bool) -> str:
-    """Return the name of a row's group: its metric, or for all requests the metric's family."""
+    """Return a row's group: its metric, or in the case ``all`` its family, such as ``Memory``."""
     definition = define_metric(row["metric"], row["unit"])
     if row["case"] != "all":
         if row["metric"] is None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 X_LABEL = "KV memory (MiB)"
-CAPTION = "Peak KV memory: what held tokens (full) and what was reserved beyond that (pale)"
+CAPTION = (
+    "Peak KV memory: the part that held tokens (solid) and the rest of the reserved part (pale)"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class KVUtilization:
 
 
 def kv_utilizations(cell: Json) -> list[KVUtilization]:
-    """Return the KV utilization of every arm with these counters; empty if all arms are equal."""
+    """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
     counters = {arm["name"]: arm["counters"] for arm in cell["arms"]}
     utilizations = [
         KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)

@@ -12,7 +12,7 @@ from labkit.analysis.rendering.chart import ROW_HEIGHT, Chart, padded_range
 
 Json = Mapping[str, Any]
 PUBLISHED = "published"  # the style class of published numbers
-ARM_HEIGHT = 15  # of an arm in a row of several arms
+ARM_HEIGHT = 15  # per arm, in a row with several arms
 CAPTION = (
     "Differences from the baseline: published by others (hollow diamonds) and measured here, "
     "with our intervals. The machines differ, so the numbers are never mixed"
@@ -30,7 +30,7 @@ class PublishedDifference:
 
 
 def published_differences(cell: Json) -> list[PublishedDifference]:
-    """Return the published differences of arms of this cell in rows that it has."""
+    """Return the published differences for this cell's arms and rows."""
     published = cell["published"]
     rows = published.get("rows") or [] if isinstance(published, Mapping) else []
     own = {(row["case"], row["metric"]): row for row in cell["rows"]}
@@ -52,7 +52,7 @@ def published_differences(cell: Json) -> list[PublishedDifference]:
 
 
 def published_chart(cell: Json) -> Chart | None:
-    """Return the dumbbells, or None unless a published difference has one of ours beside it."""
+    """Return the chart, or None if no row has both a published difference and one of ours."""
     found = published_differences(cell)
     if not any(_known(one) for one in found):
         return None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
-AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # of output agreement, in articles
+AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # names that articles use
 
 
 def published_source(cell: Json) -> str | None:
@@ -147,9 +147,9 @@ def _cell_at(index: int) -> Callable[[Sequence[Any]], str]:
 
 
 def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Json]:
-    """Return the agreement of outputs in the form of a cell's rows, one per metric.
+    """Return the agreement of outputs in the form of a cell's rows.
 
-    The metrics are ``AGREEMENT_METRICS``.
+    There is one row for each of ``AGREEMENT_METRICS``.
     """
     prefixes = {a.arm: {"median": a.prefix} for a in agreements}
     differing = {a.arm: {"median": float(a.total - a.agree)} for a in agreements}
@@ -175,7 +175,7 @@ def counter_rows(cell: Json) -> Iterator[Json]:
 
 
 def host_time_rows(records: Sequence[Record]) -> Iterator[Json]:
-    """Yield the host's time (us) for a step's maps and for its whole plan, as a cell's rows."""
+    """Yield the host times (us) of a step's maps and whole plan in the form of a cell's rows."""
     for (case, name), arms in host_times(records).items():
         yield _row(case, name, "us", {arm: {"median": median(t)} for arm, t in arms.items()})
 

@@ -30,10 +30,10 @@ def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     content, folder = dict(analysis.json), analysis.data.dir
-    if isinstance(folder, ArchivePath):  # which stays as it is
+    if isinstance(folder, ArchivePath):  # an archive is never changed
         return content
     path = folder / "cell.json"
-    if is_locked(folder):  # the process that works on the cell also writes the file
+    if is_locked(folder):  # the process that holds the lock writes the file itself
         return content
     old_design = read_cell(path.parent)["design"] if path.is_file() else {}
     # The runner may have added this key after the analysis read the file: keep it.
@@ -44,7 +44,7 @@ def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
 
 
 def report_dir(study: str | Path) -> Path:
-    """Return the folder of a study's reports: its own folder, or ``STUDY.report`` of an archive."""
+    """Return the folder of a study's reports: its own, or ``STUDY.report`` beside an archive."""
     path = Path(study)
     return path.with_suffix(".report") if path.is_file() else path
 
@@ -57,8 +57,8 @@ def write_study(
     Parameters
     ----------
     study_dir
-        The study's folder, or its archive: then the files are written into :func:`report_dir`,
-        without ``cell.json``.
+        The study's folder or its archive. The files of an archive are written into
+        :func:`report_dir`, without ``cell.json``.
     plots
         Whether to draw the pictures (about 0.5 s each).
     analysis_cache

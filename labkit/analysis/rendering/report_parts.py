@@ -100,7 +100,7 @@ class ChartPart:
 
     @property
     def text(self) -> str:
-        """The caption, and what the chart leaves out."""
+        """The caption, with a note on the points or rows that the chart leaves out."""
         return "; ".join(filter(None, [self.caption, *self.chart.thinned]))
 
 
@@ -108,10 +108,10 @@ class ChartPart:
 class RowCharts:
     """One chart for each row of the cell; HTML only.
 
-    The page shows the first few. With its script it shows one at a time, of a row that the reader
-    chooses.
+    Without its script the page shows the first few charts. With the script it shows the chart of
+    one row, which the reader chooses.
 
-    ``rows`` holds the index in the cell and the name of each chart's row.
+    ``rows`` holds, for each chart, its row's index in the cell and the row's name.
     """
 
     rows: Sequence[tuple[int, str]]
@@ -128,10 +128,11 @@ class StepPlayer:
 
 
 class Part(Protocol):
-    """What a section consists of.
+    """A part of a section, such as a table or a chart.
 
-    The HTML page shows a part by the macro of its ``kind`` in ``report_parts.html.j2``, and leaves
-    out parts without a macro; the Markdown report shows those that it knows.
+    The HTML page renders a part with the macro in ``report_parts.html.j2`` that is named like the
+    part's ``kind``. It leaves out parts without a macro. The Markdown report shows only the kinds
+    that it can render.
     """
 
     kind: ClassVar[str]
@@ -153,14 +154,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of a cell's HTML report, which the contents list.
+    """A chapter of a cell's HTML report. The page's table of contents lists it.
 
     Parameters
     ----------
     name
-        Its name in the contents.
+        Its name in the table of contents.
     sections
-        Its sections; without parts of any, the chapter is left out.
+        Its sections. The chapter is left out if none of them has parts.
     folded_sections
         Further sections, whose content is folded under their titles.
     is_open
@@ -174,9 +175,9 @@ class Chapter:
 
 
 def section(title: str) -> Callable[[Callable[[CellReport], Iterable[Part]]], Section]:
-    """Return a decorator that turns a function of a report into a :class:`Section`.
+    """Return a decorator that turns a function into a :class:`Section`.
 
-    The function returns the section's parts.
+    The function takes a report and returns the section's parts.
     """
 
     def declare(parts: Callable[[CellReport], Iterable[Part]]) -> Section:

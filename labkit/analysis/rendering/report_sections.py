@@ -1,4 +1,4 @@
-"""The sections of a cell's report: the list of Markdown's, and the chapters of the HTML page.
+"""The sections of a cell's report: the Markdown report's list, and the HTML page's chapters.
 
 Most sections are declared in the module of the table or chart that they show. The sections that
 combine several tables or charts, or show no table or chart, are declared here.

@@ -55,9 +55,9 @@ def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] 
     lines = ["Requests of all runs. No other number includes refused or failed requests."]
     if open_loop:
         lines.append(
-            "Medians over runs: the request rate of the workload, of the arrivals drawn from it "
-            "and of the requests sent; how long requests waited at the client for others in "
-            "flight; how late the sender itself was."
+            "Medians over runs. Requested: the workload's request rate; due: the rate of the "
+            "arrival times drawn from it; sent: the rate at which requests left the client. Wait "
+            "at the client: because too many requests were in flight. Sender late: its own delay."
         )
     return Table(tuple(columns), tuple(arms), tuple(lines))
 

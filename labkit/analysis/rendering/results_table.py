@@ -1,9 +1,9 @@
 """The table of results: one line per row and arm, with the baseline's value and the difference.
 
-The layout follows the article's ``batch | kernel | baseline | arm | delta``, extended by the
-interval, the p-value, the verdict and the published difference. The table leaves out the arms' own
-medians: the difference is estimated within blocks, so the quotient of two medians can contradict
-it. The medians are in :func:`labkit.analysis.rendering.medians_table.medians_table`.
+The columns are ``batch | kernel | baseline | arm | delta``, as in published tables of kernel times,
+then the interval, the p-value, the verdict and the published difference. The table leaves out the
+arms' own medians, because the delta is estimated within blocks and the quotient of two medians can
+contradict it. The medians are in :func:`labkit.analysis.rendering.medians_table.medians_table`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from labkit.records import Record, parse_run_name
 Json = Mapping[str, Any]
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 MIN_WIDTH, MIN_WIDTH_SEVERAL_ARMS = 92, 110  # narrower terminals leave columns out
-WIDTH_WITH_QUALITY = 140  # the least at which the intervals of quality fit too
+WIDTH_WITH_QUALITY = 140  # a terminal this wide also shows the intervals of quality
 CACHE_STATES = {
     "hot": "hot caches: every launch follows one of the same arm on the same input",
     "cold": "cold caches: more memory than they hold is read before every launch",
@@ -64,7 +64,7 @@ class ResultLine:
 
     @property
     def skipped(self) -> str | None:
-        """The reason that the row was not measured, or None if it was."""
+        """The reason why the row was not measured, or None if it was."""
         reason: str | None = self.row["skipped"]
         return reason
 

@@ -1,10 +1,10 @@
 """The roofline: how close kernels come to the machine's bandwidth and peak FLOP rate.
 
-S. Williams, A. Waterman, D. Patterson, "Roofline" (2009): work takes at least
-``max(bytes / bandwidth, flops / peak)`` seconds; which limit binds depends on its intensity
-(FLOPs per byte). Bytes are the least that must move, so reading data twice does not raise a
-kernel's share of the limit. The limits are the best that any run of the study measured; without
-them there are no shares.
+S. Williams, A. Waterman, D. Patterson, "Roofline" (2009): work takes at least ``max(bytes /
+bandwidth, flops / peak)`` seconds; which limit binds depends on its intensity (FLOPs per byte).
+Only the minimum number of bytes is counted, so reading data twice does not raise a kernel's share
+of the limit. The limits are the best that any run of the study measured. If no run measured limits,
+there are no shares.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ X_LABEL = "intensity (FLOP per byte)"
 Y_LABEL = "GFLOP/s"
 PADDING_DECADES = 0.1  # between the outermost points and the edges
 MARK_SPACING = 0.018  # between marks of one case, as a share of the panel's width
-MAX_LABELS = 60  # more would cover the marks; tooltips name the cases of each
+MAX_LABELS = 60  # more labels would cover the marks; then only the tooltips name the cases
 LABEL_WIDTH, LABEL_HEIGHT = 0.03, 0.045  # of a case's number, as shares of the panel
 ExponentRange = tuple[float, float]  # exponents of ten
 
@@ -54,7 +54,7 @@ class RooflineLimits:
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One case of one arm: its work and median time, and the attained rates."""
+    """One case of one arm: its bytes, FLOPs and median time, and the rates that follow."""
 
     case: str
     arm: str
@@ -159,7 +159,7 @@ def _roof(points: Sequence[RooflinePoint], x: ExponentRange) -> list[tuple[float
 
 
 def case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
-    """Number the cases from 1. Marks are labelled with numbers because names would not fit."""
+    """Return each case's number, from 1. Marks have numbers because names would not fit."""
     return {case: n for n, case in enumerate(dict.fromkeys(p.case for p in points), 1)}
 
 
@@ -169,7 +169,7 @@ def cases_line(points: Sequence[RooflinePoint]) -> str:
     If there are several arms, the line explains why their marks are drawn side by side.
     """
     numbers = case_numbers(points)
-    text = f"{len(numbers):,}, named where a mark is pointed at"
+    text = f"{len(numbers):,}; the tooltips of the marks name them"
     if len(numbers) <= MAX_LABELS:
         text = "; ".join(f"{n} {case}" for case, n in numbers.items())
     arms = len({p.arm for p in points})
@@ -208,9 +208,9 @@ class CaseLabel:
 def case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
 ) -> list[CaseLabel]:
-    """Return a label per case: right or left of its marks, or lower if neither place is free.
+    """Return a label per case, beside its marks: on a free side, lower if neither side is free.
 
-    Very many cases have no labels.
+    With more than ``MAX_LABELS`` cases, there are no labels.
     """
     numbers = case_numbers(points)
     if len(numbers) > MAX_LABELS:

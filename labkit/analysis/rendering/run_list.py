@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
-MAX_LINKS = 4_000  # of a cell; the links of a cell with more values are in its charts only
+MAX_LINKS = 4_000  # per cell; if a cell has more values, only its charts link to records
 
 
 @dataclass(frozen=True)

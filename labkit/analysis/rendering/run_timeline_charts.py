@@ -80,7 +80,7 @@ class RequestTimes:
 class RunTimeline:
     """A run's memory at times ``t_s`` (MiB, by series) and its requests.
 
-    ``num_requests`` is the number of all requests, of which ``requests`` may be a part.
+    ``requests`` may be a part of all requests; ``num_requests`` is the number of all.
     """
 
     arm: str
@@ -146,7 +146,7 @@ def _run_timeline(record: Record) -> RunTimeline | None:
 
 
 def evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
-    """Return at most ``count`` of the items, at equal distances, the first among them."""
+    """Return at most ``count`` evenly spaced items, including the first."""
     step = max(1.0, len(items) / count)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
@@ -242,7 +242,7 @@ def timeline_stem(cell: Mapping[str, Any], arm: str) -> str:
 
 @section("Memory over time")
 def memory_timeline_section(report: CellReport) -> Iterator[Part]:
-    """Show one run's memory for each arm; Markdown shows the phases of its requests below it."""
+    """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
     timelines = run_timelines(report.records, real_arms(report.cell))
     for timeline in timelines:
         keys = tuple((SERIES_LABELS[n], series_class(n), "line") for n in timeline.memory_mib)
@@ -255,7 +255,7 @@ def memory_timeline_section(report: CellReport) -> Iterator[Part]:
 
 @section("Requests over time")
 def request_timeline_section(report: CellReport) -> Iterator[Part]:
-    """Show when each request of one run waited, was prefilled and decoded, for each arm."""
+    """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
     timelines = run_timelines(report.records, real_arms(report.cell))
     for timeline in timelines:
         keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)

@@ -14,7 +14,7 @@ CapacityLine = tuple[ServingCapacity, LoadCounts]
 
 
 def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:
-    """Return the requests within the limits of every arm at every rate; None without capacities."""
+    """Return the share of requests within the limits by arm and rate; None without capacities."""
     lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
     if not lines:
         return None
@@ -37,16 +37,16 @@ def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine]
 def _note(capacities: Sequence[ServingCapacity]) -> str:
     confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):g} %"
     return (
-        f"The capacity's limits have {confidence} confidence, for these requests and arrival times "
-        "on this machine, if the share does not rise with the rate. The run is the unit: requests "
-        "of one run wait for each other."
+        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
+        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
+        "because requests of one run wait for each other."
     )
 
 
 def capacity_chart(one: ServingCapacity) -> ChartPart:
-    """Return the goodput of an arm over the rate: the share of requests within the limits.
+    """Return a chart of an arm's goodput (the share of requests within the limits) by rate.
 
-    The shaded rates are those between which the capacity lies.
+    The capacity's interval is shaded.
     """
     loads = one.loads
     place = {load.rate: float(index) for index, load in enumerate(loads)}
@@ -71,4 +71,4 @@ def capacity_chart(one: ServingCapacity) -> ChartPart:
         chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
         tip = f"{one.arm}, {load.rate:g} requests/s: {100 * load.share:.1f} % within the limits"
         chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
-    return ChartPart(chart, f"{one.sentence} Shaded: the rates between which the capacity lies.")
+    return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")

@@ -15,8 +15,8 @@ from labkit.analysis.text_quality import TextQuality
 Json = Mapping[str, Any]
 SPEED = "total_tok_s"
 CAPTION = (
-    "Speed against quality, with both intervals; the line is the frontier: the arms than which no "
-    "other is both estimated faster and closer to the baseline"
+    "Speed against quality, with both intervals. The line is the frontier: no other arm is "
+    "estimated to be both faster and closer to the baseline than an arm on the line"
 )
 
 
@@ -53,7 +53,7 @@ def speed_quality_points(cell: Json, qualities: Sequence[TextQuality]) -> list[S
 
 
 def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
-    """Return the points that no other point exceeds in both estimates, the closest first."""
+    """Return the Pareto frontier: no other point is both faster and closer; the closest first."""
     best: list[SpeedAndQuality] = []
     for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
         if not best or point.speed.estimate > best[-1].speed.estimate:
@@ -62,7 +62,7 @@ def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
 
 
 def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart | None:
-    """Return the chart of the points, or None unless an arm's speed and quality are known."""
+    """Return the chart, or None if no arm besides the baseline has a known speed and quality."""
     points = speed_quality_points(cell, qualities)
     if len(points) < 2:
         return None

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 TEMPLATES = Path(__file__).parent / "templates"
-REPORT_BYTES = 600_000  # of the steps of all runs in a cell's report
+REPORT_BYTES = 600_000  # limit for the steps of all runs in a cell's report
 PAGE_BYTES = 20_000_000
 
 
 @dataclass(frozen=True)
 class TracedRun:
-    """A run whose steps are stored. ``trace``: as :mod:`labkit.records.step_trace_file` has it."""
+    """A run and its steps, in the form of :mod:`labkit.records.step_trace_file` (``trace``)."""
 
     arm: str
     run: str
@@ -38,7 +38,7 @@ class TracedRun:
 
 
 def traced_records(records: Sequence[Record], arms: Sequence[str]) -> list[Record]:
-    """Return the successful runs of some arms whose steps are stored, in the order of the arms."""
+    """Return the successful runs of ``arms`` that stored their steps, in the order of the arms."""
     stored = [r for r in records if r.ok and "file" in (r.notes.get("step_trace") or {})]
     return [record for arm in arms for record in stored if record.arm == arm]
 
@@ -61,7 +61,7 @@ def step_player_section(report: CellReport) -> Iterator[Part]:
 
 
 def player_html(runs: Sequence[TracedRun], max_bytes: int) -> str:
-    """Return the player of some runs, with as many first steps of each as fit ``max_bytes``."""
+    """Return the player of ``runs`` as HTML. It leaves out last steps to fit ``max_bytes``."""
     share = max_bytes // len(runs)
     # "<" could end the element that holds the data.
     data = json.dumps([_player_data(run, share) for run in runs], separators=(",", ":"))

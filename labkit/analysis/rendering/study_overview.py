@@ -45,7 +45,7 @@ class MachineOverview:
     stem
         Name of the curves' picture without the extension.
     capacities
-        The capacity of every arm, if the workload names a share of requests within its limits.
+        The capacity of every arm. Empty if the workload sets no target share of requests.
     """
 
     machine: str | None
@@ -56,7 +56,7 @@ class MachineOverview:
 
     @property
     def capacity_sentences(self) -> list[str]:
-        """The capacity of every arm, in a sentence each."""
+        """A sentence with the capacity of each arm."""
         return [capacity.sentence for capacity in self.capacities]
 
     @property
@@ -75,7 +75,7 @@ class MachineOverview:
 
     @property
     def capacity(self) -> Table[Any] | None:
-        """The share of requests within the limits at each rate; None if the workload names none."""
+        """The share of requests within the limits at each rate; None if there are no capacities."""
         return capacity_table(self.capacities)
 
     @property
@@ -104,7 +104,7 @@ def machine_overviews(
 
 @dataclass(frozen=True)
 class CellLine:
-    """A cell in the table of cells: its index in the study, its label, and its entry and rows."""
+    """A cell in the table of cells: its index, its label, its entry in ``study.json``, its rows."""
 
     index: int
     label: str

@@ -69,7 +69,7 @@ def chart_svg(chart: Chart) -> str:
 
 @dataclass(frozen=True)
 class _Panel:
-    """A chart with the place of its panel in the picture."""
+    """A chart, the picture's height, and the left edge of the chart's panel in the picture."""
 
     chart: Chart
     height: int
@@ -152,7 +152,7 @@ class _Panel:
         return f'<a href="{escape(link)}">{svg}</a>' if link else svg
 
     def _bars(self, bars: Bars) -> list[str]:
-        """Return a rectangle for each bar, or one path of very many, without their tips."""
+        """Return a rectangle per bar. Very many bars become one path without tooltips."""
         if len(bars.boxes) <= MAX_RECTANGLES:
             return [
                 self._rect(

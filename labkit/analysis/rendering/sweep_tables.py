@@ -1,4 +1,4 @@
-"""A sweep's settings: a table of values by the options that vary, and curves over numbers."""
+"""A sweep's settings: a table of values by option, and a curve over each numeric option."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 BEST, POSSIBLY_BEST = "best", "~"
-MAX_COLUMNS = 8  # values of the option whose values are columns
+MAX_COLUMNS = 8  # an option with more values is not laid out as columns
 MIN_POINTS = 3  # of a curve
-MAX_CURVES = 6  # colours
+MAX_CURVES = 6  # as many as there are colours
 Values = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class SweptOption:
-    """An option that varies: its key, its short name, and its values, numbers by size."""
+    """An option that varies: its key, its short name and its values (numbers ascending)."""
 
     key: str
     name: str
@@ -57,7 +57,7 @@ def swept_options(cell: Json) -> list[SweptOption]:
 
 
 def _in_order(values: Sequence[Any]) -> list[Any]:
-    """Return numbers by size, and other values as they were given."""
+    """Return the values in ascending order if all are numbers, else in the given order."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return sorted(values) if numbers else list(values)
 
@@ -77,9 +77,9 @@ def settings_tables(cell: Json) -> list[Table[Values]]:
 
 
 def settings_table(cell: Json, best: Json) -> Table[Values]:
-    """Return a row's values by the options that vary.
+    """Return a table of every setting's value in a row.
 
-    With several options, the values of one of them are the columns.
+    With several options, the table has a column for each value of one option.
     """
     options = swept_options(cell)
     across = _option_of_columns(options)
@@ -99,7 +99,10 @@ def settings_table(cell: Json, best: Json) -> Table[Values]:
 
 
 def _option_of_columns(options: Sequence[SweptOption]) -> SweptOption | None:
-    """Return the option with the fewest values, or None if one column of values is enough."""
+    """Return the option whose values become columns (the one with the fewest), or None.
+
+    None if there is only one option, or if all options have more than ``MAX_COLUMNS`` values.
+    """
     fewest = min(reversed(options), key=lambda option: len(option.values))
     return fewest if len(options) > 1 and len(fewest.values) <= MAX_COLUMNS else None
 
@@ -132,7 +135,7 @@ def _value(best: Json, arms: Mapping[Values, str], rest: Values) -> Callable[[Va
 def _shade(
     best: Json, arms: Mapping[Values, str], rest: Values
 ) -> Callable[[Values], float | None]:
-    """Return a function from a line to its value's place between the worst (0) and the best (1)."""
+    """Return a function that maps a line to its value, scaled from 0 (worst) to 1 (best)."""
     known = list(best["values"].values())
     worst, top = (min(known), max(known)) if known else (0.0, 0.0)
     if best["better"] == "lower":
@@ -156,29 +159,29 @@ def _notes(best: Json, unit: str | None) -> Iterator[str]:
         yield f"Estimates only: {best['withheld']}."
     else:
         yield (
-            f"{BEST}: the best measured; {POSSIBLY_BEST}: not distinguishable from the best. "
-            f"The best and these contain the true best setting with {100 * best['level']:g} % "
-            "confidence. Values are comparable: the baseline's median, times the ratio to it that "
-            "was estimated within blocks."
+            f"{BEST}: the best measured; {POSSIBLY_BEST}: not distinguishable from the best. With "
+            f"{100 * best['level']:g} % confidence, the true best setting is among the settings so "
+            "marked. A value is the baseline's median times the setting's ratio to the baseline, "
+            "estimated within blocks."
         )
     for arm, blocks in best["dropped"].items():
-        yield f"{arm}: dropped after {count_text(blocks, 'block')}, because another one was better."
+        yield f"{arm}: dropped after {count_text(blocks, 'block')}: another setting was better."
     for arm, reason in best["excluded"].items():
         yield f"{arm}: no valid result: {reason}."
 
 
 @dataclass(frozen=True)
 class SettingCurve:
-    """A row's values over the numbers of one option; the other options are fixed at ``name``."""
+    """A row's values over one numeric option. ``name`` gives the other options' fixed values."""
 
     name: str
     points: tuple[tuple[float, float], ...]
 
 
 def setting_curves(cell: Json, best: Json) -> list[tuple[SweptOption, list[SettingCurve]]]:
-    """Return the curves over every option with three or more numbers.
+    """Return the curves over every numeric option that has three or more values.
 
-    An option that would have more than six curves is left out.
+    An option with more than six curves is left out.
     """
     curves = []
     options = swept_options(cell)
@@ -260,7 +263,7 @@ def curves_stem(cell: Json, best: Json, option: SweptOption) -> str:
 
 @section("Curves")
 def curves_section(report: CellReport) -> Iterator[Part]:
-    """Show curves of a sweep's values over its numbers, for every primary row."""
+    """Show a sweep's values over each numeric option, for every primary row."""
     cell = report.cell
     for best in cell.get("best", ()):
         for option, curves in setting_curves(cell, best):

@@ -40,7 +40,7 @@ class Column(Generic[T]):
     min_width
         Terminals narrower than this (in characters) leave the column out.
     once_per_row
-        Whether all lines of one row of ``cell.json`` have the same value.
+        Whether the value is the same in all lines that belong to one row of ``cell.json``.
     is_verdict
         Whether values are verdicts, which terminals show in colour and without their reasons.
     link

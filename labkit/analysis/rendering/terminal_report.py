@@ -94,7 +94,7 @@ def print_cell(
 
 
 def _rich_settings(table: Table[Values]) -> Any:
-    """Return a sweep's values by its options for a terminal."""
+    """Return the table of a sweep's settings as a rich table for a terminal."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -124,7 +124,7 @@ def _design_line(report: CellReport) -> str:
 
 
 def _rich_table(table: Table[ResultLine], width: int) -> Any:
-    """Return the results for a terminal of ``width`` characters."""
+    """Return the results as a rich table for a terminal of ``width`` characters."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -161,7 +161,7 @@ def _short_heading(column: Column[ResultLine]) -> str:
 
 
 def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
-    """Return a cell's text without its unit (the heading has the unit) or its verdict's reason."""
+    """Return a cell's text without the unit, which the heading has, and without a reason."""
     text = column.text(line)
     if column.is_verdict:
         return text.partition(":")[0]
@@ -225,7 +225,7 @@ def _row_name(change: RowChange) -> str:
 
 
 def _compared(key: str) -> Callable[[RowChange], Any]:
-    """Return a function that reads field ``key`` of a comparison, or None if there is none."""
+    """Return a function that reads field ``key`` of a change's comparison; None without one."""
     return lambda change: None if change.comparison is None else getattr(change.comparison, key)
 
 

@@ -1,4 +1,4 @@
-"""The quality of the arms of a scoring workload, and the places where they are worst."""
+"""The quality of a scoring workload's arms, and the text positions where it is worst."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, 
     return (
         f"{len(windows):,} windows, {sum(w['tokens'] for w in windows):,} predicted tokens; 95 % "
         "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
-        f"KL divergence compares the baseline's {notes['reference_top']:,} likeliest tokens one by "
-        f"one and all others, {notes['reference_rest']:.2%} of the probability on average, as "
-        "one: it is a lower bound.",
+        "KL divergence is a lower bound. It compares the baseline's "
+        f"{notes['reference_top']:,} likeliest tokens one by one, and all other tokens "
+        f"({notes['reference_rest']:.2%} of the probability on average) as one.",
         *(
-            f"The server of arm {arm} returns its {by_arm[arm]['reference_top']} likeliest tokens: "
-            "its KL divergence compares those one by one."
+            f"The server of arm {arm} returns its {by_arm[arm]['reference_top']} likeliest tokens "
+            "only: its KL divergence compares these one by one."
             for arm in fewer
         ),
     )
@@ -77,7 +77,7 @@ def _quantile_column(index: int, share: float) -> Column[TextQuality]:
 
 
 def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | None:
-    """Return the places where each arm is furthest from the baseline, or None without any."""
+    """Return the text positions where each arm is furthest from the baseline; None without any."""
     places = [
         (quality.arm, place)
         for quality in text_qualities(real_arms(cell), records)
@@ -111,7 +111,7 @@ def quoted(text: str) -> str:
 
 @section("Quality")
 def quality_section(report: CellReport) -> Parts:
-    """Show speed against quality, every arm's quality in numbers, and the worst places."""
+    """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
     chart = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
     return [

@@ -51,7 +51,7 @@ EVENTS_NOTE = (
 
 @dataclass(frozen=True)
 class ArmPicks:
-    """An arm's picked frames of a clip, the record's notes and the events the frames show."""
+    """The frames that an arm picked from a clip, the record's notes, and which events they show."""
 
     picks: Sequence[int]
     notes: Json
@@ -60,7 +60,7 @@ class ArmPicks:
 
 @dataclass(frozen=True)
 class ClipRecords:
-    """The picks of every arm by clip and arm, in the records' order."""
+    """Every arm's picks, by clip and then by arm, in the order of the records."""
 
     clips: Mapping[str, Mapping[str, ArmPicks]]
 
@@ -255,7 +255,7 @@ def _frame_time_s(facts: Json, frame: int) -> float:
 
 
 def keyframe_indices(facts: Json) -> Iterator[int]:
-    """Yield the indices of a clip's keyframes. Records store them as runs: [first, step, count]."""
+    """Yield the indices of a clip's keyframes. Records store ranges: [first, step, count]."""
     for first, step, count in facts["keyframe_places"]:
         yield from (first + step * i for i in range(count))
 

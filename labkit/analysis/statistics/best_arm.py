@@ -82,7 +82,7 @@ class ArmValues:
 
     @cached_property
     def residuals(self) -> Floats:
-        """Values less the effects of arm and block, float64 [blocks, runs, arms]."""
+        """Values minus the effects of arm and block, float64 [blocks, runs, arms]."""
         centred = self.values - self.means
         residuals: Floats = centred - centred.mean(axis=(1, 2), keepdims=True)
         return residuals
@@ -107,7 +107,9 @@ class ArmValues:
 
 
 def possibly_best(values: Floats, alpha: float) -> tuple[int, ...]:
-    """Return the arms that may be the best: the set contains the best arm in ``1 - alpha``.
+    """Return the arms that may be the best.
+
+    The set contains the best arm with probability ``1 - alpha`` or more.
 
     Parameters
     ----------
@@ -150,8 +152,8 @@ def _permuted(residuals: Floats) -> Iterator[Floats]:
 def _largest_statistics(values: Floats) -> Floats:
     """Return how significantly each arm is exceeded by another, float64 [samples, arms].
 
-    It is the largest studentised difference between another arm and the arm. Its variance is that
-    of the two arms alone, so arms may differ in their noise.
+    For each arm, the result is the largest studentised difference "another arm minus this arm". The
+    variance is estimated from these two arms alone, so arms may differ in their noise.
 
     Parameters
     ----------
@@ -178,7 +180,7 @@ def _largest_statistics(values: Floats) -> Floats:
 def winner(values: Floats, reference: int, alpha: float) -> Winner:
     """Return the arm with the largest mean, and its difference from the reference arm.
 
-    If the reference arm itself has the largest mean, the difference is that from the second best.
+    If the reference arm itself has the largest mean, the second best arm becomes the reference.
 
     Parameters
     ----------
@@ -215,10 +217,11 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
 def _selected_range(
     means: Floats, best: int, reference: int, ordered: list[tuple[int, int]]
 ) -> tuple[float, float]:
-    """Return the range of the difference in which the same arms would have been chosen.
+    """Return the range of the observed difference in which the same arms are chosen.
 
-    ``ordered`` lists the pairs of arms whose order made the choice. With equal variances, a change
-    of the difference by ``x`` raises the best arm by ``x / 2`` and lowers the reference by as much.
+    ``ordered`` lists the pairs (larger, smaller) of arms whose order decides the choice. With equal
+    variances, a difference larger by ``x`` means that the best arm's mean is larger by ``x / 2``
+    and the reference's mean smaller by ``x / 2``.
     """
     share = np.zeros(len(means))
     share[best], share[reference] = 0.5, -0.5
@@ -235,10 +238,11 @@ def _selected_range(
 
 @dataclass(frozen=True)
 class _SelectedDifference:
-    """A difference that was observed between ``low`` and ``high``, where its choice confines it.
+    """The observed difference of two arms that were chosen because of their values.
 
-    Its standard error ``error`` has ``df`` degrees of freedom. The true difference lies within
-    ``reach`` standard errors of it.
+    The choice means that the difference lies between ``low`` and ``high``: its distribution is
+    truncated there. Its standard error ``error`` has ``df`` degrees of freedom. The true difference
+    is assumed to lie within ``reach`` standard errors of the observed one.
     """
 
     observed: float
@@ -249,7 +253,7 @@ class _SelectedDifference:
     reach: float
 
     def true_value(self, probability: float) -> float:
-        """Return the true difference for which a smaller one is observed with a probability."""
+        """Return the true difference for which :meth:`_probability` equals ``probability``."""
         low, high = (self.observed + side * self.reach * self.error for side in (-1, 1))
         for _ in range(BISECTIONS):
             middle = (low + high) / 2.0
@@ -260,7 +264,7 @@ class _SelectedDifference:
         return (low + high) / 2.0
 
     def _probability(self, true: float) -> float:
-        """Return the probability of a smaller difference than the observed one."""
+        """Return the probability of a value below ``observed`` at the true difference ``true``."""
         low = max((self.low - true) / self.error, -self.reach)
         high = min((self.high - true) / self.error, self.reach)
         middle = min(max((self.observed - true) / self.error, low), high)
@@ -268,7 +272,11 @@ class _SelectedDifference:
         return self._between(low, middle) / total if total > 0.0 else float(true < self.observed)
 
     def _between(self, low: float, high: float) -> float:
-        """Return Student's probability of a range, from the tail in which it does not cancel."""
+        """Return the probability of a range under Student's t.
+
+        A range above 0 is mirrored to below 0: subtracting probabilities close to 1 would lose
+        digits.
+        """
         if low > 0.0:
             low, high = -high, -low
         return float(stdtr(self.df, high) - stdtr(self.df, low))

@@ -71,7 +71,7 @@ def fisher_p(
     alternative: Literal["two-sided", "less", "greater"] = "two-sided",
 ) -> float:
     """Return Fisher's exact p of ``hits``/``total`` against ``other_hits``/``other_total``."""
-    from scipy.stats import fisher_exact  # slow to import, and needed only for runs with two modes
+    from scipy.stats import fisher_exact  # slow to import, and rarely needed
 
     table = np.array([[hits, total - hits], [other_hits, other_total - other_hits]])
     return float(fisher_exact(table, alternative=alternative).pvalue)

@@ -24,7 +24,7 @@ from scipy.special import stdtrit
 
 MIN_BLOCKS = 4
 MAX_BLOCKS = 8
-WINDOWS_PER_BLOCK = 20  # from 4 * 20 windows on
+WINDOWS_PER_BLOCK = 20  # or more, if there are at least 4 * 20 windows
 CONFIDENCE = 0.95
 Indices = NDArray[np.intp]
 
@@ -38,7 +38,7 @@ class Interval:
     high: float | None
 
     def transformed(self, function: Callable[[float], float]) -> Interval:
-        """Return the interval of an increasing function of the estimate."""
+        """Return the interval after an increasing function is applied to the estimate and ends."""
         low, high = (None if x is None else function(x) for x in (self.low, self.high))
         return Interval(function(self.estimate), low, high)
 
@@ -49,7 +49,7 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
     Parameters
     ----------
     statistic
-        A function from the indices of windows, in order, to a number.
+        A function that takes ascending indices of windows and returns a number.
     num_windows
         The number of windows. With fewer than ``MIN_BLOCKS`` there is no interval.
     """
@@ -59,8 +59,8 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
 def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -> Interval:
     """Return the interval of a statistic that is 0 or more, computed on its logarithm.
 
-    If the statistic is 0 with or without some block, it has no logarithm. The interval is then
-    computed on the statistic itself and cut off at 0.
+    If the statistic is 0, for all windows or without one of the blocks, it has no logarithm. Then
+    the interval is computed on the statistic itself and cut off at 0.
     """
     estimate, without = _leave_out(statistic, num_windows)
     if min(estimate, *without) > 0:
@@ -71,8 +71,8 @@ def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -
 def num_blocks(num_windows: int) -> int:
     """Return the number of blocks into which windows are grouped.
 
-    It is ``MIN_BLOCKS`` until each of these has ``WINDOWS_PER_BLOCK`` windows, and then grows with
-    the number of windows up to ``MAX_BLOCKS``.
+    There is a block per ``WINDOWS_PER_BLOCK`` windows, but at least ``MIN_BLOCKS`` and at most
+    ``MAX_BLOCKS`` blocks.
     """
     return min(max(MIN_BLOCKS, num_windows // WINDOWS_PER_BLOCK), MAX_BLOCKS)
 
@@ -80,7 +80,10 @@ def num_blocks(num_windows: int) -> int:
 def _leave_out(
     statistic: Callable[[Indices], float], num_windows: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the statistic of all windows, and without each block (empty: too few windows)."""
+    """Return the statistic of all windows, and an array of it without each block in turn.
+
+    The array is empty if there are too few windows.
+    """
     every = np.arange(num_windows)
     blocks = np.array_split(every, num_blocks(num_windows)) if num_windows >= MIN_BLOCKS else []
     without = [statistic(np.setdiff1d(every, block)) for block in blocks]

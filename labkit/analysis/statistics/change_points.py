@@ -1,13 +1,14 @@
 """Change points of a short series: where its level changed, with an error rate.
 
-The statistic of a split is the sum of squares that two means explain beyond one, and that of a
-series the largest over all splits. If nothing changed, every order of the values is as likely, so
-the p-value is the share of orders whose statistic is as large: exact for up to 8 values, Monte
-Carlo otherwise (Phipson and Smyth, 2010). A segment is split at its largest statistic if p is at
-most alpha times the segment's share of the series (binary segmentation, Vostrikova, 1981). The
-levels of all segments without a change add up to at most alpha, which bounds the probability that
-any of them is split. Finally, every split is tested again between its neighbours, and moved or
-removed. Unlike a penalised segmentation (PELT, as in ruptures) there is nothing to tune.
+The statistic of a split is the sum of squares that two means explain beyond one mean. The statistic
+of a series is the largest over all splits. If nothing changed, all orders of the values are equally
+likely. So the p-value is the share of orders whose statistic is at least as large as the observed
+one: exact for up to 8 values, Monte Carlo otherwise (Phipson and Smyth, 2010). A segment is split
+at its largest statistic if p is at most alpha times the segment's share of the series (binary
+segmentation, Vostrikova, 1981). The levels of all segments without a change add up to at most
+alpha, which bounds the probability that any of them is split. Finally, every split is tested again
+between its neighbours, and moved or removed. Unlike a penalised segmentation (PELT, as in
+ruptures), this method has nothing to tune.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def change_points(values: Floats, alpha: float, seed: int = 0) -> list[ChangePoi
     values
         float64 [n], in order of time.
     alpha
-        Probability with which a segment without a change is split, at most.
+        Upper bound of the probability that any segment without a change is split.
     seed
         Seed of the Monte Carlo orders.
     """
@@ -51,7 +52,7 @@ def change_points(values: Floats, alpha: float, seed: int = 0) -> list[ChangePoi
     level_per_value = alpha / max(1, len(values))
     changes = _segments(values, 0, level_per_value, rng)
     number = 0
-    while number < len(changes):  # the first split of two changes may lie between them
+    while number < len(changes):  # with two changes, the first split may lie between them
         start = changes[number - 1].index if number else 0
         end = changes[number + 1].index if number + 1 < len(changes) else len(values)
         again = _change(values[start:end], start, level_per_value, rng)
@@ -81,7 +82,10 @@ def _segments(
 def _change(
     values: Floats, start: int, level_per_value: float, rng: np.random.Generator
 ) -> ChangePoint | None:
-    """Return the largest split of a segment that begins at ``start``, or None if p is too large."""
+    """Return the best split of a segment, or None if its p is too large.
+
+    ``start`` is the index of the segment's first value in the series.
+    """
     level = level_per_value * len(values)
     if len(values) < 2 * MIN_SEGMENT or smallest_p(len(values)) > level:
         return None
@@ -90,7 +94,7 @@ def _change(
 
 
 def largest_split(values: Floats, rng: np.random.Generator) -> tuple[int, float]:
-    """Return the place of a series' largest split statistic and its p-value."""
+    """Return the index of a series' split with the largest statistic, and the p-value."""
     centred = values - values.mean()
     observed = _statistics(centred[None, :])[0]
     place, n = int(observed.argmax()), len(values)
@@ -119,6 +123,6 @@ def _statistics(orders: Floats) -> Floats:
 def smallest_p(n: int) -> float:
     """Return a bound below the p-value of every series of ``n`` different values.
 
-    It is the share of orders that keep the two halves of the series apart.
+    The bound is the share of orders that do not mix the two halves of the series.
     """
     return 2 / math.comb(n, n // 2)

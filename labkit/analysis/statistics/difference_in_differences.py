@@ -41,7 +41,7 @@ from labkit.analysis.statistics.permutation_test import (
 )
 from labkit.analysis.statistics.power import detectable_errors
 
-MIN_RESIDUAL_DF = 8  # with fewer, fitting the probe costs more than it removes
+MIN_RESIDUAL_DF = 8  # with fewer degrees of freedom, fitting the probe adds noise
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,11 @@ def _weight_of_new(old: StudyEffect, new: StudyEffect) -> float:
 
 @lru_cache(maxsize=8)
 def _pairs(old: int, new: int) -> tuple[NDArray[np.intp], NDArray[np.intp], bool]:
-    """Return pairs of the studies' relabellings, (0, 0) first, and whether these are all pairs.
+    """Return pairs of the two studies' relabellings.
 
-    If there are more than 300,000 pairs, 100,000 of them are drawn at random. The pair (0, 0) is
-    the observed one.
+    The result is (indices into the old study, indices into the new study, whether they are all
+    pairs). The first pair, (0, 0), is the observed one. If there are more than 300,000 pairs,
+    100,000 are drawn at random.
     """
     if old * new <= MAX_ENUMERATED:
         before, after = np.divmod(np.arange(old * new), new)

@@ -80,7 +80,7 @@ class Breakpoints:
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
-        # Without the 1e-9, 0.05 * 1,200 / 2 might fall below the integer that it is.
+        # The 1e-9 keeps rounding from turning 0.05 * 1,200 / 2 into 29.
         index = math.floor(alpha * self.count / 2.0 + 1e-9) - self.n_observed
         if not 0 <= index < len(self.sorted):
             return None
@@ -116,7 +116,9 @@ def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
 def confidence_interval(
     baseline: Floats, arm: Floats, alpha: float = 0.05
 ) -> tuple[float, float] | None:
-    """Return the shift's interval at level ``1 - alpha``, or None if p cannot reach ``alpha``.
+    """Return the interval of the shift from ``baseline`` to ``arm`` at level ``1 - alpha``.
+
+    None if p cannot reach ``alpha``.
 
     Parameters
     ----------

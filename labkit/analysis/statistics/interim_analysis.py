@@ -3,9 +3,9 @@
 Looks are numbers of blocks, declared before the first run. Each look spends a fixed part of
 alpha. The parts sum to at most alpha (C. E. Bonferroni), so the chance of a false claim does not
 exceed alpha, whatever the number of looks. At a look, the test and the interval use only that
-look's part. There is no other early stopping. Between looks, before the end, and after blocks were
-added to a study whose results had already been shown (an undeclared look), effects are estimated
-and nothing is claimed.
+look's part. A study never stops early for another reason. Nothing is claimed between looks, before
+the end, or after blocks were added to a study whose results had already been shown (an undeclared
+look): then effects are only estimated.
 """
 
 from __future__ import annotations

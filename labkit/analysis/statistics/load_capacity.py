@@ -1,10 +1,10 @@
 """Capacity: the highest rate at which a share of requests stays within limits, with an interval.
 
-At each tested rate, runs give counts of requests and of those within the limits. Requests of a run
-depend on each other (one slow step delays all of them), so the run is the unit. The interval of a
-share is that of C. J. Clopper and E. S. Pearson (1934) at the effective number of requests, which
-follows from the variance between runs (E. L. Korn and B. I. Graubard, 1998, *Survey Methodology*
-24).
+At each tested rate, every run gives two counts: its requests, and its requests within the limits.
+Requests of a run depend on each other (one slow step delays all of them), so each run is one
+sample. The interval of a share is that of C. J. Clopper and E. S. Pearson (1934) at the effective
+number of requests, which follows from the variance between runs (E. L. Korn and B. I. Graubard,
+1998, *Survey Methodology* 24).
 
 The share is assumed not to rise with the rate. Then two fixed sequences of tests give the interval,
 each at half of alpha and without further correction, because a sequence ends at its first failure.
@@ -24,7 +24,7 @@ from scipy.special import betaincinv, stdtrit
 
 from labkit.analysis.statistics.permutation_test import Floats
 
-MIN_RUNS = 3  # fewer say nothing of the variance between runs
+MIN_RUNS = 3  # with fewer, the variance between runs is unknown
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LoadCounts:
     Raises
     ------
     ValueError
-        The arrays differ in length, a run has no request, or more are good than there are.
+        The arrays differ in length, a run has no request, or ``good`` exceeds ``requests``.
     """
 
     rate: float
@@ -48,7 +48,7 @@ class LoadCounts:
         if self.good.shape != self.requests.shape or self.good.ndim != 1:
             raise ValueError("good and requests must have the same shape, [runs]")
         if not len(self.good) or np.any(self.requests < 1) or np.any(self.good > self.requests):
-            raise ValueError("every run must have requests, of which at most all are good")
+            raise ValueError("every run needs 1 request or more, and good must not exceed requests")
 
     @property
     def share(self) -> float:
@@ -69,7 +69,7 @@ class LoadCounts:
         return float(low), float(high)
 
     def _effective_requests(self, alpha: float) -> float:
-        """Return the number of independent requests that hold as much information as these."""
+        """Return the number of independent requests that would be as informative as these."""
         total, runs, share = float(self.requests.sum()), len(self.good), self.share
         deviations = self.good - share * self.requests
         variance = float(np.sum(deviations**2)) * runs / (runs - 1) / total**2
@@ -83,8 +83,8 @@ class Capacity:
     """The highest rate at which the target share is kept (requests/s).
 
     ``estimate`` is interpolated between the tested rates; None if it lies outside them. With the
-    stated confidence, capacity is at least ``at_least`` and below ``below``. These are tested
-    rates; None if none was confirmed or refuted.
+    stated confidence, capacity is at least ``at_least`` and below ``below``. Both are tested rates:
+    ``at_least`` is None if no rate was confirmed, ``below`` is None if no rate was refuted.
     """
 
     estimate: float | None
@@ -119,8 +119,8 @@ def load_capacity(loads: Sequence[LoadCounts], target: float, alpha: float) -> C
 def _interpolated(ordered: Sequence[LoadCounts], target: float) -> float | None:
     """Return the rate at which the fitted share crosses the target, or None if it does not.
 
-    The fit is the least-squares one that does not rise with the rate (pooled adjacent violators),
-    and linear in the logarithm of the rate between the tested ones.
+    The fit is the least-squares fit among those that do not rise with the rate (pooled adjacent
+    violators). Between tested rates, it is linear in the logarithm of the rate.
     """
     shares = _non_increasing(
         [load.share for load in ordered], [load.requests.sum() for load in ordered]
@@ -135,7 +135,7 @@ def _interpolated(ordered: Sequence[LoadCounts], target: float) -> float | None:
 
 
 def _non_increasing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the weighted least-squares fit that does not increase."""
+    """Return the weighted least-squares fit among the sequences that do not increase."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, number of values
     for value, weight in zip(values, weights, strict=True):
         pools.append((value, float(weight), 1))

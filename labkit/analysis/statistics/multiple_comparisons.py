@@ -74,7 +74,7 @@ class InvertedTest:
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Return the range of shifts with p above ``alpha``, or None if it is unbounded."""
-        # Without the 1e-9, 0.05 * 1,200 might fall below the integer that it is.
+        # The 1e-9 keeps rounding from turning 0.05 * 1,200 into 59.
         index = math.floor(alpha * len(self.lower_breakpoints) / self.n_families + 1e-9)
         if index >= len(self.lower_breakpoints):
             return None
@@ -170,9 +170,10 @@ class RowPermutations:
 
         At the shift ``mean_difference - e`` the observed statistic is ``e``, and relabelling ``j``
         has the statistic ``d_j + e c_j``. Here ``d_j`` is its statistic after the mean difference
-        is subtracted, and ``c_j`` is its correlation with the observed labels. Its size is at least
-        ``e`` for every ``e`` up to the larger of ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``. On
-        the other side, at ``mean_difference + e``, the same holds with ``-d_j`` for ``d_j``.
+        is subtracted, and ``c_j`` is its correlation with the observed labels. ``|d_j + e c_j|`` is
+        at least ``e`` for every ``e`` up to the larger of ``d_j / (1 - c_j)`` and
+        ``-d_j / (1 + c_j)``. On the other side, at ``mean_difference + e``, the same holds with
+        ``-d_j`` in place of ``d_j``.
         """
         correlation = self.labels.label_correlation
         residual = self.null_distribution - self.mean_difference * correlation
@@ -202,7 +203,7 @@ class RowPermutations:
 def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
     """Return, for each row, the largest residual statistic of the other rows.
 
-    Each result is float64 [relabellings]. The only row of a family has None.
+    Each result is float64 [relabellings], or None if the family has only one row.
     """
     if len(tests) == 1:
         return [None]
@@ -228,7 +229,7 @@ def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float
         return [0.0] * len(tests)
     if largest.max() == 0.0:  # no noise at all
         return [alpha] * len(tests)
-    critical: dict[int, float] = {}  # by relabellings, which most rows share
+    critical: dict[int, float] = {}  # by id of the relabellings; most rows share them
     for labels in {id(test.labels): test.labels for test in tests}.values():
         always = np.abs(labels.label_correlation) > 1.0 - 1e-9
         statistics = np.where(always, np.inf, largest)
@@ -263,7 +264,7 @@ def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[floa
     all cells.
     """
     top, second = (np.full(JOINT_DRAWS, -np.inf) for _ in range(2))
-    leader = np.full(JOINT_DRAWS, -1)  # the cell with the largest statistic of each draw
+    leader = np.full(JOINT_DRAWS, -1)  # per draw: the cell with the largest statistic
     for i, (tests, draws) in enumerate(zip(cells, _joint_draws(cells), strict=True)):
         largest = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[draws]
         above = largest > top

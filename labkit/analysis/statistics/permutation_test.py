@@ -186,7 +186,7 @@ def pool_by_block(baseline: Floats, arm: Floats) -> Floats:
 
 
 def upper_tail_p(null_distribution: Floats) -> float:
-    """Return the share of relabellings whose statistic is at least the observed one, element 0.
+    """Return the share of relabellings whose statistic is at least the observed one (element 0).
 
     Ties count, with a tolerance for the rounding of sums.
     """

@@ -66,7 +66,7 @@ def detectable_errors(critical: float, df: int, sd_df: int | None = None) -> flo
     Parameters
     ----------
     critical
-        Size, in its own estimated standard errors, above which a study detects an effect.
+        A study detects an effect if its estimate exceeds this many estimated standard errors.
     df
         Degrees of freedom of these studies' estimates of noise.
     sd_df

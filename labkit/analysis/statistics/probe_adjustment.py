@@ -1,11 +1,11 @@
 """Covariate adjustment by the arm-blind machine probe.
 
 The probe times fixed kernels in each process before the arm's path is loaded. For every
-hypothetical effect ``delta``, ``delta`` is subtracted from the arm's values, the probe is regressed
-out of all values within blocks (``theta = sum(dv dp) / sum(dp^2)`` over the runs' deviations from
-their block's mean), and the permutation test is applied to the
-residuals: the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17,
-section 3). Labels do not enter the fit, so under ``delta`` the test is exact.
+hypothetical effect ``delta``, three steps follow. ``delta`` is subtracted from the arm's values.
+The probe is regressed out of all values within blocks (``theta = sum(dv dp) / sum(dp^2)`` over the
+runs' deviations from their block's mean). The permutation test is applied to the residuals. This is
+the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17, section 3). Labels do
+not enter the fit, so under ``delta`` the test is exact.
 
 ``theta`` is fitted anew at every ``delta``: fitted once, at 0, it would attribute part of the
 effect to the probe. The fit is linear, so the residual is ``e_v - delta e_x``, where ``e_v``
