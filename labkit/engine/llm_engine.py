@@ -206,7 +206,7 @@ class LLMEngine:
 
 
 def _check_scored_ids(request: Request, vocab_size: int) -> None:
-    """Raise ``EngineError`` unless ``prompt_logprob_ids`` has a row of ids per prompt row."""
+    """Raise ``EngineError`` unless ``prompt_logprob_ids`` is None or a valid [rows, m] array."""
     ids, rows = request.params.prompt_logprob_ids, len(request.prompt_token_ids) - 1
     if ids is None:
         return

@@ -25,7 +25,7 @@ class AttentionLayer:
     num_kv_heads: int
     head_dim: int  # of queries and keys
     block_size: int
-    dtype: str  # of the pools: a key of ``kv_dtypes.POOL_DTYPES`` (the reference: or float64)
+    dtype: str  # of the pools: a key of ``kv_dtypes.POOL_DTYPES``; the reference also has float64
     query_dtype: str | None  # of queries, new keys and values; None: any dtype is converted
     scale: float  # of the logits
     window: int | None  # number of keys that a query sees, including its own; None: all
@@ -97,7 +97,7 @@ class AttentionMetadata:
     def decodes_within(self, num_blocks: int) -> bool:
         """Return whether each sequence has one query token and all block ids are in the pools.
 
-        If so, only the lengths of later decode steps of the same sequences must be checked.
+        If so, a later decode step of the same sequences needs a check of its lengths only.
         ``num_blocks`` is the number of blocks of the pools.
         """
         tables = self.block_tables

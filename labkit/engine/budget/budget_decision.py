@@ -14,7 +14,8 @@ Setting = tuple[str, int | float | str]  # an option's key and the value to set
 MIN_EXPLICIT_BLOCKS = 2
 # The smallest pool that a policy may choose, null block included, as in vllm-metal.
 MIN_AUTO_BLOCKS = 16
-# Counted for a block of a model without keys and values, so that its number stays bounded.
+# The size assumed for a block of a model without keys and values, so that the number of blocks
+# stays bounded.
 MIN_BLOCK_BYTES = 1024
 # (unit, bytes, decimals shown), largest unit first.
 BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
@@ -68,7 +69,7 @@ class PolicyInputs:
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
         """Return the memory needed besides the pool: weights, states and, by default, activations.
 
-        The states are the slots, and the arrays of the batch that is computed.
+        The recurrent states need memory for the slots and for the batch that is computed.
         """
         parts = [MemoryPart("weights", self.model.weight_bytes)]
         if self.model.state_bytes:
@@ -144,7 +145,7 @@ class BudgetRefusal:
     def __post_init__(self) -> None:
         """Check that the refusal gives either a setting or other advice, not both."""
         if bool(self.settings) == bool(self.otherwise):
-            raise ValueError("a refusal names a setting or says what to do instead")
+            raise ValueError("a refusal must have either settings or other advice, not both")
 
     def __str__(self) -> str:
         """Return one line: option, problem, free memory, parts, advice."""
@@ -255,7 +256,7 @@ def format_bytes(count: int) -> str:
 
 
 def _format_setting(value: int | float | str) -> str:
-    """Format an option's value as the command line takes it; a float gets no exponent."""
+    """Format an option's value for the command line, a float without an exponent."""
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0")
     return str(value)

@@ -62,8 +62,8 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
-    A request with ``prompt_logprobs`` does not go through the generator: a step computes the first
-    such requests, of equal length, with the model itself.
+    A request with ``prompt_logprobs`` bypasses the generator. A step calls the model itself for the
+    first such requests, as many as have prompts of equal length.
 
     Parameters
     ----------
@@ -315,7 +315,7 @@ class MlxLmEngine:
 
 
 def logit_margin(logprobs: mx.array, token: int) -> float:
-    """Return the log probability of ``token`` minus the largest one of all other tokens.
+    """Return the log probability of ``token`` minus the largest among all other tokens.
 
     ``logprobs`` is [vocab_size] and already evaluated by MLX.
     """

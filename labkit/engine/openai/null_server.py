@@ -27,7 +27,7 @@ MODEL_LIST = b'{"object": "list", "data": [{"id": "null", "object": "model"}]}'
 
 @dataclass
 class NullStream:
-    """A response being streamed, of which ``sent`` of ``max_tokens`` tokens have been written."""
+    """A response being streamed: ``sent`` of its ``max_tokens`` tokens have been written."""
 
     writer: asyncio.StreamWriter
     received: float  # the time at which the request was read

@@ -186,7 +186,7 @@ class RemoteEngine:
 
         ``tokens.usage``: the server's own counts. ``tokens.tokenizer``: the model's tokenizer
         applied to the text. ``tokens.stream``: the token ids in a stream, or the chunks with
-        content where the server sends no ids.
+        content if the server sends no ids.
         """
         counts = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         responses: list[StreamedResponse | ScoredResponse] = [*self._finished, *self._scored]
