@@ -17,7 +17,7 @@ from labkit.engine.engine_protocol import InvalidLogitsError, PromptLogprobs
 from labkit.engine.lazy_logits import Logits, Rows
 from labkit.engine.request import ScoredRows
 
-# Rows per pass, so that the temporary arrays of [rows, vocabulary] stay in the cache's reach.
+# Rows per pass, so that the temporary arrays [rows, vocabulary] fit the CPU's cache.
 ROWS_PER_PASS = 32
 
 
@@ -34,7 +34,8 @@ def score_step(
 ) -> dict[str, ScoredPart]:
     """Return the log probabilities of the prompt tokens that a step scores, by request id.
 
-    ``logits`` has ``num_sampling`` rows that sample, then the rows of ``scored`` in their order.
+    ``logits`` begins with the ``num_sampling`` rows from which tokens are sampled. The rows of
+    ``scored`` follow in order.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def _top_ids(logits: Rows, count: int) -> NDArray[np.int32]:
     if count == 1:
         best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         return best[:, None]
-    # The bound has more candidates than ``count`` only where logits are equal.
+    # The bound has more candidates than ``count`` only if logits are equal.
     bounds = np.partition(logits, -count, axis=1)[:, -count]
     result = np.empty((len(logits), count), np.int32)
     for row, (values, bound) in enumerate(zip(logits, bounds, strict=True)):

@@ -279,7 +279,7 @@ class Scheduler:
             return None
         self._waiting.remove(state)
         state.num_computed_tokens, state.num_reserved_tokens = num_cached, num_tokens
-        if not state.num_preemptions:  # later the cache may have the request's own tokens
+        if not state.num_preemptions:  # after it, the cache may have the request's own tokens
             state.num_cached_tokens = num_cached
         state.status = RequestStatus.running
         self._running[state.request_id] = state
@@ -291,7 +291,7 @@ class Scheduler:
         return state
 
     def _count_policies(self, step: StepBuilder) -> None:
-        if all(step.pending):  # order and composition matter only where both phases have work
+        if all(step.pending):  # order and composition matter only if both phases have work
             self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
         if step.num_tokens >= step.token_budget:

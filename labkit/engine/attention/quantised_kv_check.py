@@ -56,7 +56,7 @@ def verify(dtype: str) -> None:
     Raises
     ------
     KVMismatchError
-        They have not.
+        They have other bits.
     """
     mismatch = find_mismatch(dtype)
     if mismatch is not None:

@@ -157,6 +157,6 @@ def _check_supported(params: SamplingParams) -> None:
             and value != getattr(DEFAULT_PARAMS, item.name)
         ):
             raise EngineError(
-                f"{item.name}={value}: engine=openai does not send this parameter to servers; leave "
-                "it at its default"
+                f"{item.name}={value}: engine=openai does not send this parameter; leave it at its "
+                "default"
             )

@@ -114,7 +114,7 @@ class RankProcesses:
         return [rank.child.pid for rank in self._ranks]
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
-        """Have every rank build its engine. Raises the exceptions of ``call``."""
+        """Have every rank build its engine. Raises the same exceptions as ``call``."""
         path = str(model_dir.absolute())
         return self._exchange(
             [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]

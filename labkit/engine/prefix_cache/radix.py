@@ -3,8 +3,7 @@
 The design is that of SGLang's radix cache. A node is split where two sequences diverge. It is
 locked while a request uses it or a node below it. Leaves are evicted from their ends. If a request
 computes blocks that the tree has already, the request's own blocks are freed, and its block table
-is remapped to the tree's blocks.
-docs/structures.md shows a tree step by step.
+is remapped to the tree's blocks. docs/structures.md shows a tree step by step.
 """
 
 from __future__ import annotations
