@@ -40,11 +40,11 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
 
     @property
     def parts(self) -> Parts:
-        """The codes (``weight``) and the arrays of scales."""
+        """By name, the codes (``weight``) and the arrays of scales."""
         return {name: self[name] for name in part_names(self.mode)}
 
     def arrays(self) -> BlockArrays:
-        """Return the matrix as views of MLX's arrays."""
+        """Return the matrix as NumPy views of the layer's MLX arrays."""
         scales = {name: np.asarray(part) for name, part in self.parts.items()}
         return BlockArrays(self.mode, scales.pop("weight"), scales)
 
@@ -117,7 +117,7 @@ def _codes(words: mx.array, layout: BlockFormat) -> mx.array:
 
 
 def _final_scales(parts: Parts, layout: BlockFormat) -> tuple[mx.array, mx.array | None]:
-    """Return the scale and the minimum of every group (no minimums: None)."""
+    """Return the scale of every group, and its minimum (None: the format has no minimums)."""
     scales, minimums = parts["scales"], parts.get("mins")
     if layout.scales == "pairs":
         scales, minimums = scales & 0x0F, scales >> 4
@@ -149,7 +149,7 @@ def mlx_quantization(mode: str) -> dict[str, Any] | None:
 
 
 def mlx_layer(layer: BlockLayer) -> Any:
-    """Return MLX's layer with the numbers of a block layer."""
+    """Convert a block layer to an MLX layer with the same numbers."""
     rows, depth = layer["weight"].shape[0], layer["weight"].shape[1] * WORD_BITS // layer.bits
     plain: Any
     if isinstance(layer, BlockEmbedding):

@@ -17,7 +17,7 @@ from labkit.engine.rebound_model_modules import import_plain
 
 @dataclass(frozen=True, slots=True)
 class MixerSpec:
-    """A module of a model that reads and writes a state.
+    """A module in a model. It reads and writes a recurrent or convolution state.
 
     ``path`` is the module's path in the model, as in the names of parameters. ``entries`` are the
     indices of the arrays in the layer's state cache that the module uses, in ascending order.

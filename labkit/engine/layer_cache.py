@@ -203,7 +203,7 @@ class ValueHandle:
         self._dim = values.shape[3]
 
     def swapaxes(self, _a: int, _b: int) -> Any:
-        """Return an identity matrix, so that the scores of the rotary parts are their queries."""
+        """Return an identity: the product with it leaves the rotary queries unchanged."""
         if isinstance(self.dtype, np.dtype):
             return self
         import mlx.core as mx

@@ -78,10 +78,10 @@ class LLM:
         ``kv_block_size`` is ``engine.kv.block_size``, and ``parallel_size`` is
         ``engine.parallel.size``, whose ranks are started and ended with the ``LLM``. ``dtype`` is
         ``engine.dtype``; write ``kv_dtype`` for ``engine.kv.dtype``, because ``dtype`` alone means
-        the option outside any group. ``name`` and the group ``server``
-        are not accepted. Neither are ``blas``, ``threads``, ``memory_limit`` and the group
-        ``mlx``, because they must be set before MLX and numba are imported (``labkit.machine``,
-        ``NUMBA_NUM_THREADS``, MLX's own variables).
+        the option outside any group. ``name`` and the group ``server`` are not accepted. Neither
+        are ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``, because they must be set
+        before MLX and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own
+        variables).
 
     Raises
     ------

@@ -172,7 +172,7 @@ class LLMEngine:
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.
 
-        ``device_ms`` is the time of the forwards, ``host_ms`` the time of the steps without the
+        ``device_ms`` is the time of the forwards. ``host_ms`` is the time of the steps minus the
         time in which the host waited for a forward.
         """
         values = dict.fromkeys(ALWAYS_COUNTED, 0.0)

@@ -69,14 +69,14 @@ class LoadedModel:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer with keys and values in tokens, or None."""
+        """The sliding window in tokens (None: no window) of each layer with keys and values."""
         specs = leaves(self.caches)
         return tuple(spec.window for spec in specs if isinstance(spec, AttentionSpec))
 
 
 @functools.cache
 def _modules() -> ModuleLoader:
-    """Return mlx_lm's model modules, whose attention calls ``KVHandle.attend``.
+    """Return the loader of mlx_lm's model modules. Their attention calls ``KVHandle.attend``.
 
     Keys that are not a ``KVHandle`` are passed to mlx_lm's own function, so a model also runs with
     mlx_lm's caches. The modules have no state, so any number of engines share them. They are never
@@ -308,7 +308,7 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     Raises
     ------
     EngineError
-        The cache is not one of ``PLAIN_CACHES``, a state, or a list of a state and others.
+        The cache is of another kind than ``PLAIN_CACHES``, a state, or a list with a state.
     """
     class_name = type(cache).__name__
     if class_name == "ArraysCache":
@@ -320,12 +320,12 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     if class_name not in PLAIN_CACHES:
         raise EngineError(
             f"model_type={model_type}: its layers cache {class_name}, not one key and one "
-            "value per token; engine=paged cannot hold that"
+            "value per token; engine=paged cannot hold that, so set engine=mlx_lm"
         )
     if getattr(cache, "keep", 0):
         raise EngineError(
             f"model_type={model_type}: its sliding windows always keep the first {cache.keep} "
-            "tokens, which engine=paged cannot do"
+            "tokens, which engine=paged cannot do; set engine=mlx_lm"
         )
     return AttentionSpec(int(cache.max_size) if class_name == "RotatingKVCache" else None)
 

@@ -1,7 +1,7 @@
 """Log probabilities of a prompt's tokens, computed from the logits of the steps that prefill it.
 
 Row i of a prompt gives the log probabilities of token i + 1. The scheduler limits the rows that one
-step scores to ``MAX_SCORED_ROWS``, so the logits of a long prompt never exist at once.
+step scores to ``MAX_SCORED_ROWS``, so the logits of a long prompt are never all in memory at once.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _top_ids(logits: Rows, count: int) -> NDArray[np.int32]:
 
 
 def concatenate(parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
-    """Return the log probabilities of consecutive parts of a prompt as one."""
+    """Join the log probabilities of consecutive parts of a prompt."""
     return PromptLogprobs(
         np.concatenate([part.tokens for part in parts]),
         np.concatenate([part.top_ids for part in parts]),

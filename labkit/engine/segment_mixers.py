@@ -39,8 +39,7 @@ class SegmentMixer(nn.Module):  # type: ignore[misc]
 
     Called without a ``StateCache``, it calls the mixer with the same arguments. ``entries`` are the
     indices of the arrays in the cache that the mixer reads and writes. The attribute
-    ``takes_cache`` marks the module as a mixer, because some feed-forward blocks have the same
-    name.
+    ``takes_cache`` tells ``CompiledBlocks`` that the module is not a feed-forward block.
     """
 
     takes_cache = True

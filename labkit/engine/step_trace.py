@@ -5,7 +5,7 @@ this module runs. While a request is served, a trace only stores references, tim
 block tables. ``StepTrace.report`` builds the values for the record's file afterwards. The file's
 schema is that of :mod:`labkit.records.step_trace_file`.
 
-Times are of these parts of a step, each with its start and its duration:
+A step's times are the start and the duration of each of these parts:
 
     schedule    the scheduler's choice, drafting included
     draft       drafting, a part of ``schedule``; without speculation next to nothing
@@ -209,7 +209,7 @@ class StepTrace:
 
 
 def _difference(before: BlockTable | None, table: BlockTable) -> tuple[int, Ints]:
-    """Return the number of first blocks that both tables share, and the blocks after them."""
+    """Return how many first blocks both tables share, and the ids of the blocks after them."""
     ids = table.block_ids
     if before is None:
         return 0, ids

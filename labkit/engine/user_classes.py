@@ -27,7 +27,7 @@ class UserClassError(RuntimeError):
 
 
 def describe_error(error: BaseException, path: str) -> str:
-    """Return an exception in one line that ends with the user's own last line of its traceback.
+    """Return an error in one line, followed by the last line of the user's code in its traceback.
 
     For example ``KeyError: 'x' (mine/maps.py:7, in maps: return table['x'])``. A line is the user's
     own if it is in the class's package. ``path`` names the class as ``package.module:Class``.
@@ -43,7 +43,7 @@ def is_own_frame(frame: FrameType, path: str) -> bool:
 
 
 def own_line(error: BaseException, path: str) -> str | None:
-    """Return the last line of the traceback that is in the class's own package, or None."""
+    """Return the last line of the traceback in the class's own package, or None."""
     found, step = None, error.__traceback__
     while step is not None:
         if is_own_frame(step.tb_frame, path):

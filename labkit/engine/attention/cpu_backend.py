@@ -225,7 +225,7 @@ def _launch_split(
 ) -> NDArray[np.int64] | None:
     """Run the decode kernel with each token's work split among several units.
 
-    Return the rows that the reduce kernel wrote, or None if it did not run.
+    Return the stamps and counters that the reduce kernel wrote, or None if it did not run.
     """
     params, parts = _split_params(launch, q)
     split = arguments._replace(params=address_of(params), splits=launch.splits)
@@ -256,7 +256,7 @@ def _merge_partitions(
     parts: attention_params.Partials,
     out: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """Merge the partitions' results into ``out``; return the rows that the reduce kernel wrote."""
+    """Merge the partitions' results into ``out``. Return the kernel's stamps and counters."""
     rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
     resolver = RESOLVER_IDS[metadata.resolver.variant]
     attention_launch.reduce(nonce, resolver, *parts, attention_params.base2(layer.sinks), out, rows)

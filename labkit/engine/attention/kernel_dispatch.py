@@ -110,7 +110,7 @@ def _kernel(
     """Return the kernel's name, and the reason for the choice as text."""
     fits = layer.row_bytes <= limits.max_tile_row_bytes
     row = f"{layer.dtype} with head size {layer.head_dim}"
-    batch = f"{metadata.total_q} query tokens of {metadata.num_seqs} sequences"
+    batch = f"query tokens: {metadata.total_q}, sequences: {metadata.num_seqs}"
     if kernel not in ("auto", "decode", "tiled"):
         raise ValueError(f"kernel={kernel}: must be auto, decode or tiled")
     if kernel == "tiled" and not fits:
@@ -142,4 +142,4 @@ def _partitions(
     partitions = min(-(-metadata.max_seq_len // SPLIT_TOKENS), MAX_PARTITIONS)
     if metadata.max_query_len > 1 or units >= saturating_units or partitions < 2:
         return 1, "; split_kv=auto: not split"
-    return partitions, f"; split_kv=auto: {units} units leave cores idle"
+    return partitions, f"; split_kv=auto: unsplit units ({units}) would leave cores idle"

@@ -178,7 +178,7 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return how many KV blocks the units of one head attend to: without and with the window.
+    """Return how many KV blocks the units of one head attend to: without the window, with it.
 
     ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
     sees.

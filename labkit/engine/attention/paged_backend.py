@@ -216,7 +216,7 @@ class PagedBackend:
         """Return the bound layer, or raise ``ValueError`` if it was not bound."""
         bound = self._layers[layer]
         if bound is None:
-            raise ValueError(f"layer {layer} was not bound")
+            raise ValueError(f"layer {layer} was not bound: call bind() first")
         return bound
 
     def forward(

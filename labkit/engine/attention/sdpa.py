@@ -97,7 +97,7 @@ class SdpaAttention:
 
 
 def check_softcap(softcap: float | None, sinks: Any) -> None:
-    """Raise ``ValueError`` if a layer has both a softcap and sinks. No model of mlx_lm has."""
+    """Raise ``ValueError`` if a layer has both a softcap and sinks, which MLX does not support."""
     if softcap is not None and sinks is not None:
         raise ValueError(
             f"softcap={softcap} with sinks: MLX's attention does not support both; set "
@@ -177,7 +177,7 @@ def causal_mask(q_len: int, keys: int, window: int | None) -> mx.array | str | N
 
 
 def heads_first(tokens: Any) -> mx.array:
-    """Return [rows, tokens, heads, dim] as an MLX array [rows, heads, tokens, dim]."""
+    """Transpose [rows, tokens, heads, dim] to an MLX array [rows, heads, tokens, dim]."""
     transposed = tokens.transpose(0, 2, 1, 3)
     return transposed if isinstance(transposed, mx.array) else mx.array(transposed)
 

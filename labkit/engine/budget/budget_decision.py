@@ -52,7 +52,7 @@ class PolicyInputs:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block over all layers, ``MIN_BLOCK_BYTES`` at least."""
+        """Bytes of one KV block over all layers, at least ``MIN_BLOCK_BYTES``."""
         return max(MIN_BLOCK_BYTES, self.block_size * self.model.kv_bytes_per_token)
 
     @property
@@ -138,9 +138,9 @@ class BudgetRefusal:
     problem: str  # the memory that the option asks for, or the reason that it is refused
     free: str  # the free memory as text
     parts: tuple[MemoryPart, ...]
-    settings: tuple[Setting, ...] = ()  # settings that would fit; empty where no setting fits
+    settings: tuple[Setting, ...] = ()  # settings that would fit; empty if no setting fits
     direction: str = ""  # ``or more``, ``or less`` or empty
-    otherwise: str = ""  # the advice where no setting fits
+    otherwise: str = ""  # the advice if no setting fits
 
     def __post_init__(self) -> None:
         """Check that the refusal gives either a setting or other advice, not both."""
@@ -215,13 +215,13 @@ def make_refusal(
     problem
         The memory that the option asks for, or the reason that it is refused.
     pool
-        The pool that was asked for; None where the weights alone do not fit.
+        The pool that was requested; None if the weights alone do not fit.
     settings
-        Settings that would fit; empty where no setting fits.
+        Settings that would fit; empty if no setting fits.
     direction
         ``or more`` or ``or less`` if larger or smaller values of the setting fit as well.
     missing
-        The bytes that are missing. The message shows them only where ``settings`` is empty.
+        The bytes that are missing. The message shows them only if ``settings`` is empty.
     option
         The option at fault; by default ``engine.budget.policy``.
     free

@@ -69,8 +69,8 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
 def fraction(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram * fraction - weights - profile_peak``.
 
-    The policy refuses if ``system_ram * fraction`` exceeds the memory that is free now, as it may
-    on a desktop that other programs share. The message then names a fraction that fits.
+    The policy refuses if ``system_ram * fraction`` exceeds the memory that is free now. This may
+    happen on a desktop with other programs. The message then names a fraction that fits.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Proposal, path 2 (``VLLM_METAL_MEMORY_FRACTION``).

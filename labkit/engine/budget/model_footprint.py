@@ -46,7 +46,7 @@ class ModelFootprint:
 
     @property
     def matmul_weights(self) -> int:
-        """Weights that every token is multiplied by (two floating-point operations per weight)."""
+        """Number of weights that multiply each token (two floating-point operations per weight)."""
         return self.weights - self.lookup_weights
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
@@ -202,7 +202,7 @@ def weight_formats(
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> frozenset[str]:
-    """Return the formats of a configured model's weights after loading, as counters name them.
+    """Return the formats of a configured model's weights after loading, named as in counters.
 
     Norms and biases are included. The set is empty if the safetensors headers cannot be read;
     loading the model reports the error.
@@ -257,7 +257,7 @@ class _WeightLoading:
         return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
 
     def weight_format(self, tensor: _TensorHeader) -> str:
-        """Return the name in counters of a tensor's format after loading."""
+        """Return a tensor's format after loading, named as in counters."""
         if self._is_widened(tensor):
             return "float32"
         if tensor.dtype not in FLOAT_BYTES:
@@ -267,9 +267,9 @@ class _WeightLoading:
     def _is_widened(self, tensor: _TensorHeader) -> bool:
         """Return whether a quantised matrix becomes float32.
 
-        Unless ``matrix_storage`` is ``as_stored``, matrices in most block formats of GGUF do,
-        because MLX lacks these formats. (A few formats become integers with float32 scales instead.
-        Their size is overestimated.)
+        Unless ``matrix_storage`` is ``as_stored``, matrices in most block formats of GGUF become
+        float32, because MLX lacks these formats. (A few formats become integers with float32 scales
+        instead. Their size is overestimated.)
         """
         widens = self.matrix_storage is MatrixStorage.dequantized or (
             self.matrix_storage is MatrixStorage.cast and is_gguf_only(tensor.mode)

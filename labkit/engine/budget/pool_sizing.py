@@ -1,4 +1,4 @@
-"""The worker's sizing of the KV pool, from the loaded model's KV shapes and its activations."""
+"""How the worker sizes the KV pool: from the loaded model's KV shapes and its activations."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:
-    """Create a cache that may promise memory for ``capacity`` tokens, over all requests.
+    """Create a cache with memory for ``capacity`` tokens of all requests together.
 
     ``options`` sets how many tokens are set aside for each request, and by how many tokens its
     array grows.

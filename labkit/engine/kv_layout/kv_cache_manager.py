@@ -71,7 +71,7 @@ class ComputedTokenCount:
         return tokens
 
     def reset(self, reserved: float = math.inf) -> None:
-        """Set the peak to the present number of computed tokens, but to ``reserved`` at most.
+        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller.
 
         ``reserved`` is the number of tokens for which all requests together have memory.
         """
@@ -126,8 +126,8 @@ class KVCacheManager:
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Ensure that a running request has memory for its first ``num_tokens`` tokens.
 
-        Return True if it has, including if it had enough before. If too little memory is free,
-        change nothing and return False.
+        Return True if the request has this memory now, even if it had enough before. If too little
+        memory is free, change nothing and return False.
         """
         raise NotImplementedError
 
@@ -259,7 +259,7 @@ class KVMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """A layout's two parts."""
+    """The two parts of a KV layout: its manager and its memory."""
 
     manager: KVCacheManager
     memory: KVMemory
@@ -269,9 +269,9 @@ class KVCache:
 class KVCacheFactory:
     """Creates KV caches of one layout: for serving, for the self-test, for profiling.
 
-    ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` are the
-    shapes of the states of each layer that has one. For serving there are ``num_slots`` slots for
-    requests, and ``num_snapshots`` for snapshots.
+    ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
+    shape of a request's state for each layer that has a state. For serving there are ``num_slots``
+    slots for requests, and ``num_snapshots`` for snapshots.
     """
 
     kv: config.KV

@@ -1,14 +1,14 @@
 """The arrays of recurrent and convolution states, and the states of a step.
 
-A layer's code updates the states of a batch of requests that have equally many tokens. So a step's
-requests are grouped by their number of tokens, and each group's states are one batch of arrays. As
-long as the same requests form a group, its states stay in these arrays: nothing is copied. If a
-group changes, the new group's arrays are concatenated from rows of the old arrays. The states of a
-request that a step leaves out are moved to the *pools*. A pool is one array per layer and entry of
-the layer's cache, with a row for each slot.
+A layer's code needs a batch of requests that have equally many tokens. So a step's requests are
+grouped by their number of tokens, and each group's states are one batch of arrays. As long as the
+same requests form a group, its states stay in these arrays: nothing is copied. If a group changes,
+the new group's arrays are concatenated from rows of the old arrays. The states of a request that a
+step leaves out are moved to the *pools*. A pool is one array per layer and entry of the layer's
+cache, with a row for each slot.
 
-MLX writes to a pool in place as long as no read of it is pending, so a step never writes to a pool
-after it has read it.
+MLX writes to a pool in place as long as no read of it is pending, so a step writes to a pool only
+before it reads the pool.
 """
 
 from __future__ import annotations

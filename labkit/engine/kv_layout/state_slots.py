@@ -145,7 +145,7 @@ class StateSlotManager:
         self._forks.append((source, target))
 
     def take_forks(self) -> tuple[tuple[StateSlot, StateSlot], ...]:
-        """Return the sources and targets of the copies to make now, and forget them."""
+        """Return the (source, target) pairs of the planned copies, and clear the plan."""
         forks, self._forks = tuple(self._forks), []
         return forks
 

@@ -62,8 +62,8 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
-    A request with ``prompt_logprobs`` bypasses the generator. A step calls the model itself for the
-    first such requests, as many as have prompts of equal length.
+    A request with ``prompt_logprobs`` bypasses the generator. A step scores the first of these
+    requests with the model itself. The prompts scored in one step have equal lengths.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class MlxLmEngine:
         return events
 
     def _score(self) -> list[TokenEvent]:
-        """Compute the first waiting prompts of equal length, and return their events."""
+        """Score the first waiting prompts that have equal length, and return their events."""
         start, length = time.perf_counter(), len(self._scoring[0].prompt_token_ids)
         requests: list[Request] = []
         while self._scoring and len(requests) < self._max_num_seqs:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class GraphRunner:
-    """The captured graph of a model's forward, which it replays for small decode steps.
+    """Captures the graph of a model's forward, and replays the graph for small decode steps.
 
     The constructor captures the graph. ``reason`` is the reason that the forward could not be
     captured (None: it was captured).

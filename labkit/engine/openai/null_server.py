@@ -1,8 +1,8 @@
 """A server that computes nothing: ``python -m labkit.engine.openai.null_server --port N``.
 
 The server sends tokens at fixed times, to all streams at the same moment, like an engine whose
-steps serve a whole batch. Every chunk carries two times, of the request's arrival and of the
-chunk's write. A client subtracts them, so that the server's own delay does not count as the
+steps serve a whole batch. Every chunk carries two times: when its request arrived, and when the
+chunk was written. A client subtracts them, so that the server's own delay does not count as the
 client's. The times are read from ``time.perf_counter``, a clock that the processes of one machine
 share on Linux and macOS. The module imports only the standard library.
 """

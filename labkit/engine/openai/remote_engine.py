@@ -280,8 +280,9 @@ class RemoteEngine:
     def clear_cache(self) -> None:
         """Empty the server's prefix cache, if its preset says that it can be reset.
 
-        Other servers have no common way to do so. A run is not affected if labkit started the
-        server, because the server is then new and its warm-up uses other prompts.
+        For other servers this does nothing, because they have no common way to do it. If labkit
+        started the server, this does not affect the run: the server is new, and its warm-up uses
+        other prompts.
 
         Raises
         ------

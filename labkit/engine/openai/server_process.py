@@ -245,8 +245,8 @@ def _require_listener(url: str) -> None:
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
     """Return the server's command as a list of words, with the placeholders filled in.
 
-    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``,
-    which exports the model to GGUF.
+    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``
+    (the model, exported to GGUF).
     """
     server, words = options.server, shlex.split(options.server.command_line)
     values = {

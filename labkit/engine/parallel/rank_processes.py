@@ -169,7 +169,7 @@ class RankProcesses:
             if not ready:
                 late = ", ".join(f"rank {rank.number}" for rank in pipes.values())
                 raise RankError(
-                    f"{late} has not replied {self._straggler_timeout_s:g} s after the others"
+                    f"{late}: no reply {self._straggler_timeout_s:g} s after the others"
                 )
             for pipe in ready:
                 assert isinstance(pipe, Connection)

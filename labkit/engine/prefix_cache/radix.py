@@ -170,7 +170,7 @@ class RadixPrefixCache(PrefixCache):
         """Evict ``count`` blocks from the ends of the nodes that were unlocked first."""
         if count > self._pool.num_evictable:
             raise ValueError(
-                f"evict({count}): only {self._pool.num_evictable} blocks are evictable"
+                f"evict({count}): the number of evictable blocks is {self._pool.num_evictable}"
             )
         self._cut(count)
         self.num_evicted += count

@@ -99,7 +99,7 @@ class DraftModelProposer:
         return [tuple(tokens) for tokens in drafts]
 
     def _catch_up(self, draft_requests: Sequence[DraftRequest], drafts: list[list[int]]) -> None:
-        """Compute the tokens that the draft model lacks, and sample each first draft token."""
+        """Compute the keys and values that the draft model lacks, and sample the first drafts."""
         start = [self._num_valid_tokens(request.state) for request in draft_requests]
         while behind := [
             i for i, request in enumerate(draft_requests) if start[i] < request.state.num_tokens
@@ -218,5 +218,5 @@ def load_draft(
         logits_self_test.verify(loaded, choice.forward, small, expected, *dtypes)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error
-    layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""
+    layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
     return LoadedDraft(choice.forward, expected.shapes, f"{directory.name}{layers}")

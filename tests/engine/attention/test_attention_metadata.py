@@ -58,7 +58,7 @@ def test_another_batch_is_built_anew(plan, name):
     changes = {"tables": tables, "starts": (0, 2, 3), "lengths": (20, 0)}
     first = plan()
     if name == "lengths":
-        with pytest.raises(ValueError, match=r"seq_lens\[1\] is 0, less than the 1 query tokens"):
+        with pytest.raises(ValueError, match=r"seq_lens\[1\] is 0, less than .* which is 1"):
             plan(changes[name])
         return
     second = plan(**{name: changes[name]})

@@ -43,7 +43,10 @@ class PaddedGridResolver(Resolver):
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide the unit by the Q-blocks of the longest query. The kernel detects surplus."""
+        """Divide the unit by the number of Q-blocks of the longest query.
+
+        The kernel itself detects a surplus Q-block.
+        """
         return unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0
 
     @staticmethod

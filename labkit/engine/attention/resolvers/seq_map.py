@@ -89,7 +89,9 @@ class SeqMapResolver(Resolver):
 
 
 class UserResolver(SeqMapResolver):
-    """A user's class with ``name`` and ``maps(cu_seqlens_q, total_q, bq)``.
+    """A resolver that gets its maps from a user's class.
+
+    The class has an attribute ``name`` and a method ``maps(cu_seqlens_q, total_q, bq)``.
 
     Parameters
     ----------
