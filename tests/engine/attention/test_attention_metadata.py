@@ -79,7 +79,7 @@ def test_a_table_with_ids_beyond_the_pools_is_never_advanced(plan):
     tables[0, 2] = 99  # sequence 0 needs two blocks yet
     plan(tables=tables)
     plan((21, 41), tables=tables)
-    with pytest.raises(ValueError, match="block id 99, but the pools have"):
+    with pytest.raises(ValueError, match="block id 99; ids must be below"):
         plan((33, 41), tables=tables)
 
 

@@ -79,7 +79,7 @@ def test_unused_blocks_may_hold_anything(make_batch, backend):
 
 OPERANDS = [
     ({"q": lambda a: a[:3]}, r"q must have shape \[total_q=4"),
-    ({"k_pool": lambda a: a[:, :8]}, "k_pool and v_pool must have the same shape"),
+    ({"k_pool": lambda a: a[:, :8]}, "k_pool and v_pool must have the shape"),
     (
         {"k_pool": lambda a: a.astype(np.float16)},
         "must have the same dtype, not float16 and float32",
@@ -148,7 +148,7 @@ def test_unequal_widths_are_refused_by_fused_kernels(backend):
     if backend == BACKENDS["reference"]:
         owner.bind(0, scale=1.0, heads=4)
         return
-    with pytest.raises(ValueError, match=r"keys of 64 and values of 32 .*backend=gather$"):
+    with pytest.raises(ValueError, match=r"keys have 64 and values 32 .*backend=gather$"):
         owner.bind(0, scale=1.0, heads=4)
 
 
