@@ -81,7 +81,7 @@ class LayerCache:
         if window_size not in (None, self.window):
             raise EngineError(
                 f"the model masks a window of {window_size} keys, but its cache has a window of "
-                f"{'all' if self.window is None else self.window} keys"
+                f"{'all' if self.window is None else self.window} keys; set engine=mlx_lm"
             )
         return None
 

@@ -85,7 +85,8 @@ class CpuBackend(PagedBackend):
         if self._switches.split_kv != "off" and TILE_KEYS % layer.block_size:
             raise ValueError(
                 f"block size {layer.block_size}: must divide {TILE_KEYS}, because split_kv="
-                f"{self._switches.split_kv} splits the keys at multiples of {TILE_KEYS}"
+                f"{self._switches.split_kv} splits the keys at multiples of {TILE_KEYS}; set "
+                "split_kv=off"
             )
 
     def forward(

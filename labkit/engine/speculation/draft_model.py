@@ -211,6 +211,7 @@ def load_draft(
         if vocab != target_vocab:
             raise EngineError(
                 f"the draft model's vocabulary has {vocab} ids, but the model's has {target_vocab}"
+                "; choose a draft model with the same vocabulary"
             )
         shapes = target.shapes + expected.shapes
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
