@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     seq_lens: Ints  # [num_seqs], context including the new tokens
     block_tables: Ints  # [num_seqs, max_blocks], padded with 0
     logit_rows: Ints  # packed rows whose logits are computed
-    sampling: tuple[RequestState, ...]  # the request of each row in ``logit_rows``
+    sampling: tuple[RequestState, ...]  # the requests of the first rows in ``logit_rows``
     prefill_tokens: int
     # Row and request id of every token that the step in flight will sample.
     placeholders: tuple[tuple[int, str], ...] = ()

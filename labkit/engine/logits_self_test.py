@@ -145,7 +145,7 @@ class ExpectedLogitsCache:
             known = self._logits.pop(key, None)
         expected = compute() if known is None else known
         with self._lock:
-            self._logits[key] = expected  # at the end: the first is the one used longest ago
+            self._logits[key] = expected  # at the end: the first is the least recently used
             while len(self._logits) > self._max_models:
                 del self._logits[next(iter(self._logits))]
         return expected

@@ -279,7 +279,7 @@ class Scheduler:
             return None
         self._waiting.remove(state)
         state.num_computed_tokens, state.num_reserved_tokens = num_cached, num_tokens
-        if not state.num_preemptions:  # after it, the cache may have the request's own tokens
+        if not state.num_preemptions:  # otherwise the cache may have the request's own tokens
             state.num_cached_tokens = num_cached
         state.status = RequestStatus.running
         self._running[state.request_id] = state
