@@ -127,7 +127,7 @@ def _emit_header(
 
 
 class QuantizedRows(NamedTuple):
-    """Activations in groups: int8 [M, groups, group size], and float32 [M, groups] each."""
+    """Quantised rows: ``integers`` [M, groups, group size], ``scales``, ``sums`` [M, groups]."""
 
     integers: NDArray[np.int8]
     scales: NDArray[np.float32]

@@ -25,7 +25,7 @@ class Registers:
     converts_float16: bool
 
     def tile_rows(self, vectors: int, max_rows: int) -> int:
-        """Return the rows of a register tile whose rows are ``vectors`` vectors: 1 to ``max_rows``.
+        """Return how many rows of ``vectors`` vectors a register tile can have: 1 to ``max_rows``.
 
         Registers are also needed for one row of operands and one factor.
         """

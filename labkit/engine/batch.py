@@ -23,8 +23,8 @@ class Batch(NamedTuple):
     cu_seqlens_q: Ints  # [num_seqs + 1], prefix sums of the query lengths
     seq_lens: Ints  # [num_seqs], context including the new tokens
     block_tables: Ints  # [num_seqs, max_blocks], padded with 0
-    logit_rows: Ints  # packed rows after which a token is sampled
-    sampling: tuple[RequestState, ...]  # the request of each row in ``logit_rows``
+    logit_rows: Ints  # packed rows whose logits are computed
+    sampling: tuple[RequestState, ...]  # the requests of the first rows in ``logit_rows``
     prefill_tokens: int
     # Row and request id of every token that the step in flight will sample.
     placeholders: tuple[tuple[int, str], ...] = ()

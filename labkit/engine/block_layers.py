@@ -1,9 +1,9 @@
-"""Layers of MLX modules whose matrix is in a block format of GGUF (``cpu.block_formats``).
+"""Layers of an MLX model with a matrix in a block format of GGUF (``cpu.block_formats``).
 
-MLX has no product with such a matrix. So these layers only hold it: a forward on NumPy arrays reads
-it as it lies, and every other forward gets layers of MLX with the same numbers (``mlx_layer``).
-Q4_K and Q5_K have an exact counterpart in MLX's affine quantisation, with scales in float32. The
-others are widened to float32.
+MLX cannot multiply by such a matrix. So these layers only store it. A forward on NumPy arrays reads
+the blocks directly. For every other forward, ``mlx_layer`` converts the layer to an MLX layer with
+the same numbers. Q4_K and Q5_K have an exact counterpart in MLX's affine quantisation, with scales
+in float32. The other formats are converted to float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Parts = Mapping[str, mx.array]
 
 
 class BlockLayer(nn.Module):  # type: ignore[misc]
-    """A layer with a matrix [rows, columns] in the block format ``mode``, to be loaded."""
+    """A layer with a matrix [rows, columns] in the block format ``mode``, zeros until loaded."""
 
     def __init__(self, rows: int, columns: int, mode: str) -> None:
         super().__init__()
@@ -40,17 +40,17 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
 
     @property
     def parts(self) -> Parts:
-        """The codes (``weight``) and the arrays of scales."""
+        """By name, the codes (``weight``) and the arrays of scales."""
         return {name: self[name] for name in part_names(self.mode)}
 
     def arrays(self) -> BlockArrays:
-        """Return the matrix as views of MLX's arrays."""
+        """Return the matrix as NumPy views of the layer's MLX arrays."""
         scales = {name: np.asarray(part) for name, part in self.parts.items()}
         return BlockArrays(self.mode, scales.pop("weight"), scales)
 
     def __call__(self, x: Any) -> Any:
-        """Refuse the call."""
-        raise TypeError(f"MLX has no product with {self.mode}: call mlx_layer() first")
+        """Raise ``TypeError``, because MLX cannot multiply by the matrix."""
+        raise TypeError(f"MLX cannot multiply by a {self.mode} matrix: call mlx_layer() first")
 
 
 class BlockLinear(BlockLayer):
@@ -72,7 +72,7 @@ class BlockEmbedding(BlockLayer):
 
 
 def block_layer(layer: Any, mode: str) -> BlockLayer:
-    """Return a layer like ``layer`` in a block format, whose weights are yet to be loaded.
+    """Return a layer like ``layer`` in a block format. Its weights must be loaded afterwards.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def part_names(mode: str) -> tuple[str, ...]:
 
 
 def dequantized(parts: Parts, mode: str) -> mx.array:
-    """Return a matrix, or a stack of them, as a lazy float32 array [..., K]."""
+    """Return a matrix, or a stack of matrices, dequantized: a lazy float32 array [..., K]."""
     layout = BLOCK_FORMATS[mode]
     codes = _codes(parts["weight"], layout)
     if layout.table:
@@ -117,7 +117,7 @@ def _codes(words: mx.array, layout: BlockFormat) -> mx.array:
 
 
 def _final_scales(parts: Parts, layout: BlockFormat) -> tuple[mx.array, mx.array | None]:
-    """Return the final scale of every group and, if the format has them, its minimum."""
+    """Return the scale of every group, and its minimum (None: the format has no minimums)."""
     scales, minimums = parts["scales"], parts.get("mins")
     if layout.scales == "pairs":
         scales, minimums = scales & 0x0F, scales >> 4
@@ -133,7 +133,7 @@ def _final_scales(parts: Parts, layout: BlockFormat) -> tuple[mx.array, mx.array
 
 
 def mlx_weights(parts: Parts, mode: str) -> dict[str, mx.array]:
-    """Return the same numbers as arrays of an MLX layer: affine integers, or float32."""
+    """Return the matrix as the weights of an MLX layer: affine-quantised, or float32."""
     if mode not in AFFINE_FORMATS:
         return {"weight": dequantized(parts, mode)}
     scales, minimums = _final_scales(parts, BLOCK_FORMATS[mode])
@@ -149,7 +149,7 @@ def mlx_quantization(mode: str) -> dict[str, Any] | None:
 
 
 def mlx_layer(layer: BlockLayer) -> Any:
-    """Return MLX's layer with the numbers of a block layer."""
+    """Convert a block layer to an MLX layer with the same numbers."""
     rows, depth = layer["weight"].shape[0], layer["weight"].shape[1] * WORD_BITS // layer.bits
     plain: Any
     if isinstance(layer, BlockEmbedding):
@@ -166,7 +166,7 @@ def mlx_layer(layer: BlockLayer) -> Any:
 
 
 def with_mlx_weights(weights: Parts, path: str, mode: str) -> dict[str, mx.array]:
-    """Return a model's weights in which those of the layer at ``path`` are ``mlx_weights``."""
+    """Return a model's weights, with ``mlx_weights`` applied to the layer at ``path``."""
     parts = {name: weights[f"{path}.{name}"] for name in part_names(mode)}
     others = {key: value for key, value in weights.items() if key not in _keys(path, parts)}
     own = mlx_weights(parts, mode)

@@ -70,7 +70,7 @@ class BlockPool:
             Fewer than ``count`` blocks are free. Nothing was allocated.
         """
         if not 0 <= count <= len(self._free):
-            raise ValueError(f"allocate({count}): only {len(self._free)} blocks are free")
+            raise ValueError(f"allocate({count}): the number of free blocks is {len(self._free)}")
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._ref_cnt[block] = 1

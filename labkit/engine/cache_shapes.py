@@ -17,10 +17,10 @@ from labkit.engine.rebound_model_modules import import_plain
 
 @dataclass(frozen=True, slots=True)
 class MixerSpec:
-    """A module of a model that reads and writes a state.
+    """A module in a model. It reads and writes a recurrent or convolution state.
 
-    ``path`` is its place in the model, as in the names of parameters. ``entries`` are the entries
-    of the layer's state cache that it uses, in ascending order.
+    ``path`` is the module's path in the model, as in the names of parameters. ``entries`` are the
+    indices of the arrays in the layer's state cache that the module uses, in ascending order.
     """
 
     path: str
@@ -72,7 +72,7 @@ def cache_shapes(loaded: LoadedModel) -> CacheShapes:
     attention = [recorder.shape for recorder in recorders.attention]
     shapes = tuple(shape for shape in attention if shape is not None)
     if None in states or len(shapes) != len(attention):
-        raise EngineError(f"{where}: a layer does not use its cache")
+        raise EngineError(f"{where}: a layer does not use its cache; set engine=mlx_lm")
     if states and run() != states:
         raise EngineError(f"{where}: a layer's state grows with the sequence; set engine=mlx_lm")
     known = tuple(state for state in states if state is not None)
@@ -98,7 +98,7 @@ def _find_mixers(loaded: LoadedModel, recorders: CacheRecorders) -> tuple[MixerS
 
 
 class CacheRecorders:
-    """A recorder in place of every cache of a model."""
+    """A recorder for each cache of a model, to be passed in place of the caches."""
 
     def __init__(self, specs: Sequence[CacheSpec]) -> None:
         self.attention: list[ShapeRecorder] = []
@@ -119,8 +119,9 @@ class CacheRecorders:
 class StateRecorder:
     """Records the shapes of a layer's state, and the modules whose code uses it.
 
-    ``cache`` is an mlx_lm ``ArraysCache``, because some models check the class. ``uses`` has the
-    module and the entry of each access, where the module is the object whose method made it.
+    ``cache`` is an mlx_lm ``ArraysCache``, because some models check the class. ``uses`` has a pair
+    (module, index of the array) for each access to the cache. The module is the object whose method
+    made the access.
     """
 
     def __init__(self, num_arrays: int) -> None:
@@ -188,5 +189,5 @@ class ShapeRecorder:
             self.shape = KVShape(self.shape.num_kv_heads, key_dim, int(latents.shape[3]), True)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the last arrays, for a layer that shares them."""
+        """Return the arrays recorded last, for a layer that reads the cache of another layer."""
         return self._cached

@@ -20,8 +20,8 @@ from labkit.machine.macos import has_metal
 
 # Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Bits per element of quantised keys and values: of the integer, and one for the scale and the bias
-# (64 bits) of each group of 64.
+# Bits per element of quantised keys and values: those of the integer, plus one, because the scale
+# and the bias of each group of 64 elements have 64 bits.
 QUANTIZED_KV_BITS = {"int8": 9, "int4": 5}
 # The backends that call MLX's attention. With them the model runs on MLX's default device.
 MLX_BACKENDS = ("gather", "sdpa")
@@ -134,7 +134,7 @@ def cast_parameters(
 
 
 def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
-    """Return the bytes of an MLX model's weights by dtype, or as ``quantised``."""
+    """Return the bytes of an MLX model's weights by dtype, all integers under ``quantised``."""
     from mlx.utils import tree_flatten
 
     total: dict[str, int] = {}

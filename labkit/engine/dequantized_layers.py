@@ -62,12 +62,12 @@ def _dequantized_rows(layer: Any, rows: Any) -> mx.array:
 
 
 def replace_block_layers(model: Any) -> None:
-    """Replace layers in a block format, which MLX cannot run, by MLX's of the same numbers."""
+    """Replace layers in a block format, which MLX cannot run, by MLX layers of equal values."""
     _replace(model, lambda layer: mlx_layer(layer) if isinstance(layer, BlockLayer) else layer)
 
 
 def dequantize_matrices(model: Any) -> None:
-    """Replace every quantised layer by a float32 layer of the same weights."""
+    """Replace every quantised layer by a float32 layer with its dequantised weights."""
     _replace(
         model, lambda layer: _float_layer(layer) if isinstance(layer, QUANTIZED_LAYERS) else layer
     )

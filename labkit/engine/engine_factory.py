@@ -105,7 +105,7 @@ def create_rank(
     Raises
     ------
     EngineError
-        As ``create``.
+        As for ``create``: the model cannot be served with these options.
     """
     preconditions.check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)

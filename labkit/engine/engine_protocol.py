@@ -45,7 +45,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:
-    """Natural log probabilities of a prompt's tokens from the second on, in n = prompt - 1 rows.
+    """Natural log probabilities of a prompt's second and later tokens (n = prompt tokens - 1).
 
     Attributes
     ----------
@@ -90,11 +90,12 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent(TokenEvent):
-    """An event of a server's stream, received at ``received`` (on ``time.perf_counter``).
+    """An event of a server's stream. ``received`` is its arrival time on ``time.perf_counter``.
 
-    If the server sends token ids, the event has a token, else a ``text`` (``token=NO_TOKEN``).
-    The last event of a request has neither. It has ``counted``, the number of output tokens, and,
-    if the server sends no ids, ``whole``, the complete text normalised for comparison.
+    If the server sends token ids, the event has a token. Otherwise it has a ``text``, and ``token``
+    is ``NO_TOKEN``. The last event of a request has neither a token nor a text. Its ``counted`` is
+    the number of output tokens. If the server sends no ids, its ``whole`` is the complete text,
+    normalised for comparison.
     """
 
     received: float = 0.0
@@ -223,7 +224,7 @@ class Remote(Protocol):
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
         """Prepare to send these requests, at most ``streams`` at a time.
 
-        This measures what the requests cost in the client, without the engine.
+        This also measures how much time the requests cost in the client alone.
         """
 
     def process_memory(self) -> dict[str, float]:

@@ -25,8 +25,9 @@ class Tokenizer(Protocol):
 class IncrementalDetokenizer:
     """Decodes a growing list of ids. An incomplete character at the end is held back.
 
-    For each new id, a window of the last ids is decoded again. It has the ids since the text was
-    last complete and some ids before them, because a decoder may treat the first id specially.
+    For each new id, a window of the last ids is decoded again. The window contains the ids since
+    the text was last complete and some ids before them, because a decoder may treat the first id
+    specially.
 
     Parameters
     ----------

@@ -80,8 +80,8 @@ class LayerCache:
         """Return None, because the attention backend applies causality and the layer's window."""
         if window_size not in (None, self.window):
             raise EngineError(
-                f"the model masks a window of {window_size} keys, but its cache has "
-                f"{'none' if self.window is None else self.window}"
+                f"the model masks a window of {window_size} keys, but its cache has a window of "
+                f"{'all' if self.window is None else self.window} keys; set engine=mlx_lm"
             )
         return None
 
@@ -93,7 +93,7 @@ class LayerCache:
     def keys_and_values(self) -> tuple[KVHandle, ValueHandle]:
         """Return the last handles, for a layer that shares this layer's keys and values."""
         if self._handle is None:
-            raise EngineError("a layer shares the keys of another layer that has none yet")
+            raise EngineError("a layer uses the keys of another layer before they are computed")
         return self._handle, self._handle.value_handle
 
     def bind(self, scale: float, heads: int, softcap: float | None, sinks: Any) -> None:
@@ -119,12 +119,13 @@ class LayerCache:
 class KVHandle:
     """New keys and values of one layer. The first ``attend`` writes them to the KV memory.
 
-    Latent attention caches, per token, a latent as the key, and the rotary part of the keys, shared
-    by all heads, as the value. mlx_lm's code for one token computes the scores of the rotary parts,
-    then calls ``scaled_dot_product_attention`` with the latents as keys *and* values, and those
-    scores as the mask. Here the rotary parts are a ``ValueHandle``, whose scores are the rotary
-    queries themselves. ``attend`` appends them to the queries and the rotary part to the latent, so
-    that the KV memory holds one key per token, whose first part is the value.
+    With latent attention, mlx_lm caches two arrays per token: the latent as the key, and the rotary
+    part of the key, which all heads share, as the value. Its code for one token computes the scores
+    of the rotary parts. It then calls ``scaled_dot_product_attention`` with the latents as keys
+    *and* values, and with these scores as the mask. Here the rotary parts are a ``ValueHandle``.
+    Multiplied by the rotary queries, it returns the queries instead of scores. ``attend`` appends
+    these rotary queries to the queries, and the rotary part to the latent. So the KV memory holds
+    one key per token, and the first part of the key is the value.
     """
 
     __slots__ = ("_dims", "cache", "keys", "value_handle", "values")
@@ -143,7 +144,7 @@ class KVHandle:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Tokens, KV heads, the number of keys that each token sees (an array [T]), and dimension.
+        """(tokens, KV heads, number of keys that each token sees: an array [T], head dimension).
 
         A layer that shares the keys of another computes its offset from the number of keys.
         """
@@ -202,7 +203,7 @@ class ValueHandle:
         self._dim = values.shape[3]
 
     def swapaxes(self, _a: int, _b: int) -> Any:
-        """Return an identity matrix, so that the scores of the rotary parts are their queries."""
+        """Return an identity: the product with it leaves the rotary queries unchanged."""
         if isinstance(self.dtype, np.dtype):
             return self
         import mlx.core as mx
@@ -214,7 +215,7 @@ class ValueHandle:
 
 
 def concatenate(first: Any, second: Any) -> Any:
-    """Return two arrays of one kind as one, along the last axis."""
+    """Concatenate two arrays, both of NumPy or both of MLX, along the last axis."""
     if isinstance(first, np.ndarray):
         return np.concatenate((first, second), axis=-1)
     import mlx.core as mx

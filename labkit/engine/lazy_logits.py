@@ -38,7 +38,7 @@ class DeviceLogits:
         return [self._best, self._margins]
 
     def greedy(self) -> tuple[list[int], list[float]]:
-        """Return each row's best token, and its lead over the second (NaN if the row has a NaN)."""
+        """Return each row's best token and its margin (NaN for a row with a NaN)."""
         return np.asarray(self._best).tolist(), np.asarray(self._margins).tolist()
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class GreedyLogits:
         self._margins = margins
 
     def greedy(self) -> tuple[list[int], list[float]]:
-        """Return each row's best token, and its lead over the second (NaN if the row has a NaN)."""
+        """Return each row's best token and its margin (NaN for a row with a NaN)."""
         return self._best, self._margins
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ class TextScore:
 
 
 def _model_directory(path: Path) -> Path:
-    """Return the directory of a model, which for a GGUF file is that of its conversion."""
+    """Return a model's directory. A GGUF file is converted first, if it was not before."""
     if path.suffix.lower() != ".gguf" and not path.is_file():
         return path
     from labkit.models.model_directory import find_model
@@ -77,11 +77,11 @@ class LLM:
         The options of ``labkit.config.Engine``, with or without their group: ``block_size`` or
         ``kv_block_size`` is ``engine.kv.block_size``, and ``parallel_size`` is
         ``engine.parallel.size``, whose ranks are started and ended with the ``LLM``. ``dtype`` is
-        ``engine.dtype``; ``engine.kv.dtype`` must be written ``kv_dtype``, because a last name
-        that two options share means the one outside any group. ``name`` and the group ``server``
-        are not accepted. Neither are ``blas``, ``threads``, ``memory_limit`` and the group
-        ``mlx``, because they must be set before MLX and numba are imported (``labkit.machine``,
-        ``NUMBA_NUM_THREADS``, MLX's own variables).
+        ``engine.dtype``; write ``kv_dtype`` for ``engine.kv.dtype``, because ``dtype`` alone means
+        the option outside any group. ``name`` and the group ``server`` are not accepted. Neither
+        are ``blas``, ``threads``, ``memory_limit`` and the group ``mlx``, because they must be set
+        before MLX and numba are imported (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own
+        variables).
 
     Raises
     ------
@@ -166,19 +166,20 @@ class LLM:
 
         ``texts`` are texts or lists of token ids. A text is scored as it is: no token is put before
         it, so its first token has no log probability. ``top`` is the number of likeliest tokens to
-        return per position. Nothing is taken from the prefix cache.
+        return per position. The prefix cache is not used.
 
         Raises
         ------
         EngineError
-            A text has less than two tokens, or the engine cannot serve it.
+            A text has fewer than two tokens, or the engine cannot serve it.
         """
         params = SamplingParams(prompt_logprobs=top, max_tokens=1, ignore_eos=True)
         scores = []
         for index, output in enumerate(self.generate(texts, params)):
             if len(output.prompt_token_ids) < 2:
                 raise EngineError(
-                    f"text {index}: {len(output.prompt_token_ids)} tokens; a score needs 2 or more"
+                    f"text {index}: a score needs 2 or more tokens, not "
+                    f"{len(output.prompt_token_ids)}"
                 )
             if output.prompt_logprobs is None:
                 raise EngineError(f"text {index}: {output.error}")

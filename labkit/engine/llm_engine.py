@@ -172,7 +172,7 @@ class LLMEngine:
     def counters(self) -> dict[str, float]:
         """Return the counters of steps, tokens, blocks, prefixes, requests and time.
 
-        ``device_ms`` is the time of the forwards, ``host_ms`` the time of the steps without the
+        ``device_ms`` is the time of the forwards. ``host_ms`` is the time of the steps minus the
         time in which the host waited for a forward.
         """
         values = dict.fromkeys(ALWAYS_COUNTED, 0.0)
@@ -206,7 +206,7 @@ class LLMEngine:
 
 
 def _check_scored_ids(request: Request, vocab_size: int) -> None:
-    """Raise ``EngineError`` unless ``prompt_logprob_ids`` has a row of ids per prompt row."""
+    """Raise ``EngineError`` unless ``prompt_logprob_ids`` is None or a valid [rows, m] array."""
     ids, rows = request.params.prompt_logprob_ids, len(request.prompt_token_ids) - 1
     if ids is None:
         return

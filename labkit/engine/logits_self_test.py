@@ -85,7 +85,7 @@ class ExpectedLogits:
 def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     """Compute the expected logits with the plain model, before its parts are replaced.
 
-    Weights stored in less than float32 are dequantised layer by layer meanwhile.
+    Meanwhile, weights narrower than float32 are converted to float32 whenever a layer uses them.
 
     Raises
     ------
@@ -145,7 +145,7 @@ class ExpectedLogitsCache:
             known = self._logits.pop(key, None)
         expected = compute() if known is None else known
         with self._lock:
-            self._logits[key] = expected  # at the end: the first is the one used longest ago
+            self._logits[key] = expected  # at the end: the first is the least recently used
             while len(self._logits) > self._max_models:
                 del self._logits[next(iter(self._logits))]
         return expected
@@ -202,8 +202,9 @@ def verify(
 ) -> float:
     """Compare the forward's logits with the expected ones.
 
-    ``kv_cache`` must have room for the test sequences. ``dtypes`` are the types of its keys and
-    values and of the activations, as far as they are not that of the expected logits.
+    ``kv_cache`` must have room for the test sequences. ``dtypes`` are the types of the cache's keys
+    and values and of the activations. The narrowest of these and of the model's own dtype decides
+    the tolerance.
 
     Returns
     -------
@@ -233,7 +234,7 @@ def verify(
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of a failed forward: mlx_lm's source line if it raised, else the message.
+    """Return why a forward failed: the line of mlx_lm that raised, or else the error's message.
 
     MLX's own messages only list the argument types of the function that was called.
     """
@@ -296,7 +297,7 @@ def require_batch_invariance(
     if forward.name == "mlx" and options.blas is config.Blas.openblas:
         raise EngineError(
             "engine.batch_invariant=true: this model runs on MLX, whose OpenBLAS products change "
-            "with the number of rows; set engine.blas=stock, or leave it false"
+            "with the number of rows; set engine.blas=stock or engine.batch_invariant=false"
         )
     first, second = map(len, expected.sequences)
     whole = replace(expected, steps=((first, 0), (0, second)))
@@ -309,7 +310,7 @@ def require_batch_invariance(
         if not np.array_equal(rows, reference):
             raise EngineError(
                 "engine.batch_invariant=true: a token's logits change with the batch "
-                f"({forward.name} forward); leave it false"
+                f"({forward.name} forward); set engine.batch_invariant=false"
             )
 
 

@@ -1,8 +1,9 @@
 """A model directory that stock mlx_lm can load: the model's own, or a copy without block formats.
 
-mlx_lm's loader has no block formats of GGUF (``cpu.block_formats``). In the copy, Q4_K and Q5_K are
-affine integers of MLX with float32 scales, and the others are widened to float32. So the numbers
-are the same. The process that plans a study makes the copy too, so MLX is not imported.
+mlx_lm cannot load the block formats of GGUF (``cpu.block_formats``). The copy stores the same
+numbers in formats that it can load: Q4_K and Q5_K as affine integers of MLX with float32 scales,
+the other formats as float32. This module does not import MLX, because the process that plans a
+study may make the copy.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _write_copy(
 
 
 def _widened(weights: Weights, modes: dict[str, str]) -> Weights:
-    """Return a file's weights with those in a block format replaced."""
+    """Return a file's weights, with those in a block format converted for mlx_lm."""
     result = {
         name: array for name, array in weights.items() if name.rpartition(".")[0] not in modes
     }
@@ -85,7 +86,7 @@ def _widened(weights: Weights, modes: dict[str, str]) -> Weights:
 
 
 def _mlx_parts(parts: Weights, mode: str) -> Weights:
-    """Return the arrays of a layer of MLX. Matrices may be stacked: [experts, N, K]."""
+    """Convert a block layer's matrix, or a stack [experts, N, K], to arrays of an MLX layer."""
     from labkit.cpu.block_arrays import BlockArrays
 
     layout = BLOCK_FORMATS[mode]

@@ -51,7 +51,7 @@ class LoadedModel:
     model_type
         ``model_type`` of config.json.
     caches
-        What each cached layer caches.
+        What each layer with a cache stores in it.
     eos_token_ids
         Token ids that end a request.
     matrix_storage
@@ -69,14 +69,14 @@ class LoadedModel:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer with keys and values in tokens, or None."""
+        """The sliding window in tokens (None: no window) of each layer with keys and values."""
         specs = leaves(self.caches)
         return tuple(spec.window for spec in specs if isinstance(spec, AttentionSpec))
 
 
 @functools.cache
 def _modules() -> ModuleLoader:
-    """Return mlx_lm's model modules, whose attention calls ``KVHandle.attend``.
+    """Return the loader of mlx_lm's model modules. Their attention calls ``KVHandle.attend``.
 
     Keys that are not a ``KVHandle`` are passed to mlx_lm's own function, so a model also runs with
     mlx_lm's caches. The modules have no state, so any number of engines share them. They are never
@@ -243,8 +243,8 @@ def _layer_index(name: str) -> int:
 def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> dict[str, Any]:
     """Replace each layer that has quantised weights by its quantised class.
 
-    Returns the weights that these layers load. Stacked matrices of experts in a block format become
-    those of MLX's layers, because no other layer has one matrix per expert.
+    Returns the weights that these layers load. Stacked matrices of experts in a block format are
+    converted for MLX's layers, because there is no block layer with a matrix per expert.
     """
     import mlx.nn as nn
     from mlx.utils import tree_map_with_path
@@ -283,10 +283,10 @@ def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any])
 
 
 def _inferred_quantization(path: str, layer: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Return bits, group size and mode of a layer without an entry, from its arrays' shapes.
+    """Infer a layer's bits, group size and mode from its arrays, if config.json has no entry.
 
-    Only the mode ``affine`` has scales in floating point. Each other mode has one pair of bits and
-    group size.
+    Only the mode ``affine`` has scales in floating point. Each other mode has a fixed number of
+    bits and a fixed group size.
     """
     import mlx.core as mx
 
@@ -295,7 +295,7 @@ def _inferred_quantization(path: str, layer: Any, weights: dict[str, Any]) -> di
     modes = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
     if scales.dtype == mx.uint8 and pair not in modes:
         raise EngineError(
-            f"layer {path} has {pair[0]} bits in groups of {pair[1]}, which no mode has"
+            f"layer {path} has {pair[0]} bits in groups of {pair[1]}; no mode of MLX has these"
         )
     mode = modes[pair] if scales.dtype == mx.uint8 else "affine"
     entry = {"bits": pair[0], "group_size": pair[1], "mode": mode}
@@ -308,7 +308,7 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     Raises
     ------
     EngineError
-        The cache is not one of ``PLAIN_CACHES``, a state, or a list of a state and others.
+        The cache is of another kind than ``PLAIN_CACHES``, a state, or a list with a state.
     """
     class_name = type(cache).__name__
     if class_name == "ArraysCache":
@@ -320,12 +320,12 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     if class_name not in PLAIN_CACHES:
         raise EngineError(
             f"model_type={model_type}: its layers cache {class_name}, not one key and one "
-            "value per token; engine=paged cannot hold that"
+            "value per token; engine=paged cannot hold that, so set engine=mlx_lm"
         )
     if getattr(cache, "keep", 0):
         raise EngineError(
             f"model_type={model_type}: its sliding windows always keep the first {cache.keep} "
-            "tokens, which engine=paged cannot do"
+            "tokens, which engine=paged cannot do; set engine=mlx_lm"
         )
     return AttentionSpec(int(cache.max_size) if class_name == "RotatingKVCache" else None)
 

@@ -1,7 +1,7 @@
 """Replacements for the parts of mlx_lm's models that do not run over packed tokens.
 
 Such code computes attention without ``scaled_dot_product_attention``, or reads the offset of the
-cache as one number. Called with mlx_lm's own caches, the replaced code runs unchanged.
+cache as one number. With mlx_lm's own caches, a replacement calls the original code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Override = Callable[[Any], Any]
 
 
 def softcapped_attention(original: Any) -> Any:
-    """Replace an attention that applies ``attn_logit_softcapping`` to its logits by hand."""
+    """Replace an attention that applies ``attn_logit_softcapping`` in its own code."""
 
     def attend(self: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
         if not takes_packed_tokens(cache):
@@ -44,7 +44,7 @@ def tiled_attention(original: Any) -> Any:
         queries, keys, values = map(_split_heads, projected, numbers)
         queries, keys = (self.rotary_emb(array, offset=cache.offset) for array in (queries, keys))
         keys, values = cache.update_and_fetch(keys, values)
-        # Elsewhere the query heads of a KV head are adjacent.
+        # labkit's attention expects the query heads of a KV head to be adjacent.
         out = keys.attend(_regroup(queries, self.k_num_heads), values, self.scale, None, None)
         return self.o_proj(_join_heads(_regroup(out, self.q_num_heads // self.k_num_heads)))
 
@@ -58,12 +58,12 @@ def _regroup(array: Any, inner: int) -> Any:
 
 
 def _split_heads(array: Any, num_heads: int) -> Any:
-    """Return [T, 1, heads * dim] as [T, heads, 1, dim]."""
+    """Reshape [T, 1, heads * dim] to [T, heads, 1, dim]."""
     return array.reshape(array.shape[0], 1, num_heads, -1).transpose(0, 2, 1, 3)
 
 
 def _join_heads(array: Any) -> Any:
-    """Return [T, heads, 1, dim] as [T, 1, heads * dim]."""
+    """Reshape [T, heads, 1, dim] to [T, 1, heads * dim]."""
     return array.transpose(0, 2, 1, 3).reshape(array.shape[0], 1, -1)
 
 

@@ -258,7 +258,7 @@ def choose_forward(
     Raises
     ------
     EngineError
-        ``activations`` is ``int8``, and the model cannot be multiplied by such activations.
+        ``activations`` is ``int8``, and no weights of the model can be multiplied by int8.
     """
     conversion = _convert_to_numpy(loaded, device, activations, mixers)
     if activations is Activations.int8:
@@ -279,7 +279,7 @@ def choose_forward(
 
 
 def _require_int8(loaded: LoadedModel, conversion: Conversion) -> None:
-    """Raise ``EngineError`` unless labkit's kernels multiply quantised weights of the model."""
+    """Raise ``EngineError`` unless labkit's kernels multiply some weights by int8 activations."""
     if conversion.ok and "int8" in conversion.activations:
         return
     reason = conversion.reason and f"the model runs on MLX ({conversion.reason})"
@@ -300,7 +300,7 @@ def _convert_to_numpy(
         return Conversion("its recurrent layers call MLX's functions on activations")
     if device is not Device.cpu:
         where = f"engine.attention.device={device.value}"
-        return Conversion(f"{where}: the model runs where its attention does")
+        return Conversion(f"{where}: the model runs on the device of its attention")
     try:
         return convert(
             loaded.model,

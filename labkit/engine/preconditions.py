@@ -45,5 +45,5 @@ def require_wired_collector(budget: config.Budget) -> None:
     reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
     if reason is None:
         return
-    hint = "" if machine.wired is not None else "; engine.budget.machine simulates a Mac's"
+    hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
     raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")

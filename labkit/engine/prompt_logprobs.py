@@ -1,7 +1,7 @@
 """Log probabilities of a prompt's tokens, computed from the logits of the steps that prefill it.
 
 Row i of a prompt gives the log probabilities of token i + 1. The scheduler limits the rows that one
-step scores to ``MAX_SCORED_ROWS``, so the logits of a long prompt never exist at once.
+step scores to ``MAX_SCORED_ROWS``, so the logits of a long prompt are never all in memory at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from labkit.engine.engine_protocol import InvalidLogitsError, PromptLogprobs
 from labkit.engine.lazy_logits import Logits, Rows
 from labkit.engine.request import ScoredRows
 
-# Rows per pass, so that the temporary arrays of [rows, vocabulary] stay in the cache's reach.
+# Rows per pass, so that the temporary arrays [rows, vocabulary] fit the CPU's cache.
 ROWS_PER_PASS = 32
 
 
@@ -34,7 +34,8 @@ def score_step(
 ) -> dict[str, ScoredPart]:
     """Return the log probabilities of the prompt tokens that a step scores, by request id.
 
-    ``logits`` has ``num_sampling`` rows that sample, then the rows of ``scored`` in their order.
+    ``logits`` begins with the ``num_sampling`` rows from which tokens are sampled. The rows of
+    ``scored`` follow in order.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def _top_ids(logits: Rows, count: int) -> NDArray[np.int32]:
     if count == 1:
         best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         return best[:, None]
-    # The bound has more candidates than ``count`` only where logits are equal.
+    # The bound has more candidates than ``count`` only if logits are equal.
     bounds = np.partition(logits, -count, axis=1)[:, -count]
     result = np.empty((len(logits), count), np.int32)
     for row, (values, bound) in enumerate(zip(logits, bounds, strict=True)):
@@ -133,7 +134,7 @@ def _top_ids(logits: Rows, count: int) -> NDArray[np.int32]:
 
 
 def concatenate(parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
-    """Return the log probabilities of consecutive parts of a prompt as one."""
+    """Join the log probabilities of consecutive parts of a prompt."""
     return PromptLogprobs(
         np.concatenate([part.tokens for part in parts]),
         np.concatenate([part.top_ids for part in parts]),

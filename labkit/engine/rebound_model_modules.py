@@ -62,7 +62,7 @@ def import_plain(name: str) -> ModuleType:
 
 
 class ModuleLoader:
-    """Loads copies of model modules with rebound names, and the overrides of ``model_overrides``.
+    """Loads copies of model modules with rebound names, and applies ``model_overrides``.
 
     Modules loaded by the same loader import each other's copies, not the originals.
 
@@ -82,7 +82,7 @@ class ModuleLoader:
         self._loaded: dict[str, ModuleType] = {}
 
     def load(self, name: str) -> ModuleType:
-        """Return the loader's copy of a module by its full name. It is executed on first use.
+        """Return the loader's copy of the module ``name`` (in full). It is executed on first use.
 
         Raises
         ------

@@ -65,9 +65,9 @@ class SamplingParams:
     logit_bias
         By token id, a number that is added to its logit.
     logprobs
-        Return the log probability of each sampled token and of the likeliest ``logprobs`` tokens
-        (0 to 20). None: no log probabilities. They are those of the model's own logits, before
-        all of the above.
+        Return the log probability of each sampled token and of the likeliest ``logprobs`` tokens (0
+        to 20). None: no log probabilities. They are computed from the model's own logits, before
+        temperature, filters, penalties and bias are applied.
     prompt_logprobs
         Return the log probability of each prompt token from the second on, and of the likeliest
         ``prompt_logprobs`` tokens at its position (0 or more). None: no log probabilities. Such a
@@ -156,7 +156,7 @@ class SamplingParams:
         for token, value in bias.items():
             if token < 0 or not math.isfinite(value):
                 raise ValueError(
-                    f"logit_bias: {token}: {value}: the id must be 0 or more, the bias finite"
+                    f"logit_bias={{{token}: {value}}}: the id must be 0 or more, the bias finite"
                 )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) and text for text in stop):
@@ -304,7 +304,7 @@ class RequestState:
         return known - self.num_computed_tokens - self.num_in_flight_tokens
 
     def with_output(self, tokens: Sequence[int]) -> RequestState:
-        """Return a copy with ``tokens`` appended, as the sampler needs it after draft tokens."""
+        """Return a copy with ``tokens`` appended, for sampling the token that follows drafts."""
         copy = RequestState(self.request)
         copy.token_ids = [*self.token_ids, *tokens]
         return copy

@@ -75,7 +75,7 @@ class Sampler:
 def _invalid_logits(states: Sequence[RequestState], margins: Sequence[float]) -> InvalidLogitsError:
     pairs = zip(states, margins, strict=False)  # padding has margins too
     names = [state.request_id for state, margin in pairs if math.isnan(margin)]
-    return InvalidLogitsError(f"the logits of request {', '.join(names)} are not finite numbers")
+    return InvalidLogitsError(f"the logits are not finite numbers (request {', '.join(names)})")
 
 
 def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:

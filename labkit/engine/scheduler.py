@@ -203,7 +203,7 @@ class Scheduler:
             self._schedule_chunk(step, Phase.decode, state, step.token_budget)
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
-        """Schedule prompt tokens of running requests, then of requests that it admits."""
+        """Schedule prompt tokens of running requests, then admit requests and schedule theirs."""
         options, start = self._options, step.num_tokens
         left = step.token_budget - start
         budget = scheduling_policies.prefill_budget(
@@ -279,7 +279,7 @@ class Scheduler:
             return None
         self._waiting.remove(state)
         state.num_computed_tokens, state.num_reserved_tokens = num_cached, num_tokens
-        if not state.num_preemptions:  # later the cache may have the request's own tokens
+        if not state.num_preemptions:  # otherwise the cache may have the request's own tokens
             state.num_cached_tokens = num_cached
         state.status = RequestStatus.running
         self._running[state.request_id] = state
@@ -291,7 +291,7 @@ class Scheduler:
         return state
 
     def _count_policies(self, step: StepBuilder) -> None:
-        if all(step.pending):  # order and composition matter only where both phases have work
+        if all(step.pending):  # order and composition matter only if both phases have work
             self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
         if step.num_tokens >= step.token_budget:
@@ -305,8 +305,8 @@ class Scheduler:
     ) -> list[TokenEvent]:
         """Record a step's results and return the events of its tokens.
 
-        Advances each request, caches its full blocks, appends its sampled tokens, and finishes
-        it and frees its memory if a token ends it.
+        Advances each request, caches its full blocks and appends its sampled tokens. If a token
+        ends the request, its memory is freed.
 
         Parameters
         ----------
@@ -421,7 +421,7 @@ def record_scored(state: RequestState, part: ScoredPart) -> None:
     Raises
     ------
     RuntimeError
-        Rows before these are missing.
+        Earlier rows are missing.
     """
     if part.start > state.num_scored_rows:
         raise RuntimeError(

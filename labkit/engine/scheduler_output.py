@@ -48,7 +48,8 @@ class ScheduledChunk:
     def scored_rows(self) -> range:
         """The prompt rows of the chunk whose log probabilities the request wants.
 
-        Row i gives those of prompt token i + 1. Rows recorded before a preemption are left out.
+        Row i gives the log probabilities of prompt token i + 1. Rows recorded before a preemption
+        are left out.
         """
         state = self.state
         if state.request.params.prompt_logprobs is None:
@@ -70,8 +71,9 @@ class ScheduledChunk:
 class SchedulerOutput(NamedTuple):
     """The chunks of one step, decodes first.
 
-    ``drafts`` has the draft tokens by request id. They follow a chunk that samples and are
-    computed with it. Draft tokens that equal the tokens sampled there are accepted.
+    ``drafts`` has the draft tokens by request id. A request's draft tokens follow a chunk that
+    samples, and are computed with the chunk. A draft token is accepted if it equals the token that
+    is sampled for its position.
     """
 
     chunks: tuple[ScheduledChunk, ...]

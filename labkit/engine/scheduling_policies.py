@@ -5,7 +5,7 @@ once, and adds 1 to the counter ``<option>.<value>`` whenever the choice made a 
 have no state.
 
 For example, with ``order=decode_first``, ``composition=mixed`` and ``max_num_batched_tokens=8``, a
-step beside two running decodes has 6 tokens left for prompts.
+step with two running decodes has 6 tokens left for prompts.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ def replace_mixers(model: Any, mixers: Sequence[MixerSpec]) -> None:
 class SegmentMixer(nn.Module):  # type: ignore[misc]
     """A mixer that takes packed tokens and a ``StateCache``.
 
-    Called without a ``StateCache``, it is the mixer itself. ``entries`` are the entries of the
-    cache that the mixer reads and writes. ``takes_cache`` tells it from a feed-forward block.
+    Called without a ``StateCache``, it calls the mixer with the same arguments. ``entries`` are the
+    indices of the arrays in the cache that the mixer reads and writes. The attribute
+    ``takes_cache`` tells ``CompiledBlocks`` that the module is not a feed-forward block.
     """
 
     takes_cache = True
@@ -89,9 +90,9 @@ class SegmentMixer(nn.Module):  # type: ignore[misc]
 class _Cut:
     """Cuts a group's tokens ``[start, stop)`` out of the arguments of a mixer.
 
-    Packed tokens [total_q, 1, ...] become [requests, tokens, ...]. Of positions [total_q] each
-    request's first one is returned. The state cache becomes ``states``. Other arguments are
-    returned unchanged.
+    Packed tokens [total_q, 1, ...] become [requests, tokens, ...]. From positions [total_q], the
+    first position of each request is returned. The state cache becomes ``states``. Other arguments
+    are returned unchanged.
     """
 
     step: StateStep
@@ -110,7 +111,7 @@ class _Cut:
         return self._tokens(value[:, 0]) if value.shape[1] == 1 else value
 
     def _tokens(self, rows: mx.array) -> mx.array:
-        """Return [requests, tokens, ...] of [total_q, ...]."""
+        """Select the group's tokens from [total_q, ...]: [requests, tokens, ...]."""
         group = self.group
         if group.rows is not None:
             return rows[group.rows[:, self.start : self.stop]]

@@ -37,9 +37,9 @@ class PreparedModel:
 
 
 class SharedModels:
-    """The models of engines that never step at the same time.
+    """Loads models, and shares them among engines that never step at the same time.
 
-    With a ``ring``, they are this rank's shards of the models (None: the whole models).
+    With a ``ring``, only this rank's shard of each model is loaded (None: the whole model).
     """
 
     def __init__(self, ring: Ring | None = None) -> None:

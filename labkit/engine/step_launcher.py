@@ -90,7 +90,7 @@ def _raise_closed(_batch: Batch) -> Logits:
 
 
 def _copy_numba_threads() -> Callable[[], None]:
-    """Return a function that sets, in its thread, the caller's number of numba threads."""
+    """Return an initialiser that gives a new thread the caller's number of numba threads."""
     import numba
 
     count = numba.get_num_threads()

@@ -5,7 +5,7 @@ this module runs. While a request is served, a trace only stores references, tim
 block tables. ``StepTrace.report`` builds the values for the record's file afterwards. The file's
 schema is that of :mod:`labkit.records.step_trace_file`.
 
-Times are of these parts of a step, each with its start and its duration:
+A step's times are the start and the duration of each of these parts:
 
     schedule    the scheduler's choice, drafting included
     draft       drafting, a part of ``schedule``; without speculation next to nothing
@@ -15,7 +15,7 @@ Times are of these parts of a step, each with its start and its duration:
                 host has waited for it, so it contains other work of the host
     sample      sampling and the acceptance of drafts. A captured graph of decodes samples greedily
                 within ``forward``
-    update      append, stop, publish and free
+    update      append tokens, end requests, cache full blocks and free memory
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ MAX_CHUNKS = 200_000
 
 @dataclass(slots=True)
 class TracedStep:
-    """What is known of one step.
+    """What a trace records about one step.
 
     Parameters
     ----------
     scheduled
         The scheduler's output, drafts included.
     tables
-        By request: the blocks of a table that is new or has changed, and how many of its first
-        blocks are as before.
+        By request, for a block table that is new or has changed: how many of its first blocks are
+        unchanged, and the ids of the blocks after them.
     released, preempted
         Requests whose blocks were released, or that were preempted, since the previous step.
     lingering
         Finished requests whose rows a static batch computes.
     waiting, free_blocks, evictable_blocks
-        Waiting requests and blocks after scheduling. None: the layout has no blocks.
+        Numbers of waiting requests, free blocks and evictable blocks after scheduling. None: the
+        layout has no blocks.
     reserved_bytes, used_bytes
         KV memory after scheduling, before the step's tokens are computed.
     slots
@@ -89,7 +90,7 @@ class TracedStep:
 
 
 class StepTrace:
-    """The first ``limit`` steps of an engine from now on, and the number of all steps.
+    """A record of an engine's next ``limit`` steps, and a count of all its steps.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ class StepTrace:
     clock
         Returns seconds. It may be read in the thread that runs the model.
     scheduler, cache
-        The engine's. They are only read.
+        The engine's parts. They are only read.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class StepTrace:
         return step
 
     def _changed_tables(self) -> tuple[dict[str, tuple[int, Ints]], list[str]]:
-        """Return the changes of block tables, and the requests without one, since the last step."""
+        """Return the tables that changed since the last step, and the requests that lost theirs."""
         changed, tables = {}, self.cache.tables
         for request_id, table in tables.items():
             before = self._tables.get(request_id)
@@ -183,7 +184,7 @@ class StepTrace:
             self._open[id(batch)] = step
 
     def end(self, pending: PendingStep) -> None:
-        """Close a step. Neither its batch nor its output will be seen again."""
+        """Close a step. Afterwards ``step_of`` does not find its batch or its output."""
         self._open.pop(id(pending.scheduled), None)
         self._open.pop(id(pending.batch), None)
 
@@ -208,7 +209,7 @@ class StepTrace:
 
 
 def _difference(before: BlockTable | None, table: BlockTable) -> tuple[int, Ints]:
-    """Return the number of first blocks that both tables share, and the blocks after them."""
+    """Return how many first blocks both tables share, and the ids of the blocks after them."""
     ids = table.block_ids
     if before is None:
         return 0, ids
@@ -220,7 +221,8 @@ def _difference(before: BlockTable | None, table: BlockTable) -> tuple[int, Ints
 
 def _step_json(step: TracedStep, index: Mapping[str, int], origin: float) -> dict[str, Any]:
     chunks = step.scheduled.chunks
-    # A decode is one token after the prompt that samples; see ``ScheduledChunk.is_prefill``.
+    # A decode is a chunk of one token after the prompt, and it samples; see
+    # ``ScheduledChunk.is_prefill``.
     prefill = [
         not (c.samples and c.num_tokens == 1 and c.start >= c.state.num_prompt_tokens)
         for c in chunks
@@ -258,7 +260,7 @@ def _step_json(step: TracedStep, index: Mapping[str, int], origin: float) -> dic
 
 
 class TracedStepLoop(StepLoop):
-    """A ``StepLoop`` that adds its steps to a trace. It takes over another loop's parts."""
+    """A ``StepLoop`` that adds its steps to a trace. It takes over the parts of ``loop``."""
 
     def __init__(self, loop: StepLoop, trace: StepTrace) -> None:
         vars(self).update(vars(loop))
@@ -334,7 +336,7 @@ class TracedRunModel:
             self.memory = run_model.memory = TracedKVMemory(run_model.memory, trace)
 
     def __call__(self, batch: Batch) -> Logits:
-        """Run a step; see ``ModelRunner``. This may be the thread of a pipelined engine."""
+        """Run a step; see ``ModelRunner``. A pipelined engine calls this in its worker thread."""
         step, start = self._trace.step_of(batch), self._trace.clock()
         logits = self._run_model(batch)
         self._add_forward(step, start)

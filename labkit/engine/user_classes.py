@@ -27,10 +27,10 @@ class UserClassError(RuntimeError):
 
 
 def describe_error(error: BaseException, path: str) -> str:
-    """Return an exception in one line that ends with the user's own last line of its traceback.
+    """Return an error in one line, followed by the last line of the user's code in its traceback.
 
-    For example ``KeyError: 'x' (mine/maps.py:7, in maps: return table['x'])``. Lines of the
-    class's own package are the user's. ``path`` names the class as ``package.module:Class``.
+    For example ``KeyError: 'x' (mine/maps.py:7, in maps: return table['x'])``. A line is the user's
+    own if it is in the class's package. ``path`` names the class as ``package.module:Class``.
     """
     place = own_line(error, path)
     return one_line_with_type(error) + (f" ({place})" if place else "")
@@ -43,7 +43,7 @@ def is_own_frame(frame: FrameType, path: str) -> bool:
 
 
 def own_line(error: BaseException, path: str) -> str | None:
-    """Return the last line of the traceback that is in the class's own package, or None."""
+    """Return the last line of the traceback in the class's own package, or None."""
     found, step = None, error.__traceback__
     while step is not None:
         if is_own_frame(step.tb_frame, path):
@@ -104,22 +104,22 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
 def guard_method(
     instance: Any, where: str, method: str, mistake: Callable[..., str | None] | None = None
 ) -> None:
-    """Replace a method of a user's instance by one whose errors are one line that begins ``where``.
+    """Wrap a method of a user's instance: its errors become one line that begins with ``where``.
 
-    ``MemoryError``, the exceptions that labkit defines, and those of inherited methods that ran no
-    line of the user's package pass unchanged.
+    These exceptions pass unchanged: ``MemoryError``, exceptions that labkit defines, and those of
+    an inherited method that has run no line of the user's package.
 
     Parameters
     ----------
     instance
         The instance, whose attribute ``method`` is set.
     where
-        The option and its value, ``key=package.module:Class``, with which messages begin.
+        The option and its value, ``key=package.module:Class``. Messages begin with it.
     method
         The method's name. The guarded method raises ``UserClassError``.
     mistake
         A function of the result and the arguments. It returns None if the result is right, else a
-        phrase on what the method must return.
+        phrase that says what the method must return.
     """
     own = getattr(instance, method)
 

@@ -18,7 +18,7 @@ def test_the_null_block_is_never_allocated():
 
 def test_allocating_too_much_changes_nothing():
     pool = BlockPool(4)
-    with pytest.raises(ValueError, match="3 blocks are free"):
+    with pytest.raises(ValueError, match="the number of free blocks is 3"):
         pool.allocate(4)
     assert pool.num_free == 3 and pool.allocated == 0
 

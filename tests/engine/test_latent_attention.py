@@ -113,7 +113,7 @@ def test_a_token_has_one_key_that_holds_its_value(model_dir):
 def test_a_latent_is_not_wider_than_its_key():
     assert KVShape(1, 32, 24, latent=True).token_bytes() == 32 * 4
     assert KVShape(2, 24, 16).token_bytes("float16") == 2 * 40 * 2
-    with pytest.raises(ValueError, match="24 dimensions are more than 16"):
+    with pytest.raises(ValueError, match="value_dim=24 is more than key_dim=16"):
         KVShape(1, 16, 24, latent=True)
 
 

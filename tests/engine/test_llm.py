@@ -253,7 +253,7 @@ def test_scores_are_the_log_probabilities_of_the_texts_own_tokens(llm):
     assert second.token_ids == (5, 6, 7)
     assert first.logprobs.top.shape == (len(first.token_ids) - 1, 2)
     assert first.perplexity == pytest.approx(math.exp(-first.logprobs.tokens.mean()))
-    with pytest.raises(EngineError, match="text 1: 1 tokens; a score needs 2 or more"):
+    with pytest.raises(EngineError, match="text 1: a score needs 2 or more tokens, not 1"):
         llm.score([[5, 6], [5]])
 
 

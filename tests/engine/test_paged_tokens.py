@@ -302,7 +302,7 @@ def test_a_budget_below_two_blocks_is_refused(model_dir):
     create(small, model_dir("qwen3")).close()  # 24,576 bytes a block: two fit
     small.kv.block_size = 32
     with pytest.raises(
-        EngineError, match=r"engine\.budget\.bytes=65536: a pool has at least two KV blocks"
+        EngineError, match=r"engine\.budget\.bytes=65536: a pool needs at least two KV blocks"
     ):
         create(small, model_dir("qwen3"))
 

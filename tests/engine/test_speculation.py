@@ -270,7 +270,7 @@ def test_a_draft_model_of_fewer_layers_changes_no_token(verification, model_dir,
     counters = engine.counters()
     assert 0 < counters["spec.accepted"] < counters["spec.drafted"]
     assert counters["prefix.hit_tokens"] > 0
-    assert engine.notes["draft"].endswith("2 layers")
+    assert engine.notes["draft"].endswith("layers: 2")
 
 
 def test_a_draft_survives_preemption(model_dir, plain_greedy):

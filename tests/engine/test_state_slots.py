@@ -36,7 +36,7 @@ def test_a_slot_is_given_once_and_freed_once():
 def test_a_slot_without_a_request_is_a_leak(running):
     slots = StateSlotManager(2, 100)
     slots.reserve(state_of("a"))
-    with pytest.raises(AssertionError, match="have state slots, but"):
+    with pytest.raises(AssertionError, match="requests with state slots: "):
         slots.check(running)
 
 

@@ -49,13 +49,13 @@ PREFILL = [98, 1, 1], [98, 50, 9]
 def test_pure_decode_takes_the_decode_kernel():
     chosen = choose(DECODE)
     assert (chosen.kernel, chosen.grid, chosen.groups) == ("decode", (16, 8), (16, 8, 1))
-    assert chosen.reason == "no prefill (8 query tokens of 8 sequences)"
+    assert chosen.reason == "no prefill (query tokens: 8, sequences: 8)"
 
 
 def test_prefill_takes_the_tiled_kernel():
     chosen = choose(PREFILL)
     assert (chosen.kernel, chosen.groups) == ("tiled", (16, 6, 1))
-    assert chosen.reason == "prefill (100 query tokens of 3 sequences)"
+    assert chosen.reason == "prefill (query tokens: 100, sequences: 3)"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_split_kv():
     assert choose(DECODE, split_kv="auto").partitions == 1  # 128 units are enough
     chosen = choose(([1, 1], [2048, 2048]), split_kv="auto")
     assert chosen.partitions == 4  # 2,048 keys by 512
-    assert chosen.reason.endswith("split_kv=auto: 32 units leave cores idle")
+    assert chosen.reason.endswith("split_kv=auto: unsplit units (32) would leave cores idle")
     assert choose(([1, 1], [512, 512]), split_kv="auto").partitions == 1
     assert choose(([3, 1], [2048, 2048]), split_kv="auto", kernel="decode").partitions == 1
 

@@ -1,4 +1,4 @@
-"""Run an attention on MLX arrays for a model on NumPy arrays, and the reverse.
+"""Adapt an attention on MLX arrays to a model on NumPy arrays, and the reverse.
 
 In every layer the arrays are converted, lazy arrays are evaluated, and the result is converted
 back. The NumPy arrays are float32.
@@ -59,5 +59,5 @@ class ArrayAdapter:
 
 
 def adapt(arrays: Arrays, attention: Attention) -> Attention:
-    """Return ``attention`` if it takes this kind of arrays, otherwise an adapter around it."""
+    """Return ``attention`` itself if it takes ``arrays``, otherwise an adapter around it."""
     return attention if attention.arrays == arrays else ArrayAdapter(attention)

@@ -25,7 +25,7 @@ class AttentionLayer:
     num_kv_heads: int
     head_dim: int  # of queries and keys
     block_size: int
-    dtype: str  # of the pools: a key of ``kv_dtypes.POOL_DTYPES`` (the reference: or float64)
+    dtype: str  # of the pools: a key of ``kv_dtypes.POOL_DTYPES``; the reference also has float64
     query_dtype: str | None  # of queries, new keys and values; None: any dtype is converted
     scale: float  # of the logits
     window: int | None  # number of keys that a query sees, including its own; None: all
@@ -97,7 +97,7 @@ class AttentionMetadata:
     def decodes_within(self, num_blocks: int) -> bool:
         """Return whether each sequence has one query token and all block ids are in the pools.
 
-        If so, only the lengths of later decode steps of the same sequences must be checked.
+        If so, a later decode step of the same sequences needs a check of its lengths only.
         ``num_blocks`` is the number of blocks of the pools.
         """
         tables = self.block_tables
@@ -219,24 +219,28 @@ def _check_batch(
     num_seqs = len(seq_lens)
     if len(cu_seqlens_q) != num_seqs + 1:
         raise ValueError(
-            f"cu_seqlens_q has {len(cu_seqlens_q)} entries; {num_seqs} sequences need "
-            f"{num_seqs + 1}"
+            f"cu_seqlens_q has length {len(cu_seqlens_q)}; it must be {num_seqs + 1}, the number "
+            "of sequences plus 1"
         )
     if len(block_tables) != num_seqs:
-        raise ValueError(f"block_tables has {len(block_tables)} rows for {num_seqs} sequences")
+        raise ValueError(
+            f"block_tables has length {len(block_tables)}; it must be {num_seqs}, the number of "
+            "sequences"
+        )
     _check_prefix_sums(cu_seqlens_q, total_q)
     query_lens = np.diff(cu_seqlens_q)
     too_short = np.flatnonzero(seq_lens < query_lens)
     if len(too_short):
         s = too_short[0]
         raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]}, less than the {query_lens[s]} query tokens "
-            f"of sequence {s}"
+            f"seq_lens[{s}] is {seq_lens[s]}, less than the number of query tokens of sequence "
+            f"{s}, which is {query_lens[s]}"
         )
     largest = _largest_used_block(block_tables, seq_lens, query_lens, block_size)
     if largest >= num_blocks:
         raise ValueError(
-            f"block_tables has block id {largest}, but the pools have only {num_blocks} blocks"
+            f"block_tables has block id {largest}; ids must be below {num_blocks}, the size of the "
+            "pools"
         )
     return query_lens
 
@@ -284,4 +288,4 @@ def _check_int32(name: str, array: Any, *, ndim: int) -> None:
         kind = getattr(array, "dtype", type(array).__name__)
         raise ValueError(f"{name} must be an array of int32, not {kind}")
     if array.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} dimensions, not {array.ndim}")
+        raise ValueError(f"{name} must have ndim={ndim}, not {array.ndim}")

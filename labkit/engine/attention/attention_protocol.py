@@ -18,7 +18,7 @@ class Attention(Protocol):
 
     @property
     def arrays(self) -> Arrays | Literal["any"]:
-        """The kind of arrays that ``forward`` takes and returns (``any``: both kinds).
+        """``numpy``, ``mlx`` or ``any``: the kind of arrays that ``forward`` takes and returns.
 
         MLX arrays are lazy.
         """

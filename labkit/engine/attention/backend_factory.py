@@ -71,7 +71,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
 
 def _create_own(path: str, resolver: str) -> PagedBackend:
-    """Create a backend of a user's class. An error in the class is reported as one line."""
+    """Create a backend from a user's class. Errors in the class are reported in one line."""
     from labkit.engine.attention.paged_backend_base import PagedBackend
 
     key = "engine.attention.backend"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class CapturedLayers:
     """The constants of a graph's attention launches: layers, kinds and array addresses.
 
-    Creating an instance binds the layers to the backend. Only the addresses of its pools are kept.
+    Creating an instance binds the layers to the backend. The instance keeps only the addresses of
+    the pools, not the backend.
 
     Attributes
     ----------
@@ -54,7 +55,7 @@ class CapturedLayers:
         }
 
     def for_launches(self, by_kind: Sequence[Any]) -> NDArray[Any]:
-        """Return, for each launch, the value of its kind in ``by_kind``."""
+        """Return one value per launch: the value in ``by_kind`` for the kind of its layer."""
         return np.array(by_kind)[self.kind_of_launch]
 
 

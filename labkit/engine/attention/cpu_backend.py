@@ -85,7 +85,8 @@ class CpuBackend(PagedBackend):
         if self._switches.split_kv != "off" and TILE_KEYS % layer.block_size:
             raise ValueError(
                 f"block size {layer.block_size}: must divide {TILE_KEYS}, because split_kv="
-                f"{self._switches.split_kv} splits the keys at multiples of {TILE_KEYS}"
+                f"{self._switches.split_kv} splits the keys at multiples of {TILE_KEYS}; set "
+                "split_kv=off"
             )
 
     def forward(
@@ -95,7 +96,7 @@ class CpuBackend(PagedBackend):
         bound = self._layers[layer] or self.bound_layer(layer)
         batch: CpuPrepared = metadata.prepared
         launch = batch.launches.get(bound.kind) or self.prepare(metadata, bound)
-        if bound.latent:  # one pool; its kernels return whole keys, of which the value is a part
+        if bound.latent:  # one pool; kernels return whole keys, and a value is a part of its key
             v, result, out = k, out, None
         if out is None:
             out = np.empty(launch.q_shape, np.float32)
@@ -144,8 +145,8 @@ class CpuBackend(PagedBackend):
     def _can_share(self, last: AttentionMetadata) -> bool:
         """Return whether the last step's launch parameters are valid for longer contexts.
 
-        They do, unless the keys are split (the split depends on the contexts), or the number of
-        threads has changed since they were prepared.
+        They are valid unless the keys are split (the split depends on the contexts) or the number
+        of threads has changed since the last step.
         """
         threads = numba.get_num_threads()
         launches: dict[int, PreparedLaunch] = last.prepared.launches
@@ -225,7 +226,7 @@ def _launch_split(
 ) -> NDArray[np.int64] | None:
     """Run the decode kernel with each token's work split among several units.
 
-    Return the rows that the reduce kernel wrote, or None if it did not run.
+    Return the stamps and counters that the reduce kernel wrote, or None if it did not run.
     """
     params, parts = _split_params(launch, q)
     split = arguments._replace(params=address_of(params), splits=launch.splits)
@@ -238,9 +239,9 @@ def _launch_split(
 def _split_params(
     launch: PreparedLaunch, q: NDArray[np.float32]
 ) -> tuple[NDArray[Any], attention_params.Partials | None]:
-    """Return the parameters of the units that share a token's work, and memory for their results.
+    """Return the parameters of a launch whose units share a token's work, and scratch memory.
 
-    The memory is for the results of the partitions of the keys, or None if the keys are not split.
+    The memory holds the result of each partition of the keys. It is None if the keys are not split.
     """
     partitions = launch.dispatch.partitions
     parts = attention_params.partials(q, partitions) if partitions > 1 else None
@@ -256,7 +257,7 @@ def _merge_partitions(
     parts: attention_params.Partials,
     out: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """Merge the partitions' results into ``out``; return the rows that the reduce kernel wrote."""
+    """Merge the partitions' results into ``out``. Return the kernel's stamps and counters."""
     rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
     resolver = RESOLVER_IDS[metadata.resolver.variant]
     attention_launch.reduce(nonce, resolver, *parts, attention_params.base2(layer.sinks), out, rows)

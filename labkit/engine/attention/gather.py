@@ -1,7 +1,7 @@
 """``gather``: copy a request's blocks into one contiguous array, then run MLX's attention.
 
-This shows the cost of a paged cache without a kernel that reads block tables: in every layer, a
-step copies all keys and values that each of its requests attends to.
+This shows what a paged cache costs without a kernel that reads block tables: every layer copies all
+keys and values that the requests of a step attend to.
 """
 
 from __future__ import annotations

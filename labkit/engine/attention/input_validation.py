@@ -20,8 +20,8 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
         if k_pool.ndim != 4 or v_pool.ndim != 4 or k_shape[:3] != v_shape[:3]:
             raise ValueError(
-                "k_pool and v_pool must have the same shape [num_blocks, block_size, num_kv_heads, "
-                f"head_dim], up to head_dim, not {k_shape} and {v_shape}"
+                "k_pool and v_pool must have the shape [num_blocks, block_size, num_kv_heads, "
+                f"head_dim] and may differ in head_dim only, not {k_shape} and {v_shape}"
             )
         if tuple(k_shape[:2]) != first:
             raise ValueError(
@@ -53,8 +53,8 @@ def check_fused_layer(layer: AttentionLayer, device: str, max_head_dim: int) -> 
     gather = f"device {device}; set engine.attention.backend=gather"
     if layer.value_dim != layer.head_dim and not layer.latent:
         raise ValueError(
-            f"keys of {layer.head_dim} and values of {layer.value_dim} dimensions per head: they "
-            f"must have the same width for the fused kernels of {gather}"
+            f"keys have {layer.head_dim} and values {layer.value_dim} dimensions per head; these "
+            f"must be equal for the fused kernels of {gather}"
         )
     if layer.head_dim % 16 or not 16 <= layer.head_dim <= max_head_dim:
         raise ValueError(
@@ -92,9 +92,10 @@ def check_layer(
 def check_operands(
     layer: AttentionLayer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None
 ) -> None:
-    """Raise ``ValueError`` for the first array of a layer with a wrong shape or dtype, if any.
+    """Raise ``ValueError`` if an array has a wrong shape or dtype for the layer.
 
-    Fast backends compare all shapes and dtypes together, and call this only if any differs.
+    The message names the first such array. Fast backends compare all shapes and dtypes at once, and
+    call this only if any differs.
     """
     if q.ndim != 3 or q.shape[0] != total_q:
         raise ValueError(

@@ -1,4 +1,8 @@
-"""Choose the kernel and the grid for a batch, by the same rule on every device."""
+"""Choose the kernel and the grid for a batch, by the same rule on every device.
+
+The grid is a launch's set of units of work. On Metal a unit is a threadgroup; on the CPU, worker
+threads take units from a queue.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class DeviceLimits:
 
     saturating_units: int  # number of units that keeps every core busy
     max_sharing_heads: int  # query heads that may share one load of a key or value in decode
-    tiled_by_kv_head: bool  # a unit of the tiled kernel is for one KV head (else: query head)
+    tiled_by_kv_head: bool  # a unit of the tiled kernel serves one KV head (else: query head)
     # Upper limit on the bytes of one token's keys that a decode unit reads: in batches of
     # saturating_units or more query tokens, a unit serves as many adjacent KV heads as fit. With 0,
     # and in smaller batches, it serves one.
@@ -106,7 +110,7 @@ def _kernel(
     """Return the kernel's name, and the reason for the choice as text."""
     fits = layer.row_bytes <= limits.max_tile_row_bytes
     row = f"{layer.dtype} with head size {layer.head_dim}"
-    batch = f"{metadata.total_q} query tokens of {metadata.num_seqs} sequences"
+    batch = f"query tokens: {metadata.total_q}, sequences: {metadata.num_seqs}"
     if kernel not in ("auto", "decode", "tiled"):
         raise ValueError(f"kernel={kernel}: must be auto, decode or tiled")
     if kernel == "tiled" and not fits:
@@ -116,7 +120,7 @@ def _kernel(
     if not has_prefill(metadata.cu_seqlens_q):
         return "decode", f"no prefill ({batch})"
     if metadata.max_query_len < switches.tile_threshold:
-        return "decode", f"at most {metadata.max_query_len} query tokens, below tile_threshold"
+        return "decode", f"longest query {metadata.max_query_len} tokens, below tile_threshold"
     if not fits:
         return "decode", f"prefill ({batch}), but the tiled kernel does not support {row}"
     return "tiled", f"prefill ({batch})"
@@ -138,4 +142,4 @@ def _partitions(
     partitions = min(-(-metadata.max_seq_len // SPLIT_TOKENS), MAX_PARTITIONS)
     if metadata.max_query_len > 1 or units >= saturating_units or partitions < 2:
         return 1, "; split_kv=auto: not split"
-    return partitions, f"; split_kv=auto: {units} units leave cores idle"
+    return partitions, f"; split_kv=auto: unsplit units ({units}) would leave cores idle"

@@ -46,10 +46,10 @@ class Launch(NamedTuple):
 class LaunchTotals:
     """The summed counters of all launches of one kind of layer."""
 
-    layer: AttentionLayer  # of the first launch with a wrong stamp, else of the first
+    layer: AttentionLayer  # of the first launch that has a wrong stamp, or else of the first
     dispatch: Dispatch
     launches: int
-    expected_stamp: int  # of that layer's launch
+    expected_stamp: int  # of the launch that ``layer`` is taken from
     stamp_error: int  # the stamp written minus the expected stamp (uint32); 0: right
     search_iterations: int
     kv_blocks_visited: int
@@ -86,7 +86,10 @@ def stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np
 
 
 def sum_launches(launches: Sequence[Launch], resolver: str) -> LaunchTotals:
-    """Check and sum launches of one kind of layer, which ran the variant ``resolver``."""
+    """Check the stamps of the launches of one kind of layer, and sum their counters.
+
+    ``resolver`` is the resolver that is compiled into their kernel.
+    """
     dispatch = launches[0].dispatch
     nonces = np.array([launch.nonce for launch in launches], np.uint64)
     rows = np.stack([np.asarray(launch.rows) for launch in launches])
@@ -175,7 +178,7 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return the number of KV blocks for the units of one head: in the context, and in the window.
+    """Return how many KV blocks the units of one head attend to: without the window, with it.
 
     ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
     sees.

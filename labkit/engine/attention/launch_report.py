@@ -41,8 +41,8 @@ class LaunchReport:
     reason: str  # why this kernel was chosen
     resolver: str  # the name of the resolver; a user's class has a name of its own
     # The stamp (uint32) that the kernel wrote, and the stamp that this launch must write. Both are
-    # None for MLX's own attention, which writes no stamp. Of several launches, those of the first
-    # stale launch, or of the first launch if none is stale.
+    # None for MLX's own attention, which writes no stamp. If several launches are summed, these are
+    # the stamps of the first stale launch, or of the first launch if none is stale.
     stamp: int | None = None
     expected_stamp: int | None = None
     layer: int = 0  # index of the layer; of several launches, the one whose ``stamp`` is reported
@@ -57,7 +57,7 @@ class LaunchReport:
     partitions: int = 1  # of each query's keys; above 1 the reduce kernel followed
     sharing_heads: int = 1  # query heads that shared one load of a key or value in decode
     block_size: int | None = None  # tokens in a KV block; None: not reported
-    # Loads that must each wait for the one before, made by all units to find their sequences.
+    # Loads by which all units find their sequences. A unit waits for each before it continues.
     dependent_loads: int = 0
     # KV blocks outside the sliding window, summed over all units: those that were not read, and
     # those that were read and then masked.
@@ -81,7 +81,7 @@ class LaunchReport:
         return self.stamp != self.expected_stamp
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of these launches, which may be summed over reports."""
+        """Return the counters of these launches. They may be summed over reports."""
         count = self.launches
         evaluations = {"mlx.evaluations": self.evaluations} if self.evaluations else {}
         if self.kernel == "sdpa":

@@ -23,7 +23,7 @@ class MlxPrepared:
 
 
 class MlxBackend(PagedBackend):
-    """A backend with pools of MLX arrays, which only the backend references.
+    """A backend whose pools are MLX arrays. Nothing else may hold a reference to them.
 
     MLX writes to a pool in place as long as nothing else references or reads it. If a read is
     pending when a write is evaluated, MLX copies the whole pool. Therefore each layer has its own

@@ -62,9 +62,9 @@ class PagedBackend:
     ) -> None:
         """Create a key pool and a value pool of zeros for each layer.
 
-        They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
-        or ``bfloat16``, or have the bytes of ``int8`` or ``int4`` on their last axis. The two pools
-        of a latent layer are the same array.
+        A pool is [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16`` or
+        ``bfloat16``. With ``int8`` or ``int4`` its last axis holds the bytes of a quantised vector.
+        The two pools of a latent layer are the same array.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class PagedBackend:
         return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
 
     def _head_dim(self, pool: Any) -> int:
-        """Return the elements of one head's key or value in a pool."""
+        """Return the number of elements of one head's key or value in a pool."""
         return int(pool.shape[3])
 
     def _convert_sinks(self, sinks: Any) -> Any:
@@ -216,7 +216,7 @@ class PagedBackend:
         """Return the bound layer, or raise ``ValueError`` if it was not bound."""
         bound = self._layers[layer]
         if bound is None:
-            raise ValueError(f"layer {layer} was not bound")
+            raise ValueError(f"layer {layer} was not bound: call bind() first")
         return bound
 
     def forward(

@@ -1,6 +1,6 @@
-"""The check at load that the kernels quantise and read keys and values as their reference does.
+"""Check at load that the kernels quantise and read keys and values like their reference.
 
-A kernel that took another group's scale, or lost a sign, would still return plausible numbers.
+A kernel that used the scale of another group, or lost a sign, would still return plausible numbers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class KVMismatchError(ArithmeticError):
 def find_mismatch(dtype: str) -> str | None:
     """Return what differs from the reference, as text, or None if nothing does.
 
-    Each sequence has a single token, whose attention is its own value: the bits that the kernels
-    read must be those that ``kv_quantization`` computes.
+    Each sequence has a single token, so its attention output is its own value. The kernels must
+    read the bits that ``kv_quantization`` computes.
     """
     from labkit.engine.attention.cpu_backend import CpuBackend
 
@@ -51,12 +51,12 @@ def find_mismatch(dtype: str) -> str | None:
 
 @cache
 def verify(dtype: str) -> None:
-    """Check that the kernels for keys and values of type ``dtype`` have the reference's bits.
+    """Check that the kernels compute the reference's bits for keys and values of ``dtype``.
 
     Raises
     ------
     KVMismatchError
-        They have not.
+        The bits differ.
     """
     mismatch = find_mismatch(dtype)
     if mismatch is not None:

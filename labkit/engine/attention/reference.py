@@ -67,7 +67,7 @@ def visible_keys(
 ) -> tuple[int, int]:
     """Return the range of key positions [low, high) that a query token of a sequence sees.
 
-    A resolver with a fault may name the wrong sequence. The range is always within the named one.
+    A faulty resolver may name the wrong sequence. The range is still within that sequence.
     """
     begin, end = (int(n) for n in metadata.cu_seqlens_q[sequence : sequence + 2])
     context = int(metadata.seq_lens[sequence]) if end > begin else 0
@@ -84,10 +84,11 @@ def attend_token(
     softcap: float | None,
     sinks: NDArray[Any] | None,
 ) -> NDArray[np.float64]:
-    """Attend from one token [num_q_heads, head_dim] to k, v [keys, num_kv_heads, their dim].
+    """Return one token's attention output, [num_q_heads, head_dim of ``v``].
 
-    The result is zeros if there is no key. That happens only if ``metadata.resolver`` assigns the
-    token to the wrong sequence.
+    ``q`` is [num_q_heads, head_dim]. ``k`` and ``v`` are [keys, num_kv_heads, head_dim], and may
+    differ in head_dim. The output is zeros if there are no keys, which happens only if
+    ``metadata.resolver`` assigns the token to the wrong sequence.
     """
     if not len(k):
         return np.zeros((len(q), v.shape[2]))

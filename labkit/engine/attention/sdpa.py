@@ -34,7 +34,7 @@ class SdpaStep(Protocol):
         """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Attend causally; return the output, of the width of the values, and the report."""
+        """Attend causally. Return the output, [total_q, num_q_heads, value_dim], and the report."""
 
     def pending(self) -> list[mx.array]:
         """Return the arrays that the step wrote."""
@@ -44,7 +44,7 @@ class SdpaAttention:
     """The ``Attention`` of the KV layouts without blocks (padded, contiguous).
 
     It passes every call on to the layout's ``SdpaStep``, which stores keys and values and calls
-    MLX's attention. ``quantised`` is whether keys and values are quantised.
+    MLX's attention. ``quantised`` says whether keys and values are quantised.
     """
 
     arrays: Literal["any"] = "any"
@@ -68,8 +68,8 @@ class SdpaAttention:
         if self._quantised and (sinks is not None or softcap is not None):
             what = "sinks" if softcap is None else "softcap"
             raise ValueError(
-                f"MLX's attention over quantised keys has no {what}; set engine.kv.dtype=float32 "
-                "or engine=paged"
+                f"MLX's attention over quantised keys does not support {what}; set "
+                "engine.kv.dtype=float32 or engine=paged"
             )
         mlx_sinks = None if sinks is None else mx.array(sinks)
         self._layers[layer] = SdpaLayer(layer, scale, window, softcap, mlx_sinks)
@@ -97,10 +97,10 @@ class SdpaAttention:
 
 
 def check_softcap(softcap: float | None, sinks: Any) -> None:
-    """Raise ``ValueError`` if a layer has both a softcap and sinks, as no model of mlx_lm has."""
+    """Raise ``ValueError`` if a layer has both a softcap and sinks, which MLX does not support."""
     if softcap is not None and sinks is not None:
         raise ValueError(
-            f"softcap={softcap} and sinks: MLX has no such attention; set "
+            f"softcap={softcap} with sinks: MLX's attention does not support both; set "
             "engine.attention.backend=fused"
         )
 
@@ -112,9 +112,10 @@ def attend(
     layer: SdpaLayer | AttentionLayer,
     mask: mx.array | str | None,
 ) -> mx.array:
-    """Attend by MLX's function or, with a softcap, which it lacks, by products and a softmax.
+    """Attend with MLX's function or, with a softcap, by matrix products and a softmax.
 
-    Arrays are [rows, heads, tokens, dim]. ``mask`` is as in MLX, an array of bool.
+    MLX's function has no softcap. Arrays are [rows, heads, tokens, dim]. ``mask`` is as in MLX's
+    function: None, ``causal`` or an array of bool.
     """
     if layer.softcap is None:
         return mx.fast.scaled_dot_product_attention(
@@ -146,8 +147,8 @@ def layer_report(
     """Return the report on a layer's calls of MLX's attention, which writes no stamp.
 
     ``launches`` is the number of calls, ``keys`` the number of keys read (padding included), and
-    ``padded_keys`` the number of keys without a token. ``nbytes`` counts the bytes of the keys and
-    values read, of the queries and of the output. ``kv_dtype`` is the type of keys and values.
+    ``padded_keys`` the number of those that are padding. ``nbytes`` counts the bytes of the keys
+    and values read, of the queries and of the output. ``kv_dtype`` is the type of keys and values.
     """
     return LaunchReport(
         kernel="sdpa",
@@ -176,7 +177,7 @@ def causal_mask(q_len: int, keys: int, window: int | None) -> mx.array | str | N
 
 
 def heads_first(tokens: Any) -> mx.array:
-    """Return [rows, tokens, heads, dim] as an MLX array [rows, heads, tokens, dim]."""
+    """Transpose [rows, tokens, heads, dim] to an MLX array [rows, heads, tokens, dim]."""
     transposed = tokens.transpose(0, 2, 1, 3)
     return transposed if isinstance(transposed, mx.array) else mx.array(transposed)
 

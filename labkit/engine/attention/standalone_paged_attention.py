@@ -116,7 +116,7 @@ def paged_attention(
 
 
 def _common_dtype(**arrays: Any) -> mx.Dtype:
-    """Return the common dtype of the arrays; ``ValueError`` if they differ or it is not allowed."""
+    """Return the arrays' common dtype. Raise ``ValueError`` if it differs or is not supported."""
     names = {name: input_validation.dtype_name(array) for name, array in arrays.items()}
     for name, dtype_name in names.items():
         if dtype_name not in DTYPES:

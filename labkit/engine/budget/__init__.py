@@ -77,7 +77,7 @@ def plan(
 
 
 def num_state_slots(engine: config.Engine) -> int:
-    """Return the number of slots for recurrent states: of requests that run, and of snapshots."""
+    """Return the number of slots for the recurrent states of running requests and snapshots."""
     return engine.scheduler.max_num_seqs + num_state_snapshots(engine)
 
 
@@ -98,9 +98,9 @@ def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
 def check(experiment: config.Experiment) -> BudgetDecision | None:
     """Size an arm's KV pool before anything runs.
 
-    Returns None where labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai).
-    Also returns None where the model's config.json lacks sizes that the plan needs; the worker
-    then sizes the pool after loading the model.
+    Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also
+    returns None if the model's config.json lacks sizes that the plan needs; the worker then sizes
+    the pool after loading the model.
 
     Raises
     ------

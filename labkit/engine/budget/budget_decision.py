@@ -14,7 +14,8 @@ Setting = tuple[str, int | float | str]  # an option's key and the value to set
 MIN_EXPLICIT_BLOCKS = 2
 # The smallest pool that a policy may choose, null block included, as in vllm-metal.
 MIN_AUTO_BLOCKS = 16
-# Counted for a block of a model without keys and values, so that its number stays bounded.
+# The size assumed for a block of a model without keys and values, so that the number of blocks
+# stays bounded.
 MIN_BLOCK_BYTES = 1024
 # (unit, bytes, decimals shown), largest unit first.
 BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
@@ -51,7 +52,7 @@ class PolicyInputs:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block over all layers, ``MIN_BLOCK_BYTES`` at least."""
+        """Bytes of one KV block over all layers, at least ``MIN_BLOCK_BYTES``."""
         return max(MIN_BLOCK_BYTES, self.block_size * self.model.kv_bytes_per_token)
 
     @property
@@ -68,7 +69,7 @@ class PolicyInputs:
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
         """Return the memory needed besides the pool: weights, states and, by default, activations.
 
-        The states are the slots, and the arrays of the batch that is computed.
+        The recurrent states need memory for the slots and for the batch that is computed.
         """
         parts = [MemoryPart("weights", self.model.weight_bytes)]
         if self.model.state_bytes:
@@ -137,14 +138,14 @@ class BudgetRefusal:
     problem: str  # the memory that the option asks for, or the reason that it is refused
     free: str  # the free memory as text
     parts: tuple[MemoryPart, ...]
-    settings: tuple[Setting, ...] = ()  # settings that would fit; empty where no setting fits
+    settings: tuple[Setting, ...] = ()  # settings that would fit; empty if no setting fits
     direction: str = ""  # ``or more``, ``or less`` or empty
-    otherwise: str = ""  # the advice where no setting fits
+    otherwise: str = ""  # the advice if no setting fits
 
     def __post_init__(self) -> None:
         """Check that the refusal gives either a setting or other advice, not both."""
         if bool(self.settings) == bool(self.otherwise):
-            raise ValueError("a refusal names a setting or says what to do instead")
+            raise ValueError("a refusal must have either settings or other advice, not both")
 
     def __str__(self) -> str:
         """Return one line: option, problem, free memory, parts, advice."""
@@ -214,13 +215,13 @@ def make_refusal(
     problem
         The memory that the option asks for, or the reason that it is refused.
     pool
-        The pool that was asked for; None where the weights alone do not fit.
+        The pool that was requested; None if the weights alone do not fit.
     settings
-        Settings that would fit; empty where no setting fits.
+        Settings that would fit; empty if no setting fits.
     direction
         ``or more`` or ``or less`` if larger or smaller values of the setting fit as well.
     missing
-        The bytes that are missing. The message shows them only where ``settings`` is empty.
+        The bytes that are missing. The message shows them only if ``settings`` is empty.
     option
         The option at fault; by default ``engine.budget.policy``.
     free
@@ -255,7 +256,7 @@ def format_bytes(count: int) -> str:
 
 
 def _format_setting(value: int | float | str) -> str:
-    """Format an option's value as the command line takes it; a float gets no exponent."""
+    """Format an option's value for the command line, a float without an exponent."""
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0")
     return str(value)

@@ -36,8 +36,8 @@ FRACTION_DECIMALS = range(2, 10)
 def fixed(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = engine.budget.blocks``, or ``engine.budget.bytes`` rounded down to whole blocks.
 
-    The configured size is refused only where weights, activations and pool together exceed the
-    machine's memory, or where the pool would have fewer than two blocks.
+    The configured size is refused only if weights, activations and pool together exceed the
+    machine's memory, or if the pool would have fewer than two blocks.
     """
     given, total = inputs.budget.blocks, inputs.machine.total
     blocks = inputs.budget.bytes // inputs.block_bytes if given is None else given
@@ -50,7 +50,7 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
         fitting = scale * (MIN_EXPLICIT_BLOCKS if too_small else max_blocks)
         return make_refusal(
             inputs,
-            "a pool has at least two KV blocks"
+            "a pool needs at least two KV blocks"
             if too_small
             else f"it asks for {format_bytes(pool.bytes)}",
             pool,
@@ -69,8 +69,8 @@ def fixed(inputs: PolicyInputs) -> MemoryCeiling:
 def fraction(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram * fraction - weights - profile_peak``.
 
-    The policy refuses if ``system_ram * fraction`` exceeds the memory that is free now, as it may
-    on a desktop that other programs share. The message then names a fraction that fits.
+    The policy refuses if ``system_ram * fraction`` exceeds the memory that is free now. This may
+    happen on a desktop with other programs. The message then names a fraction that fits.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Proposal, path 2 (``VLLM_METAL_MEMORY_FRACTION``).
@@ -82,8 +82,8 @@ def vllm(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = device_memory * utilization - weights - profile_peak``.
 
     On CUDA, device memory is the GPU's own. Here it is Metal's recommended working set, as in
-    vllm-metal's released cache policy; without Metal it is RAM. The policy refuses where
-    ``device_memory * utilization`` is not free, and tries no smaller pool. Utilization is
+    vllm-metal's released cache policy; without Metal it is RAM. If ``device_memory * utilization``
+    is not free, the policy refuses and tries no smaller pool. Utilization is
     ``engine.budget.fraction``, 0.9 by default.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
@@ -97,12 +97,12 @@ def vllm(inputs: PolicyInputs) -> MemoryCeiling:
 def mistralrs(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     """``kv = min(memory_hint, ram_cap) * utilization - used``.
 
-    ``memory_hint`` is the recommended working set. ``ram_cap`` is 2/3 of RAM on machines with up
-    to 36 GiB, else 3/4. The weights are placed first and must fit in ``memory_hint - allocated``
-    (nothing is allocated yet) minus a headroom: 2 % of ``memory_hint``, or 512 MiB if that is
-    more. Where they do not fit, mistral.rs leaves layers on the CPU; labkit refuses. ``used`` is
-    the weights alone: activations are not profiled, and memory held by other programs is not
-    checked. Utilization is ``engine.budget.fraction``, 0.9 by default.
+    ``memory_hint`` is the recommended working set. ``ram_cap`` is 2/3 of RAM on machines with up to
+    36 GiB, else 3/4. The weights are placed first and must fit in ``memory_hint - allocated``
+    (nothing is allocated yet) minus a headroom: 2 % of ``memory_hint``, or 512 MiB if that is more.
+    If they do not fit, mistral.rs leaves layers on the CPU; labkit refuses. ``used`` is the weights
+    alone: activations are not profiled, and memory held by other programs is not checked.
+    Utilization is ``engine.budget.fraction``, 0.9 by default.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, mistral.rs.
@@ -199,7 +199,7 @@ POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefu
     BudgetPolicy.llamacpp: llamacpp,
     BudgetPolicy.tiered_reserve: tiered_reserve,
 }
-# Policies whose formula subtracts the activations, so that measuring the activations matters.
+# Policies that subtract the activations, so that measured activations change the pool.
 PROFILING_POLICIES = frozenset(POLICIES) - {BudgetPolicy.fixed, BudgetPolicy.mistralrs}
 
 
@@ -213,8 +213,8 @@ def _fraction_of(
 ) -> MemoryCeiling:
     """Return a ceiling of ``engine.budget.fraction`` times ``base`` bytes.
 
-    A ceiling that leaves room for fewer than ``MIN_AUTO_BLOCKS`` blocks is refused, as is one above
-    ``free`` bytes if ``free`` is not None. ``base_name`` describes ``base`` in the message.
+    The ceiling is refused if it leaves room for fewer than ``MIN_AUTO_BLOCKS`` blocks, or if it is
+    above ``free`` bytes (None: not checked). ``base_name`` describes ``base`` in the message.
     """
     ceiling = int(base * inputs.fraction)
 
@@ -246,8 +246,8 @@ def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> flo
     """Return the shortest decimal fraction of ``base`` between ``low`` and ``high`` bytes.
 
     With ``smallest`` the fraction is just above ``low / base``, else just below ``high / base``.
-    Returns None where no fraction of up to nine decimals lies between ``low`` and ``high``.
-    Example: a need of 2.3 GiB of 32 GiB gives 0.08 (with ``smallest``).
+    Returns None if no fraction of up to nine decimals lies between ``low`` and ``high``. Example: a
+    need of 2.3 GiB of 32 GiB gives 0.08 (with ``smallest``).
     """
     for decimals in FRACTION_DECIMALS:
         scale = 10**decimals

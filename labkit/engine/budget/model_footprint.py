@@ -46,7 +46,7 @@ class ModelFootprint:
 
     @property
     def matmul_weights(self) -> int:
-        """Weights that every token is multiplied by (two floating-point operations per weight)."""
+        """Number of weights that multiply each token (two floating-point operations per weight)."""
         return self.weights - self.lookup_weights
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
@@ -67,8 +67,7 @@ def from_model(
     """Return the footprint of a configured model without building or loading the model.
 
     ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast
-    (``labkit.engine.compute_dtype``). Returns None where config.json lacks a size that planning
-    needs.
+    (``labkit.engine.compute_dtype``). Returns None if config.json lacks a size that planning needs.
 
     Raises
     ------
@@ -118,7 +117,7 @@ def from_directory(
 ) -> ModelFootprint | None:
     """Return the footprint of a model directory, from config.json and the weights' headers.
 
-    Returns None where a file cannot be read or lacks a size; loading the model reports the error.
+    Returns None if a file cannot be read or lacks a size; loading the model reports the error.
     """
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -155,8 +154,8 @@ def _from_config(
     )
 
 
-# mlx_lm's architectures with ``kv_lora_rank`` in every layer: those that cache the latent and the
-# rotary part of a key, and those that expand them to keys and values of all heads.
+# mlx_lm's architectures with ``kv_lora_rank`` in every layer. The first group caches the latent and
+# the rotary part of a key. The second group caches the expanded keys and values of all heads.
 LATENT_TYPES = ("deepseek_v3", "glm4_moe_lite", "joyai_llm_flash", "kimi_k2", "mistral4")
 EXPANDED_TYPES = ("deepseek_v2", "minicpm3", "youtu_llm")
 
@@ -203,9 +202,9 @@ def dequantize_emitter(
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> frozenset[str]:
-    """Return the formats of a configured model's weights after loading, as counters name them.
+    """Return the formats of a configured model's weights after loading, named as in counters.
 
-    Norms and biases are included. The set is empty where the safetensors headers cannot be read;
+    Norms and biases are included. The set is empty if the safetensors headers cannot be read;
     loading the model reports the error.
 
     Raises
@@ -258,7 +257,7 @@ class _WeightLoading:
         return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
 
     def weight_format(self, tensor: _TensorHeader) -> str:
-        """Return the name in counters of a tensor's format after loading."""
+        """Return a tensor's format after loading, named as in counters."""
         if self._is_widened(tensor):
             return "float32"
         if tensor.dtype not in FLOAT_BYTES:
@@ -268,8 +267,9 @@ class _WeightLoading:
     def _is_widened(self, tensor: _TensorHeader) -> bool:
         """Return whether a quantised matrix becomes float32.
 
-        Without ``as_stored``, that includes most block formats of GGUF, which MLX does not have. (A
-        few become integers with scales in float32, whose size is overestimated here.)
+        Unless ``matrix_storage`` is ``as_stored``, matrices in most block formats of GGUF become
+        float32, because MLX lacks these formats. (A few formats become integers with float32 scales
+        instead. Their size is overestimated.)
         """
         widens = self.matrix_storage is MatrixStorage.dequantized or (
             self.matrix_storage is MatrixStorage.cast and is_gguf_only(tensor.mode)
@@ -286,9 +286,9 @@ class _WeightLoading:
 class _TensorHeader:
     """One entry of a safetensors header.
 
-    ``size`` is the number of stored elements, ``weights`` the number of weights that they encode
-    (0 for the scales and biases of a quantised matrix). ``of_matrix`` is whether the tensor is a
-    2-D weight or a part of a quantised matrix. ``mode`` is the quantisation mode of the matrix, if
+    ``size`` is the number of stored elements, ``weights`` the number of weights that they encode (0
+    for the scales and biases of a quantised matrix). ``of_matrix`` says whether the tensor is a 2-D
+    weight or a part of a quantised matrix. ``mode`` is the quantisation mode of the matrix, if
     config.json states it.
     """
 
@@ -304,7 +304,8 @@ class _TensorHeader:
 class _LoadedWeights:
     """Totals over a model's weights after loading.
 
-    ``float_bytes`` is the size of an element (bytes) in the dtype of most floats after the cast.
+    ``float_bytes`` is the bytes per element of the dtype that most floating-point weights have
+    after the cast.
     """
 
     bytes: int
@@ -318,7 +319,7 @@ def _loaded_weights(
 ) -> _LoadedWeights:
     """Sum the sizes of the weights in ``path``.
 
-    Where the embedding is ``tied`` to the output, a stored output matrix is not counted, because
+    If the embedding is ``tied`` to the output, a stored output matrix is not counted, because
     mlx_lm drops it on loading.
     """
     tensors = {

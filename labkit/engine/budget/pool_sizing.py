@@ -1,4 +1,4 @@
-"""The worker's sizing of the KV pool, from the loaded model's KV shapes and its activations."""
+"""How the worker sizes the KV pool: from the loaded model's KV shapes and its activations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from labkit.engine.packed_forward import PackedForward
     from labkit.machine.memory_capacity import MemoryProfile
 
-# A profiling forward of more operations than this takes seconds: the activations are estimated.
+# A profiling forward of more operations than this takes seconds, so the activations are estimated
+# instead.
 MAX_PROFILING_FLOPS = 200e9
 # Measurements are rounded up to multiples of this, so that equal arms get equal pools.
 ROUNDING_BYTES = 1 << 20
@@ -66,9 +67,9 @@ def size_pool(
     shapes
         The KV shape of each layer: what the layer caches per token.
     measure
-        Runs the largest step and returns the bytes of its activations. It is called where the
-        policy subtracts the activations and the step is cheap, or where config.json lacks the
-        sizes to estimate them.
+        Runs the largest step and returns the bytes of its activations. It is called if the policy
+        subtracts the activations and the step is cheap, or if config.json lacks the sizes to
+        estimate them.
     states
         The shape of a request's state in each layer that has one.
 
@@ -105,9 +106,9 @@ def measure_activation_bytes(
 ) -> int:
     """Run the largest step and return its peak bytes, NumPy's and MLX's together.
 
-    The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all of which
-    sample. It runs twice: the first forward compiles and fills caches, so only the second is
-    measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
+    The step has ``max_step_tokens`` prompt tokens of ``max_num_seqs`` requests, and each request
+    samples a token. It runs twice: the first forward compiles and fills caches, so only the second
+    is measured. The result is rounded up to a multiple of ``ROUNDING_BYTES``.
     """
     lengths = prompt_lengths(scheduler)
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
@@ -140,7 +141,7 @@ def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
 
 
 def _mlx_active() -> int:
-    """Reset MLX's peak memory and return its active bytes, or 0 where MLX is not imported."""
+    """Reset MLX's peak memory and return its active bytes, or 0 if MLX is not imported."""
     if "mlx.core" not in sys.modules:
         return 0
     import mlx.core as mx

@@ -21,8 +21,8 @@ def create_factory(
     """Return the factory of KV caches for the layout and the attention of ``options``.
 
     ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
-    unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, whose
-    dtypes never change.
+    unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, which
+    keep their own dtypes.
 
     Raises
     ------

@@ -1,10 +1,9 @@
 """``engine.kv.layout=contiguous``: one array per request, which grows by copying.
 
 An array grows by ``engine.kv.growth_step`` tokens when its request needs more memory, and every
-growth copies its contents. The default of 256 tokens is that of mlx_lm's ``KVCache``.
-``engine.kv.set_aside`` is the number of tokens for which a request gets memory when it is admitted,
-whether it needs the memory or not. MLX's attention
-is called once per request, over the computed tokens.
+growth copies its contents. The default of 256 tokens is that of mlx_lm's ``KVCache``. On admission
+a request gets memory for at least ``engine.kv.set_aside`` tokens, even if it needs less. MLX's
+attention is called once per request, over the computed tokens.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ if TYPE_CHECKING:
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:
-    """Create a cache that may promise ``capacity`` tokens to all requests together.
+    """Create a cache with memory for ``capacity`` tokens of all requests together.
 
-    ``options`` sets the tokens set aside for every request and those by which its array grows.
+    ``options`` sets how many tokens are set aside for each request, and by how many tokens its
+    array grows.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) 
 
 
 class ContiguousKVCacheManager(DenseKVCacheManager):
-    """Promises memory to requests, in growth steps. Each request has its own array."""
+    """Promises memory to requests in multiples of the growth step, one array per request."""
 
     def __init__(self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> None:
         super().__init__(shapes, capacity, "a KV cache", dtype)

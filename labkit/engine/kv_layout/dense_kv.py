@@ -1,7 +1,7 @@
 """Dense KV arrays, used by the layouts without blocks (padded and contiguous).
 
-A dense array has rows of equal capacity: per layer one array of keys and one of values (a latent
-layer: of keys alone), [rows, num_kv_heads, capacity, head_dim].
+A dense array has rows of equal capacity. Each layer has an array of keys and an array of values,
+[rows, num_kv_heads, capacity, head_dim]. A latent layer has keys alone.
 
 The arrays are MLX's, so that its attention reads them in place. They are written through NumPy
 views, which is safe between two steps: every step is evaluated, so no graph still reads them.
@@ -30,7 +30,7 @@ KVArray = mx.array | QuantizedArrays
 
 @dataclass(slots=True)
 class AllocationStats:
-    """Bytes of KV memory: allocated now, the peak of that, and bytes copied.
+    """Bytes of KV memory: allocated now, allocated at the peak, and copied.
 
     ``moves`` is the number of reallocations that copied tokens.
     """
@@ -83,7 +83,7 @@ class DenseKV:
         return self._layers[index]
 
     def plain_layer(self, index: int) -> tuple[mx.array, ...]:
-        """Return a layer's arrays, which are not quantised."""
+        """Return a layer's arrays, which must not be quantised."""
         return cast("tuple[mx.array, ...]", self._layers[index])
 
     def keys_and_values(

@@ -1,9 +1,9 @@
-"""KV caches of models whose layers hold different things: a manager for each kind of layer.
+"""KV caches of models whose layers cache different things: a manager per kind of layer.
 
 As with the KV cache groups of vLLM, the scheduler sees one manager. A request is admitted if every
 group has memory for it, and its memory in all groups is released together. Layers with keys and
-values are a group of the configured layout, layers with a recurrent or convolution state are a
-group of slots.
+values are a group in the configured layout. Layers with a recurrent or convolution state are a
+group of state slots.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def add_states(
 class HybridKVCacheManager(KVCacheManager):
     """Reserves keys and values in one manager, and a state slot in another.
 
-    The peaks of bytes are those of both together. A cached prefix is reused up to a snapshot of
-    the states, of which there are ``num_snapshots`` at most.
+    The counters of peak bytes are peaks of the sum over both managers. A cached prefix is reused up
+    to its last snapshot of the states. There are at most ``num_snapshots`` snapshots.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class HybridKVCacheManager(KVCacheManager):
 
     @property
     def has_states(self) -> bool:
-        """Whether requests have a slot: always."""
+        """True: every request has a slot."""
         return True
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan:
-        """Return the tokens of each chunk, and a slot where a snapshot is taken after them."""
+        """Return each chunk's tokens, and its snapshot slot if a snapshot is taken at its end."""
         segments = []
         for chunk in output.chunks:
             request_id = chunk.state.request_id
@@ -126,7 +126,10 @@ class HybridKVCacheManager(KVCacheManager):
         return self._attention.used_bytes(num_tokens) + self._slots.reserved_bytes
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Return the reason that the tokens can never fit. A state has the same size for any."""
+        """Return the reason that ``num_tokens`` tokens can never fit, or None if they can.
+
+        Only keys and values count, because a state's size does not depend on the tokens.
+        """
         return self._attention.refusal_reason(num_tokens)
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
@@ -143,14 +146,14 @@ class HybridKVCacheManager(KVCacheManager):
         return num_cached
 
     def _restore(self, slot: StateSlot, num_cached: int) -> None:
-        """Begin with the snapshot at the end of the request's cached prefix."""
+        """Let the slot start from the snapshot at the end of the request's cached prefix."""
         assert self._snapshots is not None
         table = self._attention.table(slot.state.request_id)
         block = table.block_ids[num_cached // self._paged.block_size - 1]
         self._slots.fork(self._snapshots.restore(int(block)), slot, num_cached)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Ensure that there is memory for more tokens. A slot never grows."""
+        """Ensure that there is memory for ``num_tokens`` tokens. A slot never grows."""
         has_grown = self._attention.grow(request_id, num_tokens)
         self._update_peak()
         return has_grown
@@ -198,7 +201,7 @@ class HybridKVCacheManager(KVCacheManager):
         self._snapshots.check(running, self._paged.cached_blocks())
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of both groups, with the peaks of both together."""
+        """Return the counters of both groups. Peaks are peaks of the sum over both."""
         attention, peak = self._attention.counters(), self._peak_bytes
         used = attention["kv_used_bytes"] + self._slots.peak_used * self._slots.slot_bytes
         return {

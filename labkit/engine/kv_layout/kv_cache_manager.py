@@ -71,7 +71,7 @@ class ComputedTokenCount:
         return tokens
 
     def reset(self, reserved: float = math.inf) -> None:
-        """Set the peak to the present number of computed tokens, but to ``reserved`` at most.
+        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller.
 
         ``reserved`` is the number of tokens for which all requests together have memory.
         """
@@ -126,16 +126,16 @@ class KVCacheManager:
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Ensure that a running request has memory for its first ``num_tokens`` tokens.
 
-        Return True if it has, including if it had enough before. If too little memory is free,
-        change nothing and return False.
+        Return True if the request has this memory now, even if it had enough before. If too little
+        memory is free, change nothing and return False.
         """
         raise NotImplementedError
 
     def cache_blocks(self, state: RequestState) -> None:
         """Make a running request's computed tokens reusable, if the layout shares prefixes.
 
-        Call this when ``num_computed_tokens`` counts final tokens only, no draft tokens that may
-        still be rejected.
+        Call this only when ``num_computed_tokens`` includes no draft tokens that may still be
+        rejected.
         """
         self._computed.update(state.request_id, state.num_computed_tokens)
 
@@ -199,8 +199,8 @@ class KVCacheManager:
         """Raise ``AssertionError`` unless exactly the ``running`` requests have memory."""
         if set(self._tables) != running:
             raise AssertionError(
-                f"requests {', '.join(sorted(self._tables))} have memory, but "
-                f"{', '.join(sorted(running))} run"
+                f"requests with memory: {', '.join(sorted(self._tables))}; running requests: "
+                f"{', '.join(sorted(running))}"
             )
 
     def counters(self) -> dict[str, float]:
@@ -227,9 +227,9 @@ class StepAttention(NamedTuple):
     """The attention of one step, shared by all layers.
 
     The layers call ``attention`` with ``metadata``. ``counters`` has the layout's counters for the
-    step, for example ``layout.<name>``. ``rows`` has the row of each packed token among the tokens
-    that the model computes (None: the same row). ``states`` are the recurrent states of the step's
-    requests, if the model has any.
+    step, for example ``layout.<name>``. ``rows`` has, for each packed token, its index among the
+    tokens that the model computes (None: the same index). ``states`` are the recurrent states of
+    the step's requests, if the model has any.
     """
 
     attention: Attention
@@ -259,7 +259,7 @@ class KVMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """A layout's two parts."""
+    """The two parts of a KV layout: its manager and its memory."""
 
     manager: KVCacheManager
     memory: KVMemory
@@ -269,9 +269,9 @@ class KVCache:
 class KVCacheFactory:
     """Creates KV caches of one layout: for serving, for the self-test, for profiling.
 
-    ``create_layout`` takes the arguments of ``create`` but the slots. ``states`` are the shapes of
-    the states of each layer that has one. For serving there are ``num_slots`` slots for requests,
-    and ``num_snapshots`` for snapshots.
+    ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
+    shape of a request's state for each layer that has a state. For serving there are ``num_slots``
+    slots for requests, and ``num_snapshots`` for snapshots.
     """
 
     kv: config.KV
@@ -306,5 +306,6 @@ class KVCacheFactory:
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""
-        # Twice as many slots as requests, because the self-test also reserves for decoys.
+        # Twice as many slots as requests, because the self-test also reserves slots for decoy
+        # requests.
         return self.create(shapes, blocks_for(self.kv, [tokens] * requests), 2 * requests)

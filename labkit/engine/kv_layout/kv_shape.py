@@ -26,8 +26,8 @@ class KVShape:
     def __post_init__(self) -> None:
         if self.latent and self.value_dim > self.key_dim:
             raise ValueError(
-                f"a latent layer's values are part of its keys, but {self.value_dim} dimensions "
-                f"are more than {self.key_dim}"
+                f"value_dim={self.value_dim} is more than key_dim={self.key_dim}, but a latent "
+                "layer's values are a part of its keys"
             )
 
     @property
@@ -38,12 +38,12 @@ class KVShape:
     def token_bytes(self, dtype: str = "float32") -> int:
         """Return the size in bytes of one token's keys and values, stored as ``dtype``.
 
-        Scales and biases of quantised keys and values are included. ``ValueError``: the heads do
-        not consist of whole groups, or the layer is latent.
+        Scales and biases of quantised keys and values are included. Raises ``ValueError`` for a
+        quantised ``dtype`` if a head is not a whole number of groups, or if the layer is latent.
         """
         if self.latent and dtype in QUANTIZED_BITS:
             raise ValueError(
-                f"the keys of a latent layer are not stored as {dtype}; set engine.kv.dtype=float16"
+                f"the keys of a latent layer cannot be {dtype}; set engine.kv.dtype=float16"
             )
         return self.num_kv_heads * sum(row_bytes(dtype, dim) for dim in self.stored_dims)
 

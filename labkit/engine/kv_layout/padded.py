@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bool) -> KVCache:
-    """Create a cache whose largest array has ``capacity`` tokens, rows times columns.
+    """Create a cache whose array has at most ``capacity`` tokens (rows times columns).
 
     ``static``: the rows of finished requests stay until all requests have finished.
     """

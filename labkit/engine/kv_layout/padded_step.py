@@ -41,7 +41,7 @@ class PaddedRow:
 
     @property
     def end(self) -> int:
-        """The column after the row's last token; while the prompt is computed, after its end."""
+        """The column after the row's last token, or after its prompt until that is computed."""
         return self.pad + max(self.length, self.prompt)
 
 
@@ -64,7 +64,7 @@ def pad_batch(
     finished
         The rows of finished requests, which are computed as padding.
     dense
-        The array of all rows. The result has its rows in the same order.
+        The array of all rows. The computed batch has its rows in the order of this array.
     """
     lengths = np.diff(batch.cu_seqlens_q)
     width = int(lengths.max())

@@ -70,7 +70,7 @@ def create(
 
 
 def _check_quantisation(dtype: str) -> None:
-    """Raise ``EngineError`` if the kernels do not have the bits of their reference."""
+    """Raise ``EngineError`` if the kernels quantise or read other bits than their reference."""
     from labkit.engine.attention import quantized_kv_self_test
 
     try:
@@ -198,7 +198,7 @@ class PagedKVCacheManager(KVCacheManager):
         count_usable: Callable[[Sequence[int]], int],
         on_evict: Callable[[Sequence[int]], None],
     ) -> None:
-        """Reuse only part of a cached prefix, because other layers cache something else.
+        """Limit the reuse of cached prefixes to the part that the model's other layers can reuse.
 
         Parameters
         ----------

@@ -1,13 +1,14 @@
 """The arrays of recurrent and convolution states, and the states of a step.
 
-A layer's code updates the states of a batch of equally long runs of tokens. So a step's requests
-are grouped by length, and each group's states are one batch of arrays. As long as the same
-requests form a group, its states stay in these arrays: nothing is copied. If a group changes, the
-new group's arrays are put together from rows of the old ones. Only a request that is left out of a
-step has its states moved to the *pools*, one array per layer and entry with a row for each slot.
+A layer's code needs a batch of requests that have equally many tokens. So a step's requests are
+grouped by their number of tokens, and each group's states are one batch of arrays. As long as the
+same requests form a group, its states stay in these arrays: nothing is copied. If a group changes,
+the new group's arrays are concatenated from rows of the old arrays. The states of a request that a
+step leaves out are moved to the *pools*. A pool is one array per layer and entry of the layer's
+cache, with a row for each slot.
 
-MLX writes to a pool in place as long as no read of it is pending, so a step never writes to a pool
-after it has read it.
+MLX writes to a pool in place as long as no read of it is pending, so a step writes to a pool only
+before it reads the pool.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ States = list[list[mx.array]]
 class StateBatch:
     """The states of a group of requests after each part of a step.
 
-    The first part is the tokens of each request, and each of its draft tokens is a part of its
-    own, because drafts may be rejected. Mixers write ``parts``.
+    The first part consists of the tokens of each request. Each draft token is a part of its own,
+    because drafts may be rejected. The mixers (``segment_mixers``) write ``parts``.
     """
 
     slots: tuple[StateSlot, ...]
@@ -42,7 +43,7 @@ class StateBatch:
 
     @property
     def final(self) -> Any:
-        """The states after the only part (drafts are settled)."""
+        """The states after the step. Rejected drafts must have been removed."""
         (final,) = self.parts
         return final
 
@@ -56,12 +57,12 @@ class StateGroup:
     batch
         Where mixers write the new states.
     base
-        The states before the step: ``[layer][entry]``, or None before the first token of a request.
+        The states before the step, ``[layer][entry]``. None if the requests begin in this step.
     num_tokens, num_drafts
         The number of tokens and of draft tokens of each request.
     rows
         int32 [requests, num_tokens + num_drafts], the row of each token among the step's tokens.
-        None: ``arange`` of that shape, and there is no other group.
+        None: the group has all tokens of the step, in order.
     """
 
     batch: StateBatch
@@ -72,13 +73,13 @@ class StateGroup:
 
     @property
     def parts(self) -> Iterator[tuple[int, int]]:
-        """The first token and the end of each part."""
+        """The token range [first, end) of each part."""
         yield 0, self.num_tokens
         for draft in range(self.num_drafts):
             yield self.num_tokens + draft, self.num_tokens + draft + 1
 
     def read(self, part: int, layer: int, entry: int) -> mx.array | None:
-        """Return an entry of a layer's states before a part (None: there was no token)."""
+        """Return an entry of a layer's states before a part (None: before the first token)."""
         if part:
             return self.batch.parts[part - 1][layer][entry]
         return None if self.base is None else self.base[layer][entry]
@@ -92,9 +93,10 @@ class StateGroup:
 class StateStep:
     """The states of one step.
 
-    ``order`` has, for each of the step's ``total_q`` rows, the row of its result among the results
-    of the groups one after the other (None: the same row). Rows of padding have that of any token.
-    ``pools`` are the pools, if they were written before the step.
+    The results of the groups are concatenated. ``order`` has, for each of the step's ``total_q``
+    rows, the row of its result in the concatenated array (None: the same row). A row of padding
+    gets the result of any token. ``pools`` are the pools if they were written before the step, else
+    empty.
     """
 
     groups: tuple[StateGroup, ...]
@@ -132,7 +134,7 @@ class StateMemory:
             for shape in shapes
         ]
         mx.eval(self._pools)
-        # The batch that has a slot's states, and the row. Slots in no batch are in the pools.
+        # By slot, the batch and the row that have its states. Other slots' states are in the pools.
         self._places: dict[StateSlot, tuple[StateBatch, int]] = {}
         # Copies to make before the next step: a batch, the row, and the slot of the snapshot.
         self._snapshots: list[tuple[StateBatch, int, StateSlot]] = []
@@ -140,7 +142,7 @@ class StateMemory:
         self.num_copied_bytes = 0
 
     def _copy(self, forks: Sequence[tuple[StateSlot, StateSlot]]) -> None:
-        """Write the last step's snapshots to the pools, then copy slots: source, target.
+        """Write the last step's snapshots to the pools, then copy each source slot to its target.
 
         The copies are evaluated, so that no read of a pool is pending.
         """
@@ -182,7 +184,7 @@ class StateMemory:
         Raises
         ------
         EngineError
-            A request's states have consumed other tokens than those before its segment.
+            A request's states have not consumed exactly the tokens before its segment.
         """
         segments, forks = plan
         self._copy(forks)
@@ -245,11 +247,12 @@ class StateMemory:
         return array
 
     def _flush(self, scheduled: set[StateSlot]) -> None:
-        """Move states to the pools whose slots leave a batch: only others of it are scheduled.
+        """Move the states of slots that leave their batch to the pools.
 
-        Forget the states of slots that are free.
+        A slot leaves its batch if it is not scheduled, but another slot of the batch is. The states
+        of free slots are forgotten.
         """
-        # A request may end while its last step is in flight: its slot is free, but scheduled.
+        # A request may end while its last step is in flight: its slot is free but still scheduled.
         self._places = {
             slot: place
             for slot, place in self._places.items()
@@ -266,7 +269,7 @@ class StateMemory:
             self._write(slot, batch.final, row)
 
     def _settle_drafts(self) -> None:
-        """Keep, of the states after each draft token, those after the last accepted one."""
+        """Keep each slot's states after its last accepted draft token, and drop the others."""
         for batch in {batch for batch, _ in self._places.values() if len(batch.parts) > 1}:
             counts = [_accept_drafts(slot, len(batch.parts) - 1) for slot in batch.slots]
             if len(set(counts)) == 1:
@@ -290,8 +293,8 @@ def _accept_drafts(slot: StateSlot, num_drafts: int) -> int:
     accepted = slot.state.num_computed_tokens - slot.num_tokens
     if not 0 <= accepted <= num_drafts:
         raise EngineError(
-            f"request {slot.state.request_id}: {accepted} of {num_drafts} draft tokens were "
-            "accepted, as its computed tokens say"
+            f"request {slot.state.request_id}: its number of computed tokens implies that "
+            f"{accepted} of {num_drafts} draft tokens were accepted"
         )
     slot.num_tokens += accepted
     return accepted
@@ -310,8 +313,8 @@ def check_position(segment: StateSegment) -> None:
 def _group(segments: Sequence[StateSegment]) -> list[list[int]]:
     """Return the indexes of the segments of each group.
 
-    A group's segments have equally many tokens and drafts, and all or none begin a request,
-    because a model may compute a request's first token in another way.
+    A group's segments have equally many tokens and drafts. Segments that begin a request are in
+    groups of their own, because a model may compute a request's first token in another way.
     """
     groups: dict[tuple[int, int, bool], list[int]] = {}
     for index, segment in enumerate(segments):
@@ -323,7 +326,7 @@ def _group(segments: Sequence[StateSegment]) -> list[list[int]]:
 def _step(
     groups: list[StateGroup], tokens: list[NDArray[Any]], total_q: int, pools: list[mx.array]
 ) -> StateStep:
-    """Add the rows of tokens to the groups, unless one group has all rows in their order."""
+    """Return the step of ``groups``, each with the rows of its tokens (see ``StateGroup``)."""
     results = np.concatenate([rows.reshape(-1) for rows in tokens])
     if len(results) == total_q and (results == np.arange(total_q)).all():
         if len(groups) == 1:

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class StateSlot:
-    """A slot while a request or a snapshot has it. Allocated again, it gets another object.
+    """A slot in use by one request or snapshot. Its next user gets a new object.
 
     Attributes
     ----------
     index
         The slot's row in the state pools.
     state
-        The request, whose number of computed tokens decides which draft tokens were accepted.
-        For a snapshot, the request that left it.
+        The request. Its number of computed tokens shows which draft tokens were accepted. For a
+        snapshot, the request that it was taken from.
     num_tokens
         The number of the request's tokens that its states have consumed, draft tokens excluded.
     is_free
@@ -64,7 +64,7 @@ class StatePlan(NamedTuple):
 
 
 class StateSlotManager:
-    """Gives each request a slot when it is admitted, and frees it once.
+    """Gives each request a slot when it is admitted, and frees the slot when it ends.
 
     ``allocated`` and ``freed`` count since the last reset, ``peak_used`` is the largest number of
     requests with a slot at the same time. ``slot_bytes`` is the size of a slot over all layers.
@@ -82,12 +82,12 @@ class StateSlotManager:
 
     @property
     def num_free(self) -> int:
-        """Slots that ``allocate`` can give now."""
+        """Number of slots that ``allocate`` can return now."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Slots of requests."""
+        """Number of slots in use by requests."""
         return len(self._slots)
 
     @property
@@ -137,12 +137,15 @@ class StateSlotManager:
         return slot
 
     def fork(self, source: StateSlot, target: StateSlot, num_tokens: int) -> None:
-        """Copy a slot's states, which have consumed ``num_tokens`` tokens, before the next step."""
+        """Plan a copy of the states in ``source`` to ``target``, to be made before the next step.
+
+        The states have consumed ``num_tokens`` tokens.
+        """
         target.num_tokens = num_tokens
         self._forks.append((source, target))
 
     def take_forks(self) -> tuple[tuple[StateSlot, StateSlot], ...]:
-        """Return the sources and targets of the copies to make now, and forget them."""
+        """Return the (source, target) pairs of the planned copies, and clear the plan."""
         forks, self._forks = tuple(self._forks), []
         return forks
 
@@ -178,8 +181,8 @@ class StateSlotManager:
         """
         if set(self._slots) != running:
             raise AssertionError(
-                f"requests {', '.join(sorted(self._slots))} have state slots, but "
-                f"{', '.join(sorted(running))} run"
+                f"requests with state slots: {', '.join(sorted(self._slots))}; running requests: "
+                f"{', '.join(sorted(running))}"
             )
         used = [*self._slots.values(), *snapshots]
         if sorted([*self._free, *(slot.index for slot in used)]) != list(range(self.num_slots)):

@@ -1,13 +1,13 @@
 """Snapshots of states, so that a request whose prefix is cached need not compute it again.
 
-Keys and values of a prefix can be read block by block, but a recurrent state is only that after
-its last token. So a prefix can be reused only up to a block at whose end a snapshot was taken. A
-snapshot is an entry beside the prefix cache's block: it is found by that block and goes when the
-block is evicted. SGLang's radix cache for Mamba and vLLM's hybrid KV cache manager work like this.
+Keys and values are stored for every token, but a recurrent state exists only after the last token
+computed. So a prefix can be reused only up to a block at whose end a snapshot was taken. A snapshot
+belongs to a block of the prefix cache: it is found by that block, and freed when the block is
+evicted. SGLang's radix cache for Mamba and vLLM's hybrid KV cache manager work like this.
 
 A chunk that ends at the end of a block leaves a snapshot, so chunks of prompts are cut there
-(``align_chunk``). While a request decodes, only its last snapshot is kept. Too many snapshots: the
-one that was used longest ago goes.
+(``align_chunk``). While a request decodes, only its last snapshot is kept. If there would be too
+many snapshots, the least recently used one is freed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FindBlock = Callable[[Sequence[int], int], int | None]
 
 
 class StateSnapshots:
-    """The snapshots in slots of ``slots``, at most ``capacity``.
+    """The snapshots of states: which block each belongs to, and in which slot it is.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class StateSnapshots:
         self._unit = unit
         self._find_block = find_block
         self._by_block: OrderedDict[int, StateSlot] = OrderedDict()  # the least recently used first
-        # By request: snapshots with their numbers of tokens, whose blocks are not cached yet.
+        # By request: the snapshots whose blocks are not cached yet, with their numbers of tokens.
         self._pending: dict[str, list[tuple[int, StateSlot]]] = {}
         self._last_decoded: dict[str, int] = {}  # by request: the block of its last snapshot
         self.taken = self.restored = self.evicted = 0
@@ -67,22 +67,22 @@ class StateSnapshots:
         return len(self._by_block) + sum(map(len, self._pending.values()))
 
     def count_usable(self, blocks: Sequence[int]) -> int:
-        """Return how many blocks of a cached prefix can be reused: those up to a snapshot."""
+        """Return how many blocks of a cached prefix can be reused: up to its last snapshot."""
         step = self._unit // self._block_size
         counts = range(len(blocks) // step * step, 0, -step)
         return next((count for count in counts if blocks[count - 1] in self._by_block), 0)
 
     def restore(self, block: int) -> StateSlot:
-        """Return the snapshot at the end of a block, which counts as used now."""
+        """Return the snapshot at the end of a block, and mark it as the most recently used."""
         self._by_block.move_to_end(block)
         self.restored += 1
         return self._by_block[block]
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the largest number of tokens, up to ``count``, after which to end a prompt chunk.
+        """Return the number of tokens of a prompt chunk: the largest that allows a snapshot.
 
-        A chunk ends where a snapshot can be taken. The last one is taken before the prompt's last
-        token, because that token is always computed.
+        It is 1 to ``count``, and it is ``count`` if no snapshot is possible. The prompt's last
+        snapshot is taken before its last token, because that token is always computed.
         """
         stop = start + count
         if stop >= state.num_prefill_tokens:
@@ -114,7 +114,7 @@ class StateSnapshots:
             self.drop([block])
 
     def _evict(self) -> bool:
-        """Free the snapshot that was used longest ago, or return False if there is none."""
+        """Free the least recently used snapshot. Return False if there is none."""
         if not self._by_block:
             return False
         self.drop([next(iter(self._by_block))])
@@ -122,7 +122,7 @@ class StateSnapshots:
         return True
 
     def attach(self, state: RequestState) -> None:
-        """Attach a request's snapshots to the blocks that are cached by now."""
+        """Attach a request's snapshots to their blocks, if these are cached by now."""
         pending = self._pending.get(state.request_id)
         if not pending:
             return
@@ -147,7 +147,7 @@ class StateSnapshots:
                 self._slots.free(slot)
 
     def release(self, request_id: str) -> None:
-        """Free a request's snapshots that no cached block has. Unknown ids are ignored."""
+        """Free a request's snapshots that are attached to no block. Unknown ids are ignored."""
         for _, slot in self._pending.pop(request_id, ()):
             self._slots.free(slot)
         self._last_decoded.pop(request_id, None)

@@ -62,8 +62,8 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
-    A request with ``prompt_logprobs`` does not go through the generator: a step computes the first
-    such requests, of equal length, with the model itself.
+    A request with ``prompt_logprobs`` bypasses the generator. A step scores the first of these
+    requests with the model itself. The prompts scored in one step have equal lengths.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class MlxLmEngine:
         return events
 
     def _score(self) -> list[TokenEvent]:
-        """Compute the first waiting prompts of equal length, and return their events."""
+        """Score the first waiting prompts that have equal length, and return their events."""
         start, length = time.perf_counter(), len(self._scoring[0].prompt_token_ids)
         requests: list[Request] = []
         while self._scoring and len(requests) < self._max_num_seqs:
@@ -315,7 +315,7 @@ class MlxLmEngine:
 
 
 def logit_margin(logprobs: mx.array, token: int) -> float:
-    """Return the log probability of ``token`` minus the largest one of all other tokens.
+    """Return the log probability of ``token`` minus the largest among all other tokens.
 
     ``logprobs`` is [vocab_size] and already evaluated by MLX.
     """

@@ -39,7 +39,7 @@ def load(
     dtype: str | None = "float32",
     matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
-    """Load a model with mlx_lm, or its ``mlx_lm_directory``, and cast its weights.
+    """Load a model with mlx_lm from its ``mlx_lm_directory``, and cast its weights.
 
     ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``.
 

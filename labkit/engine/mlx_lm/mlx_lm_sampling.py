@@ -15,8 +15,8 @@ from labkit.engine.sampler import request_seed
 
 Sampler = Callable[[mx.array], mx.array]
 
-# Shared by all greedy requests: mlx_lm samples a whole batch in one call only where all rows have
-# the same sampler object.
+# Shared by all greedy requests: mlx_lm samples a whole batch in one call only if all rows have the
+# same sampler object.
 GREEDY_SAMPLER: Sampler = make_sampler(temp=0.0)
 DEFAULT_PARAMS = SamplingParams()
 SUPPORTED_PARAMS = (

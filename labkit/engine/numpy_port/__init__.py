@@ -2,8 +2,8 @@
 
 Reason: on a CPU an MLX evaluation costs 20 to 50 us, but a launch of a numba kernel 1.3 us, and
 MLX's own products run on the BLAS that its wheel links. A model's forward is duck-typed: residual
-adds, reshapes and transposes are the same code for a NumPy array. So no architecture is written
-again: mlx_lm's code runs, and the layers and functions that it calls are replaced.
+adds, reshapes and transposes are the same code for a NumPy array. So no architecture is
+reimplemented: mlx_lm's code runs, and only the layers and functions that it calls are replaced.
 
 Replacement: ``convert`` copies a loaded model's tree of modules.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class GraphRunner:
-    """The captured graph of a model's forward, which it replays for small decode steps.
+    """Captures the graph of a model's forward, and replays the graph for small decode steps.
 
     The constructor captures the graph. ``reason`` is the reason that the forward could not be
     captured (None: it was captured).
@@ -59,7 +59,7 @@ class GraphRunner:
         """Replay the graph and return the logits of all rows, [rows, vocabulary].
 
         Return None if the graph cannot run this step. The caller must then run the forward, which
-        raises if the step is wrong. The counters of the attention launches are added to
+        raises an error if the step is invalid. The counters of the attention launches are added to
         ``counters`` or, as launches, to the metadata's launch log.
         """
         rows, graph = len(batch.tokens), self._graph
@@ -87,7 +87,7 @@ class GraphRunner:
 def can_replay(attention: Any) -> bool:
     """Return whether a replay can run a backend's attention.
 
-    It cannot run that of a subclass of ``CpuBackend``, which may compute something else.
+    Only ``CpuBackend`` itself can be replayed, because a subclass may compute something else.
     """
     return type(attention) is CpuBackend
 

@@ -32,8 +32,8 @@ Array = NDArray[np.float32]
 
 # Projections of the same input, which are computed by one product.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Layers of mlx.nn without arithmetic, which are not replaced.
 MATRIX_PARAMETERS = ("weight", "scales", "biases")
+# Layers of mlx.nn without arithmetic, which are not replaced.
 PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 
@@ -42,8 +42,9 @@ class Conversion:
     """The layers that now run on NumPy arrays, or the reason that the model does not.
 
     ``reason`` is None if the model was converted. ``layers`` has the number of converted layers by
-    class, ``weights`` the bytes of the matrices by format (``quantised``, ``float32``), and
-    ``activations`` the bytes of those that are multiplied, by the type of the activations.
+    class. ``weights`` has the bytes of all matrices by format (``quantised``, ``float32``).
+    ``activations`` has the bytes of the matrices that a forward multiplies, by the type of the
+    activations.
     """
 
     reason: str | None
@@ -60,13 +61,13 @@ class Conversion:
 def convert(model: Any, *, low_precision: bool = False, activations: str = "float32") -> Conversion:
     """Convert an mlx_lm model in place, so that its forward runs on NumPy arrays without MLX.
 
-    The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
-    and whose ``update_and_fetch`` returns a ``layer_cache.KVHandle`` twice, and returns float32
-    logits [T, 1, vocabulary].
+    The converted model takes int32 ids [T, 1] and one cache per layer, and returns float32 logits
+    [T, 1, vocabulary]. A cache's ``offset`` is int32 [T], and its ``update_and_fetch`` returns a
+    ``layer_cache.KVHandle`` and its ``ValueHandle``.
 
     Weights must be float32. With ``low_precision``, matrices may also be quantised or in half
-    precision, and are read in that format. ``activations`` is that of ``PackedLinear``. With
-    ``int8``, the kernels are checked against their reference first.
+    precision, and are read in that format. ``activations`` is the argument of ``PackedLinear``.
+    With ``int8``, the kernels are checked against their reference first.
 
     A trial forward of two tokens decides. If the trial fails, the model is left unchanged, to be
     run by MLX, and the result has the reason.
@@ -251,7 +252,8 @@ class _Converter:
         if mode == "mxfp4":
             return BlockMatrix(BlockArrays("mxfp4", words, {"scales": scales}))
         if mode == "nvfp4":
-            # For the table of doubled values. E4M3 is exact in float16, halved as well.
+            # Halved, because the kernel's table has doubled values. Half an E4M3 number is exact in
+            # float16.
             halved = self.mx.from_fp8(stored_scales, dtype=self.mx.float16) / 2
             return BlockMatrix(BlockArrays("nvfp4", words, {"scales": self._words(halved)}))
         # mxfp8: its numbers have 4 significant bits, so bfloat16 is exact.

@@ -37,7 +37,7 @@ class TimedResponse(NamedTuple):
 def measure(streams: int, silence_s: float) -> dict[str, Any]:
     """Measure the client's overhead with a null server that serves ``streams`` concurrent requests.
 
-    ``silence_s`` is that of ``HttpClient``.
+    ``silence_s`` is passed to ``HttpClient``.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def measure(streams: int, silence_s: float) -> dict[str, Any]:
     try:
         server = SupervisedServer(command)
     except SupervisorError as error:
-        raise EngineError(f"the null server: {error}") from None
+        raise EngineError(f"the null server failed: {error}") from None
     try:
         client = HttpClient(f"http://127.0.0.1:{port}", silence_s)
         try:

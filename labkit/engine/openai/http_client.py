@@ -28,7 +28,7 @@ from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes
 from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
-CHECK_PERIOD_S = 0.05  # between two checks of the loop's delay and for silent streams
+CHECK_PERIOD_S = 0.05  # between two checks of the loop's delay and of silent streams
 CLOSE_TIMEOUT_S = 5.0
 SILENCE_ERROR = "the server sent nothing for {:g} s (engine.server.silence_s)"
 
@@ -50,7 +50,7 @@ class CompletedResponse:
 class HttpClient:
     """A client of one server that sends each request once and returns responses as they end.
 
-    ``clock`` returns the time in seconds. It may stop while client and server are stopped.
+    ``clock`` returns the time in seconds. It may stand still while client and server are suspended.
 
     Parameters
     ----------

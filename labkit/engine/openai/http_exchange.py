@@ -16,7 +16,7 @@ TRUNCATED_ERROR = "the connection closed before the response was complete"
 
 
 class ReceivedBytes(NamedTuple):
-    """The bytes of a response body that one read returned, read at ``at`` (seconds)."""
+    """The body bytes that one read returned, and the time ``at`` of the read (seconds)."""
 
     at: float
     data: bytes
@@ -86,8 +86,8 @@ class HttpExchange(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End the response when the connection has closed.
 
-        Without an error, the response is complete if its head announced no length. Otherwise it
-        was truncated.
+        If its head announced no length and there is no ``error``, the response is complete. If the
+        head announced a length, the response was truncated.
         """
         if error is not None:
             self.end(one_line(error))
@@ -116,7 +116,7 @@ class HttpExchange(asyncio.Protocol):
     # Callbacks of httptools' parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Record whether the head tells where the body ends."""
+        """Record whether the head announces where the body ends."""
         self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:

@@ -186,7 +186,7 @@ class RemoteEngine:
 
         ``tokens.usage``: the server's own counts. ``tokens.tokenizer``: the model's tokenizer
         applied to the text. ``tokens.stream``: the token ids in a stream, or the chunks with
-        content where the server sends no ids.
+        content if the server sends no ids.
         """
         counts = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         responses: list[StreamedResponse | ScoredResponse] = [*self._finished, *self._scored]
@@ -280,8 +280,9 @@ class RemoteEngine:
     def clear_cache(self) -> None:
         """Empty the server's prefix cache, if its preset says that it can be reset.
 
-        Other servers have no common way to do so. A run is not affected if labkit started the
-        server, because the server is then new and its warm-up uses other prompts.
+        For other servers this does nothing, because they have no common way to do it. If labkit
+        started the server, this does not affect the run: the server is new, and its warm-up uses
+        other prompts.
 
         Raises
         ------

@@ -30,7 +30,7 @@ SUPPORTED_PARAMS = (
 class RequestPayload:
     """A request's JSON body.
 
-    ``same_ids`` is whether the server will read the prompt as the request's own token ids.
+    ``same_ids`` says whether the server will read the prompt as the request's own token ids.
     """
 
     request: Request
@@ -74,7 +74,9 @@ class PayloadBuilder:
         self._prebuilt = {request.request_id: self._build(request) for request in requests}
 
     def payload(self, request: Request) -> RequestPayload:
-        """Return the payload of a streaming request that asks for token usage.
+        """Return the payload of a request.
+
+        It asks for a stream with token usage, unless the request has ``prompt_logprobs``.
 
         Raises
         ------
@@ -112,7 +114,7 @@ class PayloadBuilder:
         return RequestPayload(request, json.dumps(body).encode(), same_ids)
 
     def _build_scored(self, request: Request) -> RequestPayload:
-        """Build a request for the log probabilities of its prompt, whose response is one body.
+        """Build the payload for a prompt's log probabilities. The response is not streamed.
 
         The server generates one token, because vLLM refuses to generate none.
         """
@@ -155,6 +157,6 @@ def _check_supported(params: SamplingParams) -> None:
             and value != getattr(DEFAULT_PARAMS, item.name)
         ):
             raise EngineError(
-                f"{item.name}={value}: engine=openai does not send it to servers; leave it at its "
+                f"{item.name}={value}: engine=openai does not send this parameter; leave it at its "
                 "default"
             )

@@ -33,7 +33,7 @@ class ScoredResponse:
     usage: TokenUsage | None = None
 
     def final_event(self, completed: CompletedResponse) -> StreamEvent:
-        """Return the request's only event, an error event if the response does not score it."""
+        """Return the request's only event: an error event if the response lacks the scores."""
         if completed.error is not None:
             return error_event(self.request, completed.at, completed.error)
         try:
@@ -56,7 +56,7 @@ class ScoredResponse:
         Raises
         ------
         ValueError, KeyError, TypeError
-            A position is missing, or has fewer tokens.
+            A position is missing, or has fewer tokens than requested.
         """
         prompt, top = self.request.prompt_token_ids, self.request.params.prompt_logprobs or 0
         count = len(prompt) - 1
@@ -66,9 +66,9 @@ class ScoredResponse:
             logprobs = {int(key): float(item["logprob"]) for key, item in (position or {}).items()}
             own[row] = logprobs[token]
             if len(logprobs) < top:
-                raise ValueError(f"{len(logprobs)} of {top} tokens")
+                raise ValueError(f"a position has {len(logprobs)} of {top} log probabilities")
             likeliest = sorted(logprobs, key=lambda key: (-logprobs[key], key))[:top]
             ids[row], values[row] = likeliest, [logprobs[key] for key in likeliest]
         if not np.isfinite(own).all() or not np.isfinite(values).all():
-            raise ValueError("log probabilities are finite numbers")
+            raise ValueError("a log probability is not a finite number")
         return PromptLogprobs(own, ids, values, np.empty((count, 0)))

@@ -39,7 +39,7 @@ PROBE_PROMPT = "Once upon a time"
 class ServerProcess:
     """A server at ``url``. ``stop`` stops it only if labkit started it.
 
-    ``command``: the configured command, or empty where labkit did not start the server.
+    ``command``: the configured command, or empty if labkit did not start the server.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class ServerProcess:
     url
         The server's address, without ``/v1``.
     supervised
-        The process that labkit started, or None where the server ran already.
+        The process that labkit started, or None if the server was already running.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ServerProcess:
     def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
         """Wait until the server has generated a token; return the model's name in requests.
 
-        An open port, a list of models or a health check do not prove that the server is ready:
+        An open port, a list of models or a health check does not prove that the server is ready:
         servers with a dead engine have passed all three.
 
         Raises
@@ -124,7 +124,7 @@ class ServerProcess:
             time.sleep(POLL_S)
         raise EngineError(
             f"{self._option}: the server returned no token within {limit:g} s "
-            f"(engine.server.start_timeout_s); the last of {tries} tries failed: {last_error}"
+            f"(engine.server.start_timeout_s); try {tries} failed with: {last_error}"
         )
 
     def _probe(
@@ -167,7 +167,7 @@ class ServerProcess:
     def process_memory(self) -> dict[str, float]:
         """Return the resident bytes of the server and its descendants as ``rss_bytes``.
 
-        The dict is empty where labkit did not start the server or the bytes cannot be read.
+        The dict is empty if labkit did not start the server or the bytes cannot be read.
         """
         import psutil
 
@@ -245,8 +245,8 @@ def _require_listener(url: str) -> None:
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
     """Return the server's command as a list of words, with the placeholders filled in.
 
-    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``,
-    which exports the model to GGUF.
+    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``
+    (the model, exported to GGUF).
     """
     server, words = options.server, shlex.split(options.server.command_line)
     values = {

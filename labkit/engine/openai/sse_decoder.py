@@ -35,7 +35,7 @@ class StreamChunk:
     """One chunk of a streamed response.
 
     ``text``: content, reasoning, and names and arguments of tool calls. ``token_ids``: the sampled
-    ids, or None where the server sends no ids. ``finish``: the finish reason. ``null_times``: the
+    ids, or None if the server sends no ids. ``finish``: the finish reason. ``null_times``: the
     times that labkit's null server adds.
     """
 

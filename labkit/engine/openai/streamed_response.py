@@ -158,7 +158,7 @@ class StreamedResponse:
         else:
             return None
         if count > params.max_tokens:
-            return f"the server returned {count} tokens, but {params.max_tokens} were requested"
+            return f"the server returned {count} tokens, but max_tokens is {params.max_tokens}"
         if count < params.max_tokens and (params.ignore_eos or self.finish == "length"):
             tokens = f"{count} of {params.max_tokens} tokens"
             return f"the stream ended early: {tokens}, finish reason {self.finish}"

@@ -1,9 +1,9 @@
 """MLX's ring between the ranks of one host, set up as ``mlx.launch`` does.
 
 A rank's environment has ``MLX_RANK``, the rank's number, and ``MLX_HOSTFILE``, a JSON list with the
-addresses at which each rank listens. ``mlx.launch`` itself is not used: it would add a process
-between the run and its ranks that reads the terminal, and that handles neither the run's death nor
-a rank's death well.
+addresses at which each rank listens. ``mlx.launch`` itself is not used, because it would add a
+process between the run and its ranks. That process reads the terminal, and does not handle the
+death of the run or of a rank well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ring:
 
 
 def join_ring(rank: int, size: int) -> Ring:
-    """Join the environment's ring, as ``rank`` of ``size``, and wait for all ranks.
+    """Join the ring that the environment describes, and wait for all ``size`` ranks.
 
     Raises
     ------

@@ -42,7 +42,7 @@ def check(experiment: config.Experiment) -> None:
 def sharding_error(model_dir: Path, size: int) -> str | None:
     """Return the reason that a model cannot be sharded among ``size`` ranks, as one line, or None.
 
-    Also returns None where config.json cannot be read; loading the model reports the error.
+    Also returns None if config.json cannot be read; loading the model reports the error.
     """
     try:
         outer = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))

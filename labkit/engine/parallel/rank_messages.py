@@ -64,7 +64,7 @@ class RankReply:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank's last message: an exception, as the name of a forwarded error and a message.
+    """A rank's last message: an exception, as the name of its class and its message.
 
     ``kind``: the name of the class in ``FORWARDED_ERRORS`` that the exception is an instance of.
     """

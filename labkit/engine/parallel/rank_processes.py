@@ -114,7 +114,7 @@ class RankProcesses:
         return [rank.child.pid for rank in self._ranks]
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
-        """Have every rank build its engine. Raises the exceptions of ``call``."""
+        """Have every rank build its engine. Raises the same exceptions as ``call``."""
         path = str(model_dir.absolute())
         return self._exchange(
             [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]
@@ -169,7 +169,7 @@ class RankProcesses:
             if not ready:
                 late = ", ".join(f"rank {rank.number}" for rank in pipes.values())
                 raise RankError(
-                    f"{late} has not replied {self._straggler_timeout_s:g} s after the others"
+                    f"{late}: no reply {self._straggler_timeout_s:g} s after the others"
                 )
             for pipe in ready:
                 assert isinstance(pipe, Connection)

@@ -50,7 +50,7 @@ class ScheduleCheck(NoScheduleCheck):
 
 
 def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
-    """Return the digest (32 hex digits) of a step and of ``digest``, that of the steps before.
+    """Return the digest (32 hex digits) of a step and all earlier steps (``digest``).
 
     For every chunk the digest covers the request, the token range, the preemptions, the request's
     number of tokens and its last token, which depends on everything sampled before.

@@ -29,7 +29,7 @@ def create(
 ) -> TensorParallelEngine:
     """Start ``engine.parallel.size`` ranks that each build an engine, and return their front end.
 
-    ``command`` and ``straggler_timeout_s`` are those of ``RankProcesses``.
+    ``command`` and ``straggler_timeout_s`` are passed to ``RankProcesses``.
 
     Raises
     ------

@@ -141,7 +141,7 @@ class HashPrefixCache(PrefixCache):
     def evict(self, count: int) -> None:
         """Remove the ``count`` entries that were released first; see ``PrefixCache``."""
         if count > len(self._lru):
-            raise ValueError(f"evict({count}): only {len(self._lru)} blocks are evictable")
+            raise ValueError(f"evict({count}): the number of evictable blocks is {len(self._lru)}")
         self._remove(count)
         self.num_evicted += count
 

@@ -3,8 +3,7 @@
 The design is that of SGLang's radix cache. A node is split where two sequences diverge. It is
 locked while a request uses it or a node below it. Leaves are evicted from their ends. If a request
 computes blocks that the tree has already, the request's own blocks are freed, and its block table
-is remapped to the tree's blocks.
-docs/structures.md shows a tree step by step.
+is remapped to the tree's blocks. docs/structures.md shows a tree step by step.
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ class RadixPrefixCache(PrefixCache):
         """Evict ``count`` blocks from the ends of the nodes that were unlocked first."""
         if count > self._pool.num_evictable:
             raise ValueError(
-                f"evict({count}): only {self._pool.num_evictable} blocks are evictable"
+                f"evict({count}): the number of evictable blocks is {self._pool.num_evictable}"
             )
         self._cut(count)
         self.num_evicted += count

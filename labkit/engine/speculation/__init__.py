@@ -41,7 +41,7 @@ def create(
 
 
 def segment_layout(options: config.Engine) -> SegmentLayout:
-    """Return the function of ``engine.drafts.verification`` that makes segments of draft tokens."""
+    """Return the function that makes segments of drafts, set by ``engine.drafts.verification``."""
     return staircase if options.drafts.verification is config.Verification.staircase else window
 
 

@@ -1,9 +1,9 @@
 """``engine.speculation=draft``: a smaller model proposes the draft tokens.
 
-The draft model's layers are additional layers of the target's KV blocks: the draft model's keys of
-a token have the same block id and offset as the target's, so blocks are managed only once. The
-tokens that the draft model has computed are recorded per request, and are computed again if the
-request's blocks have changed.
+The draft model's layers are additional layers of the target's KV blocks. A token's keys have the
+same block id and offset in both models, so blocks are managed only once. The tokens that the draft
+model has computed are recorded per request, and are computed again if the request's blocks have
+changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _DraftState:
     """The tokens of a request that the draft model has computed.
 
     They are the request's first ``known`` tokens, followed by the draft tokens ``drafts``.
-    ``blocks`` are the ids of the blocks that the request had when the draft model computed them.
+    ``blocks`` are the ids of the blocks that the request had when the draft model computed these
+    tokens.
     """
 
     state: RequestState
@@ -43,7 +44,7 @@ class _DraftState:
     blocks: Ints
 
     def num_valid_tokens(self, blocks: Ints) -> int:
-        """Return the number of the request's tokens that are computed in its present blocks."""
+        """Return how many of the request's tokens the draft model need not compute again."""
         count = len(self.blocks)
         if count > len(blocks) or not np.array_equal(self.blocks, blocks[:count]):
             return 0
@@ -98,7 +99,7 @@ class DraftModelProposer:
         return [tuple(tokens) for tokens in drafts]
 
     def _catch_up(self, draft_requests: Sequence[DraftRequest], drafts: list[list[int]]) -> None:
-        """Compute the tokens that the draft model lacks, and sample each first draft token."""
+        """Compute the keys and values that the draft model lacks, and sample the first drafts."""
         start = [self._num_valid_tokens(request.state) for request in draft_requests]
         while behind := [
             i for i, request in enumerate(draft_requests) if start[i] < request.state.num_tokens
@@ -131,10 +132,10 @@ class DraftModelProposer:
         draft_requests: Sequence[DraftRequest],
         drafts: list[list[int]],
     ) -> None:
-        """Run one forward, and append a draft token to each request that has a row of logits.
+        """Run one forward over ``segments``, and append a draft token to some requests.
 
-        These are the first ``len(rows)`` of ``indexes``. ``indexes[k]`` is the position in
-        ``draft_requests`` of segment k's request.
+        ``indexes[k]`` is the position in ``draft_requests`` of segment k's request. The first
+        ``len(rows)`` segments have a row of logits, so only their requests get a draft token.
         """
         tables = stack_block_tables(
             [self._cache.table(draft_requests[i].state.request_id) for i in indexes]
@@ -144,7 +145,7 @@ class DraftModelProposer:
         batch: Batch = pack(tokens, segments, tables, rows, states)
         logits = self._run_model(batch)
         for i, sampled in zip(sampling, self._sampler(logits, states), strict=True):
-            # Where sampling failed, any token may be the draft: the target rejects it.
+            # If sampling failed, any token may be the draft: the target rejects it.
             drafts[i].append(sampled.token if sampled.error is None else 0)
 
     def _num_valid_tokens(self, state: RequestState) -> int:
@@ -202,14 +203,15 @@ def load_draft(
         loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
         if expected.states:
             raise EngineError(
-                f"the draft model (model_type={loaded.model_type}) has recurrent states, and a "
-                "rejected draft leaves the wrong one; choose a draft model with attention in every "
+                f"the draft model (model_type={loaded.model_type}) has recurrent states, which "
+                "are wrong after a rejected draft; choose a draft model with attention in every "
                 "layer, or set engine.speculation=ngram"
             )
         target_vocab, vocab = (e.logits[0].shape[-1] for e in (target, expected))
         if vocab != target_vocab:
             raise EngineError(
                 f"the draft model's vocabulary has {vocab} ids, but the model's has {target_vocab}"
+                "; choose a draft model with the same vocabulary"
             )
         shapes = target.shapes + expected.shapes
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
@@ -217,5 +219,5 @@ def load_draft(
         logits_self_test.verify(loaded, choice.forward, small, expected, *dtypes)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error
-    layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""
+    layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
     return LoadedDraft(choice.forward, expected.shapes, f"{directory.name}{layers}")

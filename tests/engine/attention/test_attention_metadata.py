@@ -58,7 +58,7 @@ def test_another_batch_is_built_anew(plan, name):
     changes = {"tables": tables, "starts": (0, 2, 3), "lengths": (20, 0)}
     first = plan()
     if name == "lengths":
-        with pytest.raises(ValueError, match=r"seq_lens\[1\] is 0, less than the 1 query tokens"):
+        with pytest.raises(ValueError, match=r"seq_lens\[1\] is 0, less than .* which is 1"):
             plan(changes[name])
         return
     second = plan(**{name: changes[name]})
@@ -79,7 +79,7 @@ def test_a_table_with_ids_beyond_the_pools_is_never_advanced(plan):
     tables[0, 2] = 99  # sequence 0 needs two blocks yet
     plan(tables=tables)
     plan((21, 41), tables=tables)
-    with pytest.raises(ValueError, match="block id 99, but the pools have"):
+    with pytest.raises(ValueError, match="block id 99; ids must be below"):
         plan((33, 41), tables=tables)
 
 

@@ -187,6 +187,6 @@ def test_options_of_other_policies_are_refused(options, message):
 
 
 def test_a_refusal_needs_a_setting_or_other_advice():
-    with pytest.raises(ValueError, match="names a setting"):
+    with pytest.raises(ValueError, match="either settings or other advice"):
         BudgetRefusal("a", "b", "c", ())
     assert MODEL.max_context == 40960

@@ -74,7 +74,7 @@ def gone(pids, seconds=5.0):
         ("another", "sampled different tokens from the same step"),
         ("die", r"rank 1 \(process \d+\) has ended: SIGKILL"),
         ("wrong", "rank 1: ZeroDivisionError: on purpose"),
-        ("stop", "rank 1 has not replied 1 s after the others"),
+        ("stop", "rank 1: no reply 1 s after the others"),
     ],
 )
 def test_a_failing_rank_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, message):

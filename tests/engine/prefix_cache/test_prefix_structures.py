@@ -133,7 +133,7 @@ def test_blocks_of_a_running_request_are_never_evicted(name):
     assert bench.num_cached("aabbcc") == 6
     assert bench.admit("aabb??") == 4  # the tail of the first is what gives way
     assert bench.num_cached("aabbcc") == 4
-    with pytest.raises(ValueError, match=r"evict\(1\): only 0 blocks are evictable"):
+    with pytest.raises(ValueError, match=r"evict\(1\): the number of evictable blocks is 0"):
         bench.cache.evict(1)
 
 

@@ -61,5 +61,5 @@ class BinarySearchResolver(Resolver):
         return low, (unit - (cu[low] // BQ + low)) * BQ, steps
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return one load per search step."""
+        """Return ``iterations``, because each search step makes one load."""
         return iterations

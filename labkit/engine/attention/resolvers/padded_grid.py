@@ -1,7 +1,7 @@
 """Padded grid: a unit's index in the grid gives its sequence, at the price of surplus units.
 
-Every sequence gets as many units as the sequence with the longest query needs. The grid has
-``num_seqs`` times the longest query (in tokens or in Q-blocks) units. No map is built or searched.
+Every sequence gets as many units as the sequence with the longest query needs. The number of units
+is ``num_seqs`` times the longest query, in tokens or in Q-blocks. No map is built or searched.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ class PaddedGridResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide by the longest query. A token past the end of its sequence is surplus."""
+        """Divide the unit by the longest query. A token past the end of its sequence is surplus."""
         sequence, row = unit // lookup.tokens, unit % lookup.tokens
         token = cu[sequence] + row
         return (sequence if token < cu[sequence + 1] else -1), token, 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide by the Q-blocks of the longest query. The kernel detects a surplus Q-block."""
+        """Divide the unit by the number of Q-blocks of the longest query.
+
+        The kernel itself detects a surplus Q-block.
+        """
         return unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0
 
     @staticmethod

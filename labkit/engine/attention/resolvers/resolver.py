@@ -24,7 +24,7 @@ Int32Array = NDArray[np.int32]
 
 
 def has_prefill(cu_seqlens_q: Int32Array) -> bool:
-    """Return whether a batch has more query tokens than sequences: it may run the tiled kernel."""
+    """Return whether a batch has more query tokens than sequences, so the tiled kernel may run."""
     return int(cu_seqlens_q[-1]) >= len(cu_seqlens_q)
 
 
@@ -34,8 +34,9 @@ class Resolver:
     The static methods are plain functions of arrays and numbers. The CPU's kernels compile them
     in. The reference calls them directly.
 
-    ``variant`` names the compiled-in code, whose id is part of a launch's stamp; ``name`` is the
-    name in reports; ``lookup_type`` is the NamedTuple that ``lookup`` returns.
+    ``variant`` names the resolver code that is compiled into a kernel. Its id is part of a launch's
+    stamp. ``name`` is the name in reports. ``lookup_type`` is the NamedTuple that ``lookup``
+    returns.
     """
 
     variant: ClassVar[str]
@@ -98,9 +99,10 @@ class Resolver:
         return None
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return the number of dependent loads by which all units find their sequences.
+        """Return the number of loads by which all units together find their sequences.
 
-        ``iterations`` is the sum of all units' search steps, counted by the kernel. ``units`` is
-        the number of units launched.
+        A unit must wait for each of these loads before it can continue. ``iterations`` is the sum
+        of all units' search steps, counted by the kernel. ``units`` is the number of units
+        launched.
         """
         return 0

@@ -1,9 +1,9 @@
 """Maps built on the host: one load in the kernel instead of a search.
 
-``token_map`` int32 [total_q] has the sequence of every token. ``qblock_map`` int32
-[total_q // BQ + num_seqs] has that of every Q-block, or -1 for a surplus Q-block. It is empty in a
-batch without prefill, which never runs the tiled kernel. A user's class may supply both. Wrong maps
-with values in range are not detected here: the identity gate catches them.
+``token_map`` int32 [total_q] has the sequence of every token. ``qblock_map`` int32 [total_q // BQ +
+num_seqs] has the sequence of every Q-block, or -1 for a surplus Q-block. It is empty in a batch
+without prefill, which never runs the tiled kernel. A user's class may supply both. Wrong maps with
+values in range are not detected here: the identity gate catches them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SURPLUS = -1
 
 
 class SeqMapLookup(NamedTuple):
-    """The lookup: both maps."""
+    """The lookup: the two maps that the module docstring describes."""
 
     token_map: Int32Array
     qblock_map: Int32Array
@@ -84,12 +84,14 @@ class SeqMapResolver(Resolver):
         return lookup.qblock_map if tiled else lookup.token_map  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return one load per unit."""
+        """Return ``units``, because each unit makes one load."""
         return units
 
 
 class UserResolver(SeqMapResolver):
-    """A user's class with ``name`` and ``maps(cu_seqlens_q, total_q, bq)``.
+    """A resolver that gets its maps from a user's class.
+
+    The class has an attribute ``name`` and a method ``maps(cu_seqlens_q, total_q, bq)``.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ class WorkPlanResolver(Resolver):
         return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return one load per unit."""
+        """Return ``units``, because each unit makes one load."""
         return units
 
 
