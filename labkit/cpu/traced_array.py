@@ -184,7 +184,7 @@ class TracedArray(_NotNumPy):
     def _elementwise(self, op: int, other: Any) -> TracedArray:
         if not isinstance(other, TracedArray) or other.shape != self.shape:
             raise NotCapturable(
-                "the model combines arrays of different shapes, or one that the step did not compute"
+                "the model combines arrays of different shapes, or one that the step did not make"
             )
         out = self.capture.new_array(self.shape)
         self.capture.add_node(op, out, a=self, b=other, size=self.num_elements)
