@@ -40,10 +40,10 @@ PRINT_FLAGS: dict[str, tuple[str, ...]] = {
     "--shell-completion": (),
 }
 PROGRAMS = (
+    "archive",
     "check",
     "compare",
     "doctor",
-    "export",
     "history",
     "mac",
     "post",
@@ -428,7 +428,7 @@ def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tup
     if plan:
         raise ConfigError(
             f"out={archive}: plan=true writes nothing; unpack the archive first with "
-            f"python -m labkit.export --unpack {archive} {folder}"
+            f"python -m labkit.archive --unpack {archive} {folder}"
         )
     if folder.exists():
         raise ConfigError(f"out={archive}: its folder exists; continue the study with out={folder}")

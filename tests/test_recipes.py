@@ -27,11 +27,11 @@ from matplotlib.figure import Figure
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app, config, serve, study_runner
+from labkit.archive import archive_study
 from labkit.config import ConfigError
 from labkit.experiment import cell_composer, python_environment
 from labkit.experiment.python_environment import Imports, default_options
 from labkit.experiment.turn_protocol import VERSION
-from labkit.export import export
 from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
@@ -453,7 +453,7 @@ def copied_pages(tmp_path, monkeypatch):
         shutil.copy(ROOT / "README.md", tmp_path / name)
     for name in ("DIR", "OLD", "NEW"):
         shutil.copytree(ROOT / "outputs" / "reference" / "seq_map", tmp_path / name)
-    export(tmp_path / "DIR", tmp_path / "STUDY.zip")
+    archive_study(tmp_path / "DIR", tmp_path / "STUDY.zip")
     return tmp_path
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from llvmlite import ir
 
 from labkit.cpu.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.block_formats import WORD_BITS, BlockFormat
 from labkit.cpu.gemm import PANEL_COLUMNS
+from labkit.cpu.gguf_block_formats import WORD_BITS, BlockFormat
 from labkit.cpu.half_precision import FLOAT16, FLOAT32, ElementType
 from labkit.cpu.low_precision_weights import SPAN_COLUMNS
 from labkit.cpu.simd_emitter import (

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu import int8_activations
-from labkit.cpu.block_formats import WORD_BITS
 from labkit.cpu.gemm import PANEL_COLUMNS
+from labkit.cpu.gguf_block_formats import WORD_BITS
 from labkit.cpu.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions, matmul
 from labkit.cpu.int8_tile import TILE_ROWS
 from labkit.cpu.kv_dtypes import from_float32, to_float32

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from numba import extending, types
 
 from labkit.cpu import int8_activations
-from labkit.cpu.block_formats import WORD_BITS
 from labkit.cpu.dequantize_emitter import PANEL_VECTORS, Record, WeightFormat, prefetch
+from labkit.cpu.gguf_block_formats import WORD_BITS
 from labkit.cpu.int8_dot import BITS, DotForm, host_form
 from labkit.cpu.low_precision_matmul import ELEMENTS, unpacked
 from labkit.cpu.low_precision_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS

@@ -46,7 +46,6 @@ from numba import extending, njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
-from labkit.cpu.block_formats import BLOCK_FORMATS
 from labkit.cpu.dequantize_emitter import (
     PANEL_VECTORS,
     BlockWeightFormat,
@@ -62,6 +61,7 @@ from labkit.cpu.gemm import (
     WEIGHT_COST,
     multiply_panel,
 )
+from labkit.cpu.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS

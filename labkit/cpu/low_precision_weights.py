@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.block_arrays import BlockArrays
-from labkit.cpu.block_formats import SCALE_DTYPES, WORD_BITS
 from labkit.cpu.gemm import PANEL_COLUMNS
+from labkit.cpu.gguf_block_arrays import BlockArrays
+from labkit.cpu.gguf_block_formats import SCALE_DTYPES, WORD_BITS
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name, to_float32
 
 # With a single row of x, one panel has too few sums to hide the latency of an FMA. Two have enough.
@@ -175,7 +175,7 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """A matrix [N, K] in one of the formats of GGUF (``block_formats``)."""
+    """A matrix [N, K] in one of the formats of GGUF (``gguf_block_formats``)."""
 
     arrays: BlockArrays
 

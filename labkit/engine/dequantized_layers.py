@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map_with_path
 
-from labkit.engine.block_layers import (
+from labkit.engine.gguf_block_layers import (
     BlockEmbedding,
     BlockLayer,
     BlockLinear,

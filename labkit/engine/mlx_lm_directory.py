@@ -1,6 +1,6 @@
 """A model directory that stock mlx_lm can load: the model's own, or a copy without block formats.
 
-mlx_lm cannot load the block formats of GGUF (``cpu.block_formats``). The copy stores the same
+mlx_lm cannot load the block formats of GGUF (``cpu.gguf_block_formats``). The copy stores the same
 numbers in formats that it can load: Q4_K and Q5_K as affine integers of MLX with float32 scales,
 the other formats as float32. This module does not import MLX, because the process that plans a
 study may make the copy.
@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.cpu.block_formats import AFFINE_FORMATS, BLOCK_FORMATS, is_gguf_only
+from labkit.cpu.gguf_block_formats import AFFINE_FORMATS, BLOCK_FORMATS, is_gguf_only
 from labkit.machine import cache_dir
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _widened(weights: Weights, modes: dict[str, str]) -> Weights:
 
 def _mlx_parts(parts: Weights, mode: str) -> Weights:
     """Convert a block layer's matrix, or a stack [experts, N, K], to arrays of an MLX layer."""
-    from labkit.cpu.block_arrays import BlockArrays
+    from labkit.cpu.gguf_block_arrays import BlockArrays
 
     layout = BLOCK_FORMATS[mode]
     words = parts.pop("weight")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from labkit.cpu.block_formats import BLOCK_FORMATS, is_gguf_only
+from labkit.cpu.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSpec, leaves
@@ -249,7 +249,7 @@ def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any])
     import mlx.nn as nn
     from mlx.utils import tree_map_with_path
 
-    from labkit.engine import block_layers
+    from labkit.engine import gguf_block_layers
 
     entries = {name: entry for name, entry in quantization.items() if isinstance(entry, dict)}
     leaves = model.leaf_modules()
@@ -262,9 +262,9 @@ def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any])
             return layer
         in_blocks[path] = mode
         if weights[f"{path}.weight"].ndim == 2:
-            return block_layers.block_layer(layer, mode)
-        weights = block_layers.with_mlx_weights(weights, path, mode)
-        entry = block_layers.mlx_quantization(mode)
+            return gguf_block_layers.block_layer(layer, mode)
+        weights = gguf_block_layers.with_mlx_weights(weights, path, mode)
+        entry = gguf_block_layers.mlx_quantization(mode)
         return layer.to_quantized(**entry) if entry is not None else layer
 
     model.update_modules(tree_map_with_path(replace, leaves, is_leaf=nn.Module.is_module))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from labkit.engine.model_overrides import OVERRIDES
+from labkit.engine.model_patches import OVERRIDES
 
 PACKAGE = "mlx_lm.models"
 # mlx_lm's cache classes compute no part of a forward, so all loaders share their module.
@@ -62,7 +62,7 @@ def import_plain(name: str) -> ModuleType:
 
 
 class ModuleLoader:
-    """Loads copies of model modules with rebound names, and applies ``model_overrides``.
+    """Loads copies of model modules with rebound names, and applies ``model_patches``.
 
     Modules loaded by the same loader import each other's copies, not the originals.
 

@@ -362,8 +362,8 @@ def _open_archive(path: Path) -> StudyArchive:
     comment = COMMENT.fullmatch(content[-COMMENT_BYTES:])
     if comment is None or not content.startswith(b"PK"):
         raise RecordError(
-            f"{path} is not a study archive (python -m labkit.export DIR STUDY.zip writes one), or "
-            "its end is missing"
+            f"{path} is not a study archive (python -m labkit.archive DIR STUDY.zip writes one), "
+            "or its end is missing"
         )
     digest = hashlib.sha256(content[:-COMMENT_BYTES]).hexdigest()
     require(

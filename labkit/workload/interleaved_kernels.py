@@ -47,7 +47,7 @@ from labkit.workload.workload_protocols import TurnContext
 
 
 def _mlx_queue(dtype: Precision) -> LaunchQueue:
-    from labkit.workload.mlx_device_queue import MlxLaunchQueue
+    from labkit.workload.mlx_launch_queue import MlxLaunchQueue
 
     return MlxLaunchQueue(dtype)
 

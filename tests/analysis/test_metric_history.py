@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis.metric_history import metric_history
-from labkit.export import export
+from labkit.archive import archive_study
 from labkit.history import main
 
 CASE = ("decode, 64 reqs, ctx 128",)
@@ -84,7 +84,7 @@ def test_other_machines_and_options_are_other_series(week, make_cell):
 
 def test_archives_are_read_and_uncommitted_changes_marked(week, tmp_path):
     root = week(1, git_changes="0123456789abcdef")
-    export(root / "01", root / "packed.zip")
+    archive_study(root / "01", root / "packed.zip")
     ((point,),) = (one.points for one in metric_history(root, "dispatch_us"))
     assert point.study.name == "01"
     shutil.rmtree(root / "01")

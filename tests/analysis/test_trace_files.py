@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from traced_steps import traced_steps
 
-from labkit import export, report, trace
+from labkit import archive as archive_command
+from labkit import report, trace
 from labkit.analysis import write_study
 from labkit.records import write_step_trace
 
@@ -44,7 +45,7 @@ def test_every_traced_run_and_a_page_are_written(traced_study, capsys):
 
 def test_an_archive_gives_the_same_files_beside_it(traced_study, tmp_path, capsys):
     archive = tmp_path / "packed.zip"
-    assert export.main([str(traced_study), str(archive)]) == 0
+    assert archive_command.main([str(traced_study), str(archive)]) == 0
     assert trace.main([str(traced_study)]) == trace.main([str(archive)]) == 0
     for path in (traced_study / "traces").glob("*.json"):
         packed = archive.with_suffix(".report") / "traces" / path.name

@@ -90,8 +90,8 @@ def low_precision():
     for rows in (1, 2, 9, 30):
         yield f"low precision {rows}", digest(*packed.multiply(numbers(rows, 96)))
     yield "taken", digest(packed.take(np.arange(45)))
-    from labkit.cpu.block_arrays import BlockArrays
-    from labkit.cpu.block_formats import BLOCK_FORMATS
+    from labkit.cpu.gguf_block_arrays import BlockArrays
+    from labkit.cpu.gguf_block_formats import BLOCK_FORMATS
     from labkit.cpu.low_precision_weights import BlockMatrix
 
     for name in ("iq4_xs", "q3_k"):  # a table, and two groups in a run

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from labkit.cpu import gemm, low_precision_matmul
-from labkit.cpu.block_arrays import BlockArrays
-from labkit.cpu.block_formats import BLOCK_FORMATS
+from labkit.cpu.gguf_block_arrays import BlockArrays
+from labkit.cpu.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.low_precision_weights import (
     GROUP_SIZES,
     QUANTIZED_BITS,

@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu.block_arrays import BlockArrays
-from labkit.cpu.block_formats import is_gguf_only
-from labkit.engine import block_layers
+from labkit.cpu.gguf_block_arrays import BlockArrays
+from labkit.cpu.gguf_block_formats import is_gguf_only
+from labkit.engine import gguf_block_layers
 from labkit.models.gguf import GGUFError, gguf_repacking
 from labkit.models.gguf.gguf_tensor_types import TENSOR_TYPES, WIDENED_TYPES
 
@@ -39,7 +39,7 @@ def widened(name, arrays):
     if layout is None:
         return arrays["weight"].astype(mx.float32)
     if is_gguf_only(layout.mode):
-        return block_layers.dequantized(arrays, layout.mode)
+        return gguf_block_layers.dequantized(arrays, layout.mode)
     if layout.mode == "affine":
         arrays |= {part: arrays[part].astype(mx.float32) for part in ("scales", "biases")}
     entry = layout.entry()
@@ -72,8 +72,10 @@ def test_numpy_has_the_same_weights(name):
 def test_mlx_layers_have_the_same_numbers(name):
     blocks, weights = known(name)
     mode = gguf_repacking.layout_of(name).mode
-    arrays = block_layers.mlx_weights(in_mlx(gguf_repacking.convert_blocks(name, blocks)), mode)
-    entry = block_layers.mlx_quantization(mode)
+    arrays = gguf_block_layers.mlx_weights(
+        in_mlx(gguf_repacking.convert_blocks(name, blocks)), mode
+    )
+    entry = gguf_block_layers.mlx_quantization(mode)
     assert (entry is None) == (name == "Q6_K")
     if entry is not None:
         arrays = {"weight": mx.dequantize(arrays.pop("weight"), **arrays, **entry)}

@@ -135,8 +135,8 @@ def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
             formats.add(getattr(layers[path], "mode", None))
             expected = np.array(dequantized_weight(layers[path]))
             np.testing.assert_array_equal(np.array(dequantized_weight(layer)), expected)
-    block_formats = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"}
-    assert formats == {*block_formats, "mxfp4", "affine"}
+    gguf_block_formats = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"}
+    assert formats == {*gguf_block_formats, "mxfp4", "affine"}
 
 
 @pytest.mark.parametrize("storage", MatrixStorage)

@@ -13,7 +13,7 @@ from labkit.workload import device_availability, kernel_cases, launch_timing
 from labkit.workload.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.mlx_device_queue import MlxLaunchQueue
+from labkit.workload.mlx_launch_queue import MlxLaunchQueue
 from labkit.workload.workload_protocols import TurnContext, single_arm_context
 
 FEW = Case(name="few", decode=5, context=40, factor=3)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import config
-from labkit.cpu.block_formats import is_gguf_only
+from labkit.cpu.gguf_block_formats import is_gguf_only
 from labkit.engine.compute_dtype import MatrixStorage
 
 DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default

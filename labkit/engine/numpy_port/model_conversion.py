@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu import int8_dot, int8_matmul_self_test
 from labkit.cpu.aligned_memory import SlabAllocator
-from labkit.cpu.block_arrays import BlockArrays
+from labkit.cpu.gguf_block_arrays import BlockArrays
 from labkit.cpu.low_precision_weights import (
     BlockMatrix,
     HalfMatrix,
@@ -108,7 +108,7 @@ class _Converter:
         import mlx.core
         import mlx.nn
 
-        from labkit.engine.block_layers import BlockEmbedding, BlockLayer, BlockLinear
+        from labkit.engine.gguf_block_layers import BlockEmbedding, BlockLayer, BlockLinear
 
         self.mx, self.nn = mlx.core, mlx.nn
         self._block_layer = BlockLayer

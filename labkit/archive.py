@@ -1,4 +1,4 @@
-"""``python -m labkit.export DIR STUDY.zip``: write a study as one file.
+"""``python -m labkit.archive DIR STUDY.zip``: write a study as one file.
 
 The file holds the records, the reports and the machines' fingerprints. ``report``, ``compare``,
 ``post`` and :func:`labkit.analysis.load` read it as they read the folder. ``--unpack STUDY.zip
@@ -35,7 +35,7 @@ ENVIRONMENT = "environment.json"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = OneLineParser(
-        prog="python -m labkit.export",
+        prog="python -m labkit.archive",
         description="Write a study as one file. With --unpack: write the folder of such a file.",
     )
     parser.add_argument("source", type=Path, metavar="DIR", help="the study's folder")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             unpack_archive(options.source, options.target)
             print(f"{options.source} unpacked into {options.target}")
         else:
-            print(export(options.source, options.target).summary)
+            print(archive_study(options.source, options.target).summary)
     except RecordError as error:
         return print_error(parser.prog, error)
     except OSError as error:
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @dataclass(frozen=True)
-class Export:
-    """A study that was exported: the archive, its SHA-256 and size, and what it holds."""
+class ArchivedStudy:
+    """A study in one file: the archive, its SHA-256 and size, and what it holds."""
 
     path: Path
     sha256: str
@@ -81,7 +81,7 @@ class Export:
         return f"{self.path}: {cells}, {runs}, {megabytes}, SHA-256 {self.sha256}"
 
 
-def export(study: Path, target: Path) -> Export:
+def archive_study(study: Path, target: Path) -> ArchivedStudy:
     """Write a study's folder as an archive.
 
     Raises
@@ -98,11 +98,11 @@ def export(study: Path, target: Path) -> Export:
     _check_target(target)
     cells = [path for path in cell_dirs(study) if isinstance(path, Path)]
     if cells == [study]:
-        raise RecordError(f"{study} is one cell; export its study, {study.parent}")
+        raise RecordError(f"{study} is one cell; archive its study, {study.parent}")
     for cell in cells:
         if is_locked(cell):
             raise RecordError(
-                f"{cell}: a process is working on this cell; export the study when it has ended"
+                f"{cell}: a process is working on this cell; archive the study when it has ended"
             )
     runs, names = store_runs(study), {cell.name for cell in cells}
     files = {
@@ -113,7 +113,7 @@ def export(study: Path, target: Path) -> Export:
     files |= {STORED_RUNS: runs, ENVIRONMENT: _environments(cells)}
     digest = write_archive(target, files, {cell.name: cell for cell in cells})
     records = sum(len(record_paths(cell)) for cell in cells)
-    return Export(target, digest, target.stat().st_size, len(cells), records)
+    return ArchivedStudy(target, digest, target.stat().st_size, len(cells), records)
 
 
 def _check_target(target: Path) -> None:

@@ -1,4 +1,4 @@
-"""``python -m labkit.export``: every program reads the archive as it reads the folder."""
+"""``python -m labkit.archive``: every program reads the archive as it reads the folder."""
 
 import json
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from labkit import app, compare, export, post, report
+from labkit import app, compare, post, report
+from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError
@@ -29,19 +30,19 @@ def study(tmp_path_factory):
 def archive(study):
     """Return the study's archive, beside its folder."""
     path = study.parent / "packed.zip"
-    export.export(study, path)
+    archive_command.archive_study(study, path)
     return path
 
 
 def test_the_command_says_what_it_wrote_and_writes_the_same_bytes_again(study, tmp_path, capsys):
     paths = [tmp_path / "a.zip", tmp_path / "b.zip"]
     for path in paths:
-        assert export.main([str(study), str(path)]) == 0
+        assert archive_command.main([str(study), str(path)]) == 0
     first, second = (path.read_bytes() for path in paths)
     assert first == second and len(first) < 600_000
     assert re.search(r"a\.zip: 1 cell, 24 runs, \d\.\d\d MB, SHA-256 [0-9a-f]{64}\n",
                      capsys.readouterr().out)  # fmt: skip
-    assert export.main([str(study), str(paths[0])]) == 0  # an archive may be written again
+    assert archive_command.main([str(study), str(paths[0])]) == 0  # an archive may be written again
 
 
 def test_report_prints_the_same(study, archive, tmp_path, capsysbinary):
@@ -112,12 +113,12 @@ def test_an_index_lists_archives(archive, tmp_path, capsys):
     assert "[one.zip](one.zip)" in page and "two.zip is not a study archive" in page
 
 
-def test_an_edited_record_is_not_exported(study, tmp_path, capsys):
+def test_an_edited_record_is_not_archived(study, tmp_path, capsys):
     copy = Path(shutil.copytree(study, tmp_path / "copy"))
     (cell,) = (path for path in copy.iterdir() if (path / "runs").is_dir())
     record = min((cell / "runs").glob("*.json"))
     (cell / DIGESTS_FILE).write_text(f"{'0' * 64}  runs/{record.name}\n")
-    assert export.main([str(copy), str(tmp_path / "a.zip")]) == 2
+    assert archive_command.main([str(copy), str(tmp_path / "a.zip")]) == 2
     error = capsys.readouterr().err
     assert "was edited after it was written" in error and error.count("\n") == 1
     assert not (tmp_path / "a.zip").exists()
@@ -129,13 +130,13 @@ def test_mistakes_are_one_line(study, archive, tmp_path, capsys):
     for words, message in (
         ([study, tmp_path / "a.tar"], "the name of an archive must end with .zip"),
         ([study, tmp_path / "mine.zip"], "mine.zip exists and is not a study archive"),
-        ([cell, tmp_path / "a.zip"], "is one cell; export its study"),
+        ([cell, tmp_path / "a.zip"], "is one cell; archive its study"),
         ([tmp_path / "none", tmp_path / "a.zip"], "none: no such directory"),
         ([study, tmp_path / "no" / "a.zip"], "No such file or directory"),
         (["--unpack", archive, study], "exists; choose another folder"),
         (["--unpack", tmp_path / "mine.zip", tmp_path / "x"], "is not a study archive"),
     ):
-        assert export.main(list(map(str, words))) == 2
+        assert archive_command.main(list(map(str, words))) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert (tmp_path / "mine.zip").read_text() == "mine"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.block_formats import BLOCK_FORMATS, SCALE_DTYPES, WORD_BITS, BlockFormat
+from labkit.cpu.gguf_block_formats import BLOCK_FORMATS, SCALE_DTYPES, WORD_BITS, BlockFormat
 
 SLAB_ROWS = 64  # rows that are dequantised at a time
 

@@ -1,4 +1,4 @@
-"""Layers of an MLX model with a matrix in a block format of GGUF (``cpu.block_formats``).
+"""Layers of an MLX model with a matrix in a block format of GGUF (``cpu.gguf_block_formats``).
 
 MLX cannot multiply by such a matrix. So these layers only store it. A forward on NumPy arrays reads
 the blocks directly. For every other forward, ``mlx_layer`` converts the layer to an MLX layer with
@@ -15,8 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from labkit.cpu.block_arrays import BlockArrays
-from labkit.cpu.block_formats import AFFINE_FORMATS, BLOCK_FORMATS, WORD_BITS, BlockFormat
+from labkit.cpu.gguf_block_arrays import BlockArrays
+from labkit.cpu.gguf_block_formats import AFFINE_FORMATS, BLOCK_FORMATS, WORD_BITS, BlockFormat
 
 UNPACKING_GROUP = 32  # a group size of MLX that divides the depth of every block format
 SCALE_DTYPES = {"int8": mx.int8, "uint8": mx.uint8, "pairs": mx.uint8, "float16": mx.float16}
