@@ -43,7 +43,7 @@ NOISIER = 2.0  # the noise of the last arm, relative to the others, if it is une
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of studies in which a claim holds, and the mean size of the set."""
+    """The figures of a table row (see the module): three shares of studies, and a mean size."""
 
     interval: float
     usual: float
@@ -52,7 +52,11 @@ class Rates:
 
 
 def true_means(truth: str, arms: int, error: float) -> Floats:
-    """Return the arms' true means, float64 [arms], for a standard error ``error``."""
+    """Return the arms' true means, float64 [arms].
+
+    ``truth`` is one of the names that the module lists. ``error`` is the standard error of the
+    difference of two arms.
+    """
     means = np.zeros(arms)
     if truth == "close":
         means[-1] = 1.5
@@ -96,7 +100,10 @@ def draw_noise(rng: np.random.Generator, noise: str, blocks: int, runs: int, arm
 def rates(
     truth: str, noise: str, design: tuple[int, int], arms: int, studies: int, alpha: float = 0.05
 ) -> Rates:
-    """Simulate ``studies`` studies and return the rates of their claims."""
+    """Simulate ``studies`` studies and return the shares of them in which each claim holds.
+
+    ``design`` is the number of blocks, and of runs of each arm per block.
+    """
     blocks, runs = design
     rng = np.random.default_rng([blocks, runs, arms, TRUTHS.index(truth), NOISES.index(noise)])
     means = true_means(truth, arms, noise_sd(noise) * math.sqrt(2.0 / (blocks * runs)))

@@ -53,7 +53,7 @@ def true_share(rate: float, requests: int) -> float:
 def rates_of_claims(
     grid: tuple[float, ...], target: float, runs: int, requests: int, studies: int
 ) -> tuple[float, float, float]:
-    """Return three shares of studies: the interval covers, has a lower, has an upper limit."""
+    """Return the table's shares of studies: *covers*, *at least* and *below* (see the module)."""
     keeps = [rate for rate in grid if true_share(rate, requests) >= target]
     fails = [rate for rate in grid if rate not in keeps]
     covers = lower = upper = 0

@@ -3,10 +3,11 @@
     python benchmarks/compare_checkouts.py OLD NEW path/to/an/mlx_lm/model [--pairs 16]
 
 Two processes, one of each checkout, live at the same time and take turns in random order. In a turn
-a process serves a batch of requests, so that a disturbance of a second or more affects both. A
-pair of processes gives one number per case, the median of its ten ratios. The table shows the mean
-over pairs, its 95 % interval and the range. Make a checkout with ``git worktree add``, for example;
-each compiles into its own cache beside the model's folder.
+a process serves a batch of requests. Turns are short, so that a disturbance of a second or more
+affects both processes. A pair of processes gives one number per case, the median of its ten ratios.
+The table shows the mean over pairs, its 95 % interval and the range. Make a checkout with
+``git worktree add``, for example. Each checkout compiles into its own cache beside the model's
+folder.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """labkit's engine against mlx_lm's own: tokens per second, same model, same machine.
 
 Every run is a fresh process, and the arms of a scenario alternate. The table shows medians
-over rounds, their ratio, the ratios of the single rounds, and the target. mlx_lm runs on
-OpenBLAS with its best thread count, selected by one run of each count. Run as
-``python benchmarks/compare_mlx_lm.py``; ``--quick`` is one round, ``--only TEXT`` picks scenarios,
-``--json FILE`` writes every figure.
+over rounds, their ratio, the range of the rounds' ratios, and the target. mlx_lm runs on OpenBLAS
+with the thread count that was fastest in one run of each count. Run as
+``python benchmarks/compare_mlx_lm.py``. Options: ``--quick`` runs one round, ``--only TEXT``
+selects the scenarios whose names contain TEXT, ``--json FILE`` writes every figure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ HOST_TARGET, OUTSIDE_TARGET = 0.15, 0.03
 
 @dataclass(frozen=True)
 class Scenario:
-    """A workload on a model; ``target``: the required ratio to mlx_lm's tokens per second."""
+    """A workload on a model. ``target`` is the required ratio of the two sides' tokens per second.
+
+    The sides are labkit and mlx_lm or, in ``CASES``, all requests at once and one after the other.
+    """
 
     name: str
     overrides: tuple[str, ...]
@@ -147,7 +150,11 @@ def alternate(arms: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dic
 def compare(
     ours: list[dict[str, float]], theirs: list[dict[str, float]], target: float | None
 ) -> dict[str, Any]:
-    """Return the medians, their ratio, each round's ratio, and whether the target was met."""
+    """Compare the tokens per second of two sides, of which each entry is one round.
+
+    Return the medians, their ratio, each round's ratio, and whether the target was met (None
+    without a target).
+    """
     ratios = [a[TOKENS] / b[TOKENS] for a, b in zip(ours, theirs, strict=True)]
     medians = [statistics.median(entry[TOKENS] for entry in side) for side in (ours, theirs)]
     ratio = medians[0] / medians[1]
@@ -156,7 +163,10 @@ def compare(
 
 
 def share(entries: list[dict[str, float]], name: str, target: float | None) -> dict[str, Any]:
-    """Return the median of a share of time, and whether it is below ``target``."""
+    """Return the median of figure ``name``, a share of time, and whether it is below ``target``.
+
+    The second is None without a target.
+    """
     value = statistics.median(entry[name] for entry in entries)
     return {"share": value, "target": target, "met": None if target is None else value < target}
 
@@ -206,7 +216,7 @@ def head(first: str, second: str) -> None:
 
 
 def row(name: str, result: dict[str, Any]) -> str:
-    """Format one comparison."""
+    """Return the table's line of one result of ``compare``."""
     first, second = result["medians"]
     spread = f"{min(result['ratios']):.2f} to {max(result['ratios']):.2f}"
     target = result["target"]

@@ -12,8 +12,9 @@ shows medians over rounds and the median of the rounds' ratios. Run as
 ``--cases A;B``, ``--native DIR``, ``--json FILE``; ``--show FILE`` prints a file's table
 (docs/quantised.md).
 
-It also measures how often each arm's next token after a piece of English equals that of labkit in
-float32 (the cost of int8 products), and labkit's products beside the machine's sgemm.
+Two more measurements: how often each arm's next token after a piece of English equals that of
+labkit in float32, which shows the cost of int8 products; and the speed of labkit's matrix products
+relative to OpenBLAS's sgemm.
 """
 
 from __future__ import annotations
@@ -139,7 +140,11 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case; return its tokens, and the seconds before and after all have a token."""
+        """Serve a case. Return its tokens, the number of tokens decoded, and times in seconds.
+
+        The times are ``begun``, until every request has its first token; ``rest``, from then to the
+        end; and ``wall``, the sum of both. ``made`` counts the tokens that fall into ``rest``.
+        """
         from labkit.engine import Request, SamplingParams
 
         requests = case.requests()
@@ -169,7 +174,7 @@ class OnLabkit:
 
 
 class OnLlama:
-    """llama.cpp's server, in process, through xllamacpp."""
+    """llama.cpp's server in this process, called through xllamacpp."""
 
     def __init__(self, gguf: Path, threads: int) -> None:
         import xllamacpp
@@ -181,7 +186,11 @@ class OnLlama:
         self.server = xllamacpp.Server(params)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case. The prefill time is the one that the server reports."""
+        """Serve a case; return the same figures as ``OnLabkit.serve``.
+
+        ``begun`` is the longest prefill time of a request, as the server reports it. Tokens are
+        returned only for ``text`` cases, because they cost time.
+        """
         from concurrent.futures import ThreadPoolExecutor
 
         requests = case.requests()
@@ -247,7 +256,10 @@ class OnNative:
             return False
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case. The prefill time is the one that the server reports."""
+        """Serve a case; return the same figures as ``OnLabkit.serve``.
+
+        ``begun`` is the longest prefill time of a request, as the server reports it.
+        """
         from concurrent.futures import ThreadPoolExecutor
 
         requests = case.requests()
@@ -354,7 +366,11 @@ class Arm:
 
 
 def speed(case: Case, figures: dict[str, Any]) -> float:
-    """Return the tokens per second that the case times: of decoding, of prefill, or of both."""
+    """Return a case's tokens per second.
+
+    Which tokens are counted depends on the case: prompt and output tokens (``ragged``), output
+    tokens after the first (``output`` above 1), or prompt tokens (``output`` of 1).
+    """
     if case.kind == "ragged":
         return sum(len(ids) + output for ids, output in case.requests()) / figures["wall"]
     if case.output > 1:
@@ -383,7 +399,7 @@ def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Figur
 
 
 class Memory:
-    """Timer of memory reads with all cores."""
+    """Measures the rate at which all cores together read memory."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -412,7 +428,11 @@ class Memory:
 
 
 def summary(cases: tuple[Case, ...], figures_by_case: Figures) -> list[dict[str, Any]]:
-    """Return a row per case and arm: tok/s by round, and whether the tokens equal STORED's."""
+    """Return a row per case and arm: tok/s by round, and whether its tokens equal STORED's.
+
+    STORED is the arm of labkit with quantised weights. The second is None if the arm returns no
+    tokens, or STORED was not measured.
+    """
     rows = []
     for case in cases:
         ours = [entry["tokens"] for entry in figures_by_case[case.name].get(STORED, [])]
@@ -447,7 +467,10 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line on the rate at which one stream reads the weights, as a share of bandwidth."""
+    """Return a line on the GB/s at which decoding one stream reads the weights.
+
+    The line also has this rate as a share of the rate of plain memory reads.
+    """
     measured = [row for row in rows if "read_gb_s" in row]
     if not measured:
         return []
@@ -481,7 +504,10 @@ def agreement(arms: dict[str, Arm]) -> list[str]:
 
 
 def products() -> list[str]:
-    """Return lines on the speed of labkit's products with the model's shapes, relative to sgemm."""
+    """Return lines on the speed of labkit's matrix products relative to OpenBLAS's sgemm.
+
+    The matrices have the shapes of the model's weights.
+    """
     import numpy as np
 
     from labkit.cpu.low_precision_weights import QuantizedMatrix

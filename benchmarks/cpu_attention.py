@@ -3,13 +3,14 @@
     python benchmarks/cpu_attention.py [--rounds 9]
 
 Decode is limited by memory, so its K and V bytes per second are compared with the best reading
-rate. Prefill is limited by arithmetic, so its useful causal FLOP per second are compared with sgemm
-of NumPy's OpenBLAS, with one single-threaded product on every core at once. Limits are measured in
-the same process, alternating with the kernels round by round. A kernel's figure is the median of
-rounds, a limit is the best round, and the paired share is the median of the shares within each
-round. Decode alternates between KV pools of float32, float16 and bfloat16. MLX's own
-``scaled_dot_product_attention`` gets equal work on contiguous arrays, with OpenBLAS under it, in a
-process of its own: two spinning thread pools slow each other.
+rate. Prefill is limited by arithmetic, so its FLOP per second (without the masked half) are
+compared with those of NumPy's sgemm (OpenBLAS), which runs one single-threaded product on every
+core at once. These two limits are measured in the same process as the kernels, in every round. A
+kernel's figure is the median of rounds. A limit is the best round. The paired share is the median
+over rounds of the kernel's rate divided by the limit of the same round. Decode is measured with KV
+pools of float32, float16 and bfloat16 in every round. MLX's own ``scaled_dot_product_attention``
+does the same work on contiguous arrays, with OpenBLAS, in a process of its own, because two
+spinning thread pools slow each other.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def reader(array: np.ndarray) -> Callable[[], object]:
 
 
 def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="float32"):
-    """Return a function that computes attention on shuffled blocks of 16, and its K pool."""
+    """Return a function that computes paged attention once, and the K pool that it reads.
+
+    Each sequence's KV blocks, of 16 tokens, are scattered over the pool.
+    """
     from labkit.cpu import kv_dtypes
     from labkit.engine import attention
 

@@ -47,7 +47,10 @@ def prompts() -> list[list[int]]:
 
 
 def measure(file: Path, rounds: int) -> None:
-    """Load a GGUF file, print its greedy tokens and sizes, then decode once per line of input."""
+    """Load a GGUF file, print its greedy tokens and the bytes of its weights, then decode.
+
+    One stream is decoded ``rounds`` times, each time after a line of standard input.
+    """
     from labkit.cpu import thread_pool
 
     thread_pool.install()
@@ -171,7 +174,11 @@ def tensor_bytes(file: Path) -> dict[str, int]:
 
 
 def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Quantise a model to a type and return the figures of the file."""
+    """Quantise a model to a type, and measure the file with labkit and llama.cpp.
+
+    Return the bytes by tensor type, the number of prompts with the same tokens as the dequantised
+    file, the bytes of labkit's weights, and both speeds by round.
+    """
     file, wide = folder / f"{source.stem}-{kind}.gguf", folder / "wide.gguf"
     command = [llama / "llama-quantize", "--allow-requantize", source, file, kind]
     subprocess.run([*map(str, command)], capture_output=True, check=True)

@@ -2,9 +2,9 @@
 
     python benchmarks/open_loop_overhead.py [--rate 50] [--seconds 20]
 
-The engine returns a token per request and step without work. So the process's CPU time is that of
-the load generator: waiting, sending, time-stamping tokens, sampling the engine's state. The target
-is under 5 % of a core at 50 requests/s.
+In every step, the engine sleeps and returns a token for each request, without computing it. So the
+process's CPU time is that of the load generator: waiting, sending, time-stamping tokens, sampling
+the engine's state. The target is under 5 % of a core at 50 requests/s.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from labkit.records import read_arm
 
 
 class Planted:
-    """The planted slowdown of the arm that is being measured; ``share`` is 0.01 for 1 %."""
+    """Slows the arm that is being measured by ``share``, for example 0.01 for 1 %."""
 
     share = 0.0
 

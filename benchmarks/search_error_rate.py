@@ -2,9 +2,10 @@
 
     python benchmarks/search_error_rate.py 1000
 
-Studies of 6 and 16 settings take the looks of ``conf/design/search.yaml`` (8, 12, 16 and 24 blocks)
-or, with 2 runs of each setting per block, half as many blocks. The true differences between
-settings and the kinds of noise are those of ``best_arm_coverage.py``. *Wrong*: the share of
+Studies of 6 and 16 settings are analysed after 8, 12, 16 and 24 blocks, the looks of
+``conf/design/search.yaml``. With 2 runs of each setting per block, the looks are after half as many
+blocks. The true differences between settings and the kinds of noise are those of
+``best_arm_coverage.py``. *Wrong*: the share of
 studies that drop the best setting, or whose final set lacks it. *One left*: the share that end with
 one setting. *Runs*: the mean number of runs, relative to running all settings in all blocks.
 """
@@ -30,7 +31,7 @@ ARMS = (6, 16)
 
 @dataclass(frozen=True)
 class SearchRates:
-    """The shares of studies that are wrong and that leave one setting, and the share of runs."""
+    """The figures of a table row, as shares; the module docstring defines them."""
 
     wrong: float
     one_left: float

@@ -1,20 +1,20 @@
-"""Detection rates: whole studies of a copy of the baseline and of a planted delay.
+"""Detection rates: how often studies detect a planted delay, and an effect that is not there.
 
     python benchmarks/sensitivity.py kernels 20 outputs/mine
     python benchmarks/sensitivity.py requests 20 outputs/mine --busy
 
 Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for
 kernels, by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A
-detection is a row in which the planted arm differs (adjusted p at most alpha) in the planted
-direction. A false claim is a row in which the copy differs. ``--busy`` runs a busy process at the
-same time; then engines leave it a core (``engine.threads``), because a step waits for all of its
-threads.
+detection is a row of the report in which the planted arm is slower (adjusted p at most alpha). A
+false claim is a row in which the copy differs. ``--busy`` runs a busy process beside the studies.
+Engines then use one core less (``engine.threads``), because a step waits for all of its threads.
 
 ``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``.
-Both compare interleaved runs in one process with the given number of pairs of separate processes,
-and resume if interrupted. In ``agreement-beside-...``, the two processes of a pair live at the same
-time and alternate (a round of a kernel or a slice of steps each), so that the machine affects both
-alike. ``table`` writes the finished studies as ``docs/sensitivity.md`` shows them:
+Both measure the delay twice: with both arms interleaved in the same process, and with the given
+number of pairs of separate processes. They compare the two results, and resume if interrupted. In
+``agreement-beside-...``, the two processes of a pair live at the same time and alternate (a round
+of a kernel or a slice of steps each), so that the machine affects both alike. ``table`` writes the
+finished studies as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/mine
     python benchmarks/sensitivity.py agreement-requests 30 outputs/mine
@@ -129,7 +129,7 @@ def threads_left() -> list[str]:
 def study(
     kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Run one study, or read it if it is finished, and return its result and wall seconds."""
+    """Make the missing runs of a study, and return its result and the wall seconds of this call."""
     from labkit.experiment.cell_composer import to_cell
 
     composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
@@ -140,7 +140,10 @@ def study(
 
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
-    """Run an interleaved study and one in pairs of processes; return a line on their agreement."""
+    """Return a line on whether interleaved runs and separate processes measure the same effects.
+
+    The missing runs of both kinds are made first. ``pairs`` is the number of pairs of processes.
+    """
     from labkit.analysis.isolation_agreement import isolation_sentence
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.config import Isolation
@@ -224,7 +227,11 @@ def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
 
 
 def study_result(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return whether the planted delay was detected, and whether the copy was claimed to differ."""
+    """Return the figures of one study from its analysis ``cell``.
+
+    ``named`` is whether the planted delay was detected, ``false`` whether the copy of the baseline
+    was claimed to differ. ``rows`` are the cases in which the delay was detected.
+    """
     planted = next(arm["name"] for arm in cell["arms"] if arm["name"].startswith("planted"))
     rows = [row for row in cell["rows"] if row["primary"]]
     alpha = cell["design"]["alpha"]
@@ -300,7 +307,7 @@ def table(out: StudyPath) -> str:
 
 
 def agreed(out: StudyPath, kinds: Sequence[str]) -> str:
-    """Return a Markdown table that compares effects of interleaved runs and separate processes."""
+    """Return a Markdown table of the effects in interleaved runs and in separate processes."""
     from labkit.analysis.isolation_agreement import isolation_agreements
     from labkit.analysis.study_analysis import AnalysisCache
 

@@ -5,8 +5,9 @@
 Decode attention and one small matrix product run on each layer, in one process per layer. All
 processes start first. Then they are measured in turns of a fraction of a second, in random order:
 alone, beside one busy process, and beside two. A turn's result is its median launch time. The table
-shows the medians of turns and, in brackets, the ratio to the same layer alone. The layer
-``tbb`` takes part where numba finds TBB (``pip install tbb``, its library on the loader's path).
+shows the medians of turns and, in brackets, the ratio to the same layer alone. The layer ``tbb``
+is measured only if numba finds TBB: ``pip install tbb``, and add the folder of its library to the
+loader's path.
 """
 
 from __future__ import annotations

@@ -105,10 +105,11 @@ def stamp(nonce: int, kernel_id: int, resolver: int) -> int:
 def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callable[..., None]:
     """Return a worker's loop over the work queue, compiled for one kind of unit.
 
-    ``run_unit(launch, lookup, place, column, scratch)`` runs one unit of the grid. ``place`` is the
-    index of its token or Q-block, ``column`` the index of its KV heads (and split). The function
-    returns the number of search steps and the number of KV blocks visited. A surplus unit returns
-    ``SURPLUS_UNIT`` instead of the number of blocks.
+    ``run_unit(launch, lookup, place, column, scratch)`` runs one unit of the grid. The grid is a
+    matrix: its rows (``place``) are query tokens or Q-blocks, its columns KV heads or, for
+    ``decode``, groups of KV heads and splits. ``scratch`` is the address of the worker's memory.
+    ``run_unit`` returns the number of search steps and the number of KV blocks visited. For a
+    surplus unit, which has no work, it returns ``SURPLUS_UNIT`` instead of the number of blocks.
     """
     kernel_id = KERNEL_IDS[kernel]
 
@@ -175,8 +176,8 @@ def run_decode_worker(worker: int, launch: AttentionLaunch, lookup: Any) -> None
 def decode(lookup: Any, *arguments: Any) -> None:
     """Run the decode kernel: one unit per query token, group of KV heads and split.
 
-    A group has ``kv_heads_per_unit`` KV heads. Groups vary fastest, so that consecutive units read
-    adjacent keys.
+    ``arguments`` are the fields of ``AttentionLaunch``. A group has ``kv_heads_per_unit`` KV heads.
+    All units of a token follow one another, so that consecutive units read adjacent keys.
     """
     launch = AttentionLaunch(*arguments)
     workers = len(launch.counters) - 1
@@ -211,8 +212,9 @@ _run_tiled_units = _work_loop(run_tiled_unit, "tiled")
 def tiled(lookup: Any, *arguments: Any) -> None:
     """Run the tiled kernel: one unit per KV head and Q-block of ``BQ`` tokens.
 
-    A packed grid has ``total_q // BQ + num_seqs`` Q-blocks. This upper bound does not depend on the
-    individual query lengths. Surplus units exit at once.
+    ``arguments`` are the fields of ``AttentionLaunch``. A packed grid has
+    ``total_q // BQ + num_seqs`` Q-blocks. This upper bound does not depend on the individual query
+    lengths. Surplus units exit at once.
     """
     launch = AttentionLaunch(*arguments)
     workers = len(launch.counters) - 1
@@ -298,7 +300,10 @@ def write_token_kv(write: KVWrite, token: int) -> None:
 
 @inner
 def write_row(pool_dtype: int, pool: int, first: int, source: int, numbers: int) -> None:
-    """Write ``numbers`` float32 to a pool, in its type, starting at element ``first``."""
+    """Convert ``numbers`` float32 to a pool's type, and write them from element ``first`` on.
+
+    ``pool_dtype`` is an index into ``POOL_DTYPES``. ``pool`` and ``source`` are addresses.
+    """
     if pool_dtype == _FLOAT32:
         copy_bytes(pool + 4 * first, source, 4 * numbers)
     elif pool_dtype == _FLOAT16:

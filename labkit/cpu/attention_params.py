@@ -79,11 +79,11 @@ def pack(
     softcap: float | None,
     window_skip: bool,
 ) -> NDArray[Any]:
-    """Return a struct of ``PARAMS_DTYPES`` for a batch, without what differs between layers.
+    """Return a struct of ``PARAMS_DTYPES`` for a batch, [1].
 
-    The addresses of a layer's arrays are 0; the caller sets them. The struct contains the address
-    of ``block_tables``, so the array must outlive the launch.
-    None turns ``window`` (a number of keys) or ``softcap`` off.
+    The addresses of q, the output, the pools and the sinks are 0. The caller sets them for each
+    layer. The struct contains the address of ``block_tables``, so this array must outlive the
+    launch. ``window`` is a number of keys (None: all). ``softcap`` is None if there is none.
     """
     values = {
         "block_tables": address_of(block_tables),
@@ -111,12 +111,12 @@ def pack(
 def split(
     params: NDArray[Any], members: int, partitions: int, parts: Partials | None
 ) -> NDArray[Any]:
-    """Return one struct of parameters for each unit into which a token's work is split.
+    """Return the parameters of the units that share a token's work, one struct per unit.
 
-    There are ``members * partitions`` units per KV head. The units of member ``m`` compute
-    ``group / members`` of the KV head's query heads, starting with ``m * group / members``. Each
-    unit attends to one partition of the keys. ``parts`` receives the partial results, or is None if
-    there is only one partition.
+    The query heads of a KV head are divided among ``members`` members: member ``m`` computes
+    ``group / members`` heads from head ``m * group / members`` on. Each member has one unit per
+    partition of the keys. ``parts`` receives the partial results. It is None if there is only one
+    partition.
     """
     member = np.repeat(np.arange(members), partitions)
     units = np.repeat(params, len(member))

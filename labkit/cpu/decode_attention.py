@@ -78,8 +78,8 @@ def attend(params: Any, scratch: Scratch, unit: Unit) -> int:
 def attend_part(params: Any, scratch: Scratch, unit: Unit) -> int:
     """The variant of ``attend`` for the ablations of split-KV and ``window_skip``.
 
-    The unit attends only to its partition of the keys. Without ``window_skip``, it also reads the
-    keys before the window, which starts at ``unit.low``.
+    The unit attends only to its partition of the keys. The window starts at ``unit.low``. Without
+    ``window_skip``, the keys before it are read too, but do not affect the result.
     """
     start(params, scratch, unit)
     begin, end = partition_bounds(params, unit.low if params.window_skip != 0 else 0, unit.high)
@@ -146,7 +146,11 @@ def score_keys(
 def score_run(
     params: Any, scratch: Scratch, row: int, lanes: int, key: int, count: int, ahead: int
 ) -> None:
-    """Multiply the rows of one KV head (from ``row`` on) by one key or by a run of keys."""
+    """Multiply the query rows of one KV head (from ``row`` on) by ``count`` adjacent keys.
+
+    ``count`` is 1 or ``RUN_KEYS``. ``key`` is the address of the first key, ``ahead`` that of the
+    keys to prefetch, ``lanes`` that of the products.
+    """
     width, pitch = 4 * params.head_dim, VECTOR_BYTES * LANES
     stride, vectors = key_bytes(params), params.head_dim // LANES
     end = row + params.group
@@ -184,7 +188,11 @@ def add_values(params: Any, scratch: Scratch, unit: Unit, base: int, begin: int,
 def add_value_rows(
     params: Any, scratch: Scratch, row: int, weights: int, value: int, count: int, ahead: int
 ) -> None:
-    """Add one weighted value or a run of values to the rows of one KV head (from ``row`` on)."""
+    """Add ``count`` adjacent values, weighted, to the rows of one KV head (from ``row`` on).
+
+    ``count`` is 1 or ``RUN_KEYS``. ``value`` is the address of the first value, ``weights`` that of
+    row 0's weights, ``ahead`` that of the values to prefetch.
+    """
     width, pitch = 4 * params.head_dim, 4 * TILE_KEYS
     stride, vectors = key_bytes(params), params.head_dim // LANES
     end = row + params.group
@@ -216,13 +224,13 @@ def key_address(params: Any, unit: Unit, pool: int, key: int) -> int:
 def prefetch_address(
     params: Any, unit: Unit, pool: int, key: int, end: int, following: int, first: int
 ) -> int:
-    """Return the address of the first of ``RUN_KEYS`` keys to prefetch while ``key`` is read.
+    """Return the address of the first key to prefetch while the run that starts at ``key`` is read.
 
-    For each run of ``RUN_KEYS`` adjacent keys that is read, as many keys are prefetched, spaced
-    ``RUN_KEYS`` keys apart. They mostly lie in different pages, so memory is read in several
-    streams, which is fastest. By the time ``AHEAD`` keys have been read, the next ``AHEAD`` keys
-    have been prefetched. Past ``end``, the prefetch continues in the pool ``following`` at key
-    ``first``.
+    A run is ``RUN_KEYS`` adjacent keys. While it is read, ``RUN_KEYS`` other keys are prefetched,
+    which are ``RUN_KEYS`` keys apart. They mostly lie in different pages, so memory is read in
+    several streams, which is fastest. In this way, the next ``AHEAD`` keys are prefetched while
+    ``AHEAD`` keys are read. The prefetch of keys from ``end`` on is replaced by that of the keys
+    from ``first`` on in the pool ``following``, which is read next.
     """
     key = key // AHEAD * AHEAD + AHEAD + key % AHEAD // RUN_KEYS
     if key >= end:

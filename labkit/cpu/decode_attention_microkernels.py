@@ -45,8 +45,8 @@ def run_rows(typing_context: Any, params: Any) -> Any:
 class _Keys:
     """Emits code that loads ``count`` keys or values, vector by vector, and prefetches later ones.
 
-    The keys start at address ``key`` and are ``stride`` bytes apart. The same number of keys is
-    prefetched. These start at address ``ahead`` and are ``RUN_KEYS`` keys apart.
+    The loaded keys start at address ``key`` and are ``stride`` bytes apart. The prefetched keys are
+    as many; they start at address ``ahead`` and are ``RUN_KEYS`` keys apart.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class _Keys:
         self._keys_ahead = code.strided(ahead, code.builder.mul(stride, I64(RUN_KEYS)), count)
 
     def load(self, block: Any, vector: int, keys: Sequence[int]) -> list[Any]:
-        """Load a vector of block ``block`` of some keys as float32.
+        """Return one vector of each key of ``keys`` (indices), widened to float32.
 
-        With the first vector, also prefetch the block of as many later keys.
+        It is vector ``vector`` of block ``block`` in the key's row (see ``pool_elements``). If
+        ``vector`` is 0, the same block of the keys to prefetch is prefetched.
         """
         code, size = self.code, self.element.block_bytes
         for i in keys if vector == 0 else ():
@@ -70,12 +71,13 @@ class _Keys:
 
 
 def _intrinsic(emit_rows: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int) -> Any:
-    """Return an intrinsic for up to ``_max_rows`` query rows and ``keys`` keys or values.
+    """Return an intrinsic for the product of 1 to ``_max_rows`` rows and ``keys`` keys or values.
 
-    ``emit_rows(code, rows, keys, vectors, addresses)`` emits the product for a given number of
-    rows. The intrinsic contains the code for every number and branches on its argument ``rows``.
-    ``key``, ``stride`` and ``ahead`` are as in ``_Keys``. ``other`` is the address of the queries
-    or weights, and ``width`` their bytes per row.
+    ``emit_rows(code, rows, keys, vectors, addresses)`` emits the product for one number of rows.
+    The intrinsic contains this code for each possible number of rows, and branches on its argument
+    ``rows``. Its other arguments are the addresses and bytes per row of the result (``sums``,
+    ``pitch``) and of the queries or weights (``other``, ``width``); ``key``, ``stride`` and
+    ``ahead`` of ``_Keys``; and the vectors per key.
     """
 
     @intrinsic
@@ -114,9 +116,9 @@ def _emit_dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: l
     """Multiply queries by keys, lane by lane.
 
     ``addresses`` contains the address of the sums, their bytes per row, the address of the queries
-    and their bytes per row. The product of row ``r`` and key ``k`` is a vector of sums, the
-    ``k``-th of row ``r``. Lane ``i`` of it is one chain of multiply-adds over the elements ``i``,
-    ``i + LANES``, ...
+    and their bytes per row. The product of a query row and key ``k`` is a vector of ``LANES`` sums,
+    which becomes the ``k``-th vector of the row's sums. Lane ``i`` is one chain of multiply-adds
+    over the elements ``i``, ``i + LANES``, ...
     """
     sums, pitch, queries, width = addresses
     targets, sources = code.strided(sums, pitch, rows), code.strided(queries, width, rows)
@@ -179,7 +181,11 @@ dot_key, add_value = _intrinsic(_emit_dots, 1), _intrinsic(_emit_add_values, 1)
 
 @intrinsic
 def sum_lanes(typing_context: Any, scores: Any, sums: Any) -> Any:
-    """Write the ``LANES`` sums over the lanes of ``LANES`` vectors, all added in the same order."""
+    """Sum the lanes of each of ``LANES`` vectors, and write the ``LANES`` results.
+
+    ``sums`` is the address of the vectors, ``scores`` that of the results. The lanes of every
+    vector are added in the same order.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)

@@ -1,7 +1,8 @@
 """Emits the code that reads a record of low-precision weights and widens them to float32.
 
 ``low_precision_matmul`` shows the layout of spans and records. A format emits a loop over the steps
-of one record. It gives every step's vectors of weights to the code of a product.
+of one record. In each step, it passes the vectors of weights to the caller's function ``step``,
+which emits the code that multiplies by them.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ Step = Callable[[Any, list[Any], list[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The place of a record, as LLVM values.
+    """A record, and the columns of it that are read. All fields but ``vectors`` are LLVM values.
 
     ``address`` is the record's address, ``first_step`` the index of its first step along the depth,
-    and ``packs`` the number of packs in it. Weights are read for ``vectors`` vectors of columns (an
-    int), from panel ``panel`` of the span on.
+    and ``packs`` the number of packs in it. ``vectors`` vectors of columns are read, from panel
+    ``panel`` of the span on.
     """
 
     address: Any
@@ -54,14 +55,18 @@ class Record:
     vectors: int
 
     def row(self, code: Emitter, start: Any, vector_bytes: int) -> list[Any]:
-        """Return the addresses of the vectors in a row of all columns that begins at ``start``."""
+        """Return the addresses of the ``vectors`` vectors to read in one row of the record.
+
+        A row has an element for every column of the span. It starts at address ``start``. A vector
+        takes ``vector_bytes`` bytes.
+        """
         build = code.builder
         first = build.add(start, build.mul(self.panel, I64(PANEL_VECTORS * vector_bytes)))
         return [build.add(first, I64(v * vector_bytes)) for v in range(self.vectors)]
 
 
 class RecordFormat(Protocol):
-    """The content of a record."""
+    """The layout of a record, which emits the code that reads the record's weights."""
 
     @property
     def pack_steps(self) -> int:
@@ -78,10 +83,10 @@ class RecordFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """The content of a record: numbers of type ``element``, or integers of ``bits`` bits.
+    """The format of records of numbers, or of integers in MLX's affine quantisation.
 
-    ``bits`` is 0 for numbers. A record of integers is a quantisation group and begins with the
-    group's scales and biases, of type ``element``.
+    Numbers have the type ``element``; ``bits`` is then 0. Integers have ``bits`` bits. Their record
+    is a quantisation group and begins with the group's scales and biases, of type ``element``.
 
     ``in_mantissa`` is whether integers are converted to float32 by the *mantissa conversion*: an
     integer in the highest mantissa bits of ``2**bits`` makes the float ``2**bits + integer``. The
@@ -166,7 +171,7 @@ class WeightFormat:
         return lambda step, vector: self._dequantize(code, words[vector], step, *header[vector])
 
     def _dequantize(self, code: Emitter, words: list[Any], step: int, scale: Any, bias: Any) -> Any:
-        """Extract the integers of one step from the words, and scale them in the way MLX does."""
+        """Extract the integers of one step from the words, and scale and round them as MLX does."""
         build = code.builder
         if self.in_mantissa:
             bits = extract(code, words, step, self.bits, MANTISSA_BITS - self.bits, exact=True)
@@ -181,10 +186,11 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeightFormat:
-    """A record in a block format of GGUF: the scales of a super-block, then its runs.
+    """The format of records in a block format of GGUF.
 
-    A run has the scales of its groups and their codes. In a format without super-blocks, a record
-    is one run.
+    A record consists of the scales of a super-block, then of runs. A run consists of the scales of
+    one or more groups, then of the codes of these groups. In a format without super-blocks, a
+    record is one run.
     """
 
     layout: BlockFormat
@@ -201,12 +207,12 @@ class BlockWeightFormat:
 
     @property
     def _scale_bytes(self) -> int:
-        """Bytes of one array of scales of a run's group, with all columns of the span."""
+        """Bytes of the scales (or of the minimums) of one group, with all columns of the span."""
         return SPAN_COLUMNS * (FLOAT16.bytes if self.layout.scales == "float16" else 1)
 
     @property
     def _header_bytes(self) -> int:
-        """Bytes of the arrays of scales of a run."""
+        """Bytes of a run before its codes: the scales and minimums of its groups."""
         return len(self.layout.group_arrays) * self._groups * self._scale_bytes
 
     @property
@@ -215,7 +221,7 @@ class BlockWeightFormat:
 
     @property
     def _super_bytes(self) -> int:
-        """Bytes of a super-block's own scales."""
+        """Bytes of a super-block's own scales, with all columns of the span."""
         return len(self.layout.super_arrays) * SPAN_COLUMNS * FLOAT16.bytes
 
     def record_size(self, code: Emitter, packs: Any) -> tuple[Any, Any]:
@@ -258,7 +264,11 @@ class BlockWeightFormat:
         step: Step,
         carried: list[Any],
     ) -> list[Any]:
-        """Emit a run. ``place`` is its address and first step, ``supers`` the shared scales."""
+        """Emit ``step`` for every step of a run and return the last carried values.
+
+        ``place`` is the address of the run and the index of its first step. ``supers`` are the
+        vectors of the super-block's own scales, by array.
+        """
         build, (address, first_step), steps = code.builder, place, self.pack_steps
         prefetch(code, address, self._header_bytes)
         headers = [self._emit_header(code, record, address, supers, i) for i in range(self._groups)]
@@ -283,7 +293,10 @@ class BlockWeightFormat:
         return code.loop(I64(self.layout.run_steps // steps), pack, carried)
 
     def _numbers(self, code: Emitter, words: list[Any]) -> Callable[[int], Any]:
-        """Return a function that emits the numbers of one step of a pack, in float32."""
+        """Return a function of ``i`` that emits the values of the codes of step ``i`` in float32.
+
+        ``words`` are the words of a pack for one vector of columns.
+        """
         build, layout = code.builder, self.layout
         if not layout.table:
             return lambda i: build.sitofp(extract(code, words, i, layout.bits), F32_VECTOR)
@@ -305,7 +318,11 @@ class BlockWeightFormat:
     def _emit_header(
         self, code: Emitter, record: Record, run: Any, supers: list[list[Any]], group: int
     ) -> list[tuple[Any, Any]]:
-        """Load the scale and bias of a run's group for each vector. A table has no bias (None)."""
+        """Return (scale, bias) of a run's group for each vector of columns.
+
+        ``run`` is the run's address, ``group`` the index of the group. The bias is None if the
+        format has a table.
+        """
         build, layout = code.builder, self.layout
         vector_bytes = self._scale_bytes // SPAN_COLUMNS * LANES
         starts = [
@@ -327,7 +344,11 @@ class BlockWeightFormat:
         return pairs
 
     def _load_scales(self, code: Emitter, places: list[Any]) -> list[Any]:
-        """Load vectors of scales in float32: the scale and, if there is one, the minimum."""
+        """Load the scales and, if the format has them, the minimums of one vector of columns.
+
+        ``places`` are their addresses. The result is float32, not yet multiplied by the scales of
+        the super-block.
+        """
         build, layout = code.builder, self.layout
         if layout.scales == "float16":
             return [FLOAT16.load(code, place) for place in places]
@@ -344,9 +365,9 @@ class BlockWeightFormat:
 
 
 def _halved_power(code: Emitter, exponents: Any) -> Any:
-    """Return ``2**(exponents - 128)`` for exponents from 0 to 255 in float32.
+    """Return ``2**(exponents - 128)`` in float32, for exponents from 0 to 255.
 
-    The two smallest are subnormal: a mantissa without exponent.
+    The results for 0 and 1 are subnormal numbers, whose bits are set separately.
     """
     build, mantissa = code.builder, code.integer_constant(MANTISSA_BITS)
     normal = build.shl(build.sub(exponents, code.integer_constant(1)), mantissa)
@@ -374,8 +395,8 @@ def extract(
 ) -> Any:
     """Emit code that extracts the integers of one step from a pack's words.
 
-    Each integer starts at bit ``position`` of its lane. With ``exact``, all other bits of the lane
-    are 0; otherwise only the bits above the integer are 0.
+    In the result, each integer starts at bit ``position`` of its lane. The bits above it are 0. The
+    bits below it are 0 if ``exact``, else arbitrary.
     """
     build = code.builder
     word, low = divmod(step * bits, WORD_BITS)

@@ -90,7 +90,7 @@ def multiply_panels(first, block, x, panels, bias, columns, out):  # type: ignor
     error_model="numpy",
 )
 def matmul(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply x [M, K] by all panels. ``out`` is flat and contains one result after the other.
+    """Multiply x [M, K] by all panels. ``out`` is flat: [M, N] of each matrix, one after another.
 
     ``columns[p]`` contains three numbers for panel p: the number of columns of all preceding
     matrices, the number of columns of the panel's own matrix, and the panel's first column in it.

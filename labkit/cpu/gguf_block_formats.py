@@ -4,7 +4,7 @@ Each group of 16 or 32 codes has a scale. In most formats the scale is an intege
 and 8 or 16 groups form a *super-block* (llama.cpp's term), whose float16 multiplies the scales of
 its groups. A code's weight is one of
 
-- ``scale * code - minimum``, with a minimum made like the scale,
+- ``scale * code - minimum``; each group has a minimum, which is encoded like its scale,
 - ``scale * (code - offset)``,
 - ``scale * table[code]``, with a table of 16 values.
 
