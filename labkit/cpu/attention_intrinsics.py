@@ -63,7 +63,7 @@ def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: A
 
 @intrinsic
 def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
-    """Replace ``TILE_KEYS`` scores by ``cap * tanh(score)``."""
+    """Replace the ``TILE_KEYS`` scores at address ``scores`` by ``cap * tanh(score)``."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
@@ -137,7 +137,10 @@ def pool_row_bytes(typing_context: Any, params: Any, head_dim: Any) -> Any:
 
 @intrinsic
 def copy_widened(typing_context: Any, params: Any, target: Any, source: Any, vectors: Any) -> Any:
-    """Copy ``vectors`` vectors from a row of a KV pool and widen them to float32."""
+    """Copy ``vectors`` vectors from a row of a KV pool, widened to float32.
+
+    ``source`` is the address of the row. The type of ``params`` selects the pool's element type.
+    """
     element = element_type(params)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -250,7 +253,7 @@ load_int64, store_int64 = _load_and_store(I64, types.int64)
 
 @intrinsic
 def take_ticket(typing_context: Any, counter: Any) -> Any:
-    """Return the int64 at address ``counter`` and add one to it, atomically."""
+    """Add one to the int64 at address ``counter``, and return its old value, atomically."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], POINTER)
@@ -260,7 +263,7 @@ def take_ticket(typing_context: Any, counter: Any) -> Any:
 
 
 def _tree(values: list[Any], combine: Any) -> Any:
-    """Combine neighbouring values pairwise until one is left."""
+    """Combine neighbouring values by ``combine``, pair by pair, until one is left; return it."""
     while len(values) > 1:
         pairs = range(0, len(values) - 1, 2)
         odd = values[len(values) - len(values) % 2 :]

@@ -1,9 +1,10 @@
 """Activations quantised to 8 bits, row by row and group by group.
 
-A group is that of the weights: the activations of a row that are multiplied by weights with the
-same scale and bias. Quantisation is symmetric: the scale is the group's largest magnitude divided
-by ``MAX_ACTIVATION``, an activation is the nearest multiple of it (ties to even). So the product
-of a group of weights ``integer * scale + bias`` and a group of activations is::
+A row of activations is divided into groups like a row of weights, so that the activations of a
+group are multiplied by weights with the same scale and bias. Quantisation is symmetric: the scale
+is the group's largest magnitude divided by ``MAX_ACTIVATION``, and an activation becomes the
+nearest integer to ``activation / scale`` (ties to even). So the product of a group of weights
+``integer * scale + bias`` and a group of quantised activations is::
 
     scale * activation_scale * sum(integer * activation) + bias * activation_scale * sum(activation)
 
@@ -76,7 +77,7 @@ def emit_quantize(
 
 
 def _emit_scale(code: Emitter, numbers: list[Any]) -> tuple[Any, Any]:
-    """Return the scale of a group, and the factor that turns numbers into multiples of it."""
+    """Return a group's scale, and a vector of the factor that turns activations into integers."""
     build = code.builder
 
     def larger(a: Any, b: Any) -> Any:
@@ -104,7 +105,7 @@ def _emit_round(code: Emitter, number: Any, factor: Any) -> Any:
 
 
 def _emit_store(code: Emitter, form: DotForm, integers: Any, address: Any, offset: int) -> None:
-    """Store a vector of integers in the order of the dot product."""
+    """Store a vector of integers in the order of ``DotForm.step_order``."""
     narrow = ir.VectorType(I8 if form.activation_bytes == 1 else I16, LANES)
     ordered = code.shuffle(
         code.builder.trunc(integers, narrow), ir.Constant(narrow, ir.Undefined), form.step_order
@@ -135,7 +136,7 @@ class QuantizedRows(NamedTuple):
 
 
 def quantize(x: NDArray[np.float32], group_size: int) -> QuantizedRows:
-    """Quantise float32 [M, K] in NumPy, to the bits of the kernels. This is the reference."""
+    """Quantise float32 [M, K] in NumPy: the reference, whose bits the kernels reproduce."""
     groups = x.reshape(len(x), -1, group_size)
     with np.errstate(all="ignore"):
         largest = np.abs(groups).max(axis=2)

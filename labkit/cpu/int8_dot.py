@@ -1,7 +1,8 @@
 """Dot products of unsigned weights and signed activations, by the instructions that the CPU has.
 
-A product of 8-bit integers is exact, and so is a sum of them as long as no number overflows. So all
-forms give the same result, and the form is chosen by speed only:
+A *form* of the dot product is a choice of instructions. Products of 8-bit integers are exact, and
+sums of these products are exact as long as they do not overflow. So all forms give the same result,
+and the fastest one is chosen:
 
 ========  ============================================================================
 vnni      AVX-512 VNNI and AVX-VNNI: ``vpdpbusd`` adds four products to each int32
@@ -11,9 +12,9 @@ sdot      NEON's dot product of signed bytes
 generic   any CPU: multiplications of int32
 ========  ============================================================================
 
-``vpmaddubsw`` saturates: two products of 8-bit weights exceed an int16, two of 4-bit weights do
-not, nor do ``PAIRS_TERMS`` such sums. So ``pairs`` multiplies 4-bit weights as bytes, and 8-bit
-weights as int16.
+``vpmaddubsw`` saturates: its sum of two products is limited to the range of an int16. With 8-bit
+weights the sum can exceed this range. With 4-bit weights even the total of ``PAIRS_TERMS`` such
+sums is within it. So ``pairs`` multiplies 4-bit weights as bytes, and 8-bit weights as int16.
 
 An *operand* is a vector of 32-bit lanes, one for each column of the product. A lane contains the
 weights of four steps along the depth as bytes, or those of two steps as int16. It is multiplied by
@@ -78,12 +79,12 @@ class DotForm:
 
     @property
     def word_operands(self) -> int:
-        """Number of operands in a vector of 32-bit words of packed weights."""
+        """Number of operands into which a vector of 32-bit words of packed weights is unpacked."""
         return 32 // self.bits // self.lane_steps
 
     @property
     def step_order(self) -> tuple[int, ...]:
-        """The order in which the operands contain ``LANES`` steps along the depth."""
+        """The indices of ``LANES`` successive steps, in the order of the steps in the operands."""
         count, steps = self.word_operands, 32 // self.bits
         return tuple(
             word + operand + count * i
@@ -93,9 +94,10 @@ class DotForm:
         )
 
     def operands(self, code: Emitter, words: Any) -> list[Any]:
-        """Emit code that unpacks a vector of words, which contain weights from the lowest bits on.
+        """Emit code that unpacks a vector of 32-bit words into ``n = word_operands`` operands.
 
-        With ``n`` operands, operand ``i`` contains the steps ``i``, ``i + n``, ``i + 2 * n``, ...
+        A word contains the weights of successive steps, the first one in the lowest bits. Operand
+        ``i`` gets the steps ``i``, ``i + n``, ``i + 2 * n``, ...
         """
         build, width, ones = code.builder, 8 * self.activation_bytes, (1 << self.bits) - 1
         parts = [
@@ -115,7 +117,7 @@ _PLACES = (0, 8, 16, 24)
 
 
 def _split(code: Emitter, vector: Any, lanes: int) -> list[Any]:
-    """Return the parts of a vector of ``LANES`` lanes, or of a multiple, for smaller registers.
+    """Split a vector of ``32 * LANES`` bits into parts as large as a register of the CPU.
 
     ``lanes`` is the number of 32-bit lanes of a register.
     """
@@ -125,7 +127,7 @@ def _split(code: Emitter, vector: Any, lanes: int) -> list[Any]:
 
 
 def _join(code: Emitter, parts: list[Any]) -> Any:
-    """Return the concatenation of vectors."""
+    """Join the parts of ``_split`` to one vector."""
     while len(parts) > 1:
         size = 2 * parts[0].type.count
         kind = ir.VectorType(I32, size)
@@ -145,7 +147,11 @@ def _select(code: Emitter, vector: Any, lanes: range) -> Any:
 
 
 def _call(code: Emitter, name: str, lanes: int, result: Any, *vectors: Any) -> Any:
-    """Call an intrinsic for each part of the vectors. Its arguments are pairs (vector, type)."""
+    """Split vectors into registers, call an LLVM intrinsic for each, and join the results.
+
+    ``vectors`` contains a pair for each argument of the intrinsic: the vector to split, and the
+    type of the argument. ``result`` is the type that the intrinsic returns.
+    """
     build = code.builder
     function = code.declared(name, ir.FunctionType(result, [kind for _, kind in vectors]))
     columns = [_split(code, vector, lanes) for vector, _ in vectors]

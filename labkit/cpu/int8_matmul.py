@@ -10,9 +10,9 @@ adds two terms to it, in order, with one rounding each::
 The sums of integers are exact (``int8_dot``), so the bits of a row depend neither on the other rows
 nor on the CPU. ``int8_matmul_self_test`` computes the same bits in NumPy.
 
-A few rows are multiplied one by one, each by all weights of a span, which the caches hold
-meanwhile. With more rows, a panel is first unpacked into a buffer and then multiplied by register
-tiles (``int8_tile``).
+If there are only a few rows, they are multiplied by a span one after the other, while the span
+stays in the caches. With more rows, a panel is first unpacked into a buffer and then multiplied in
+register tiles (``int8_tile``).
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def compile_functions(index: int) -> Int8Functions:
 
 @njit(error_model="numpy")
 def aligned_floats(count):  # type: ignore[no-untyped-def]
-    """Return memory for ``count`` float32 from the first cache line on: (array, its address)."""
+    """Allocate ``count`` float32 that start on a cache line.
+
+    Return the array that keeps the memory alive, and the address of the first float32.
+    """
     memory = np.empty(count + CACHE_LINE_BYTES // FLOAT_BYTES, np.float32)
     address = np.int64(memory.ctypes.data)
     return memory, address + -address % CACHE_LINE_BYTES

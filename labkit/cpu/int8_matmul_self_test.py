@@ -1,4 +1,4 @@
-"""The product of int8 activations in NumPy, and the check at load that the kernels have its bits.
+"""The matrix product of ``int8_matmul`` in NumPy, and a check that the kernels give the same bits.
 
 A kernel that lost a carry, a sign or a group's scale would still return plausible numbers. So each
 format that a model needs is checked once per process, on numbers that include the largest sums.
@@ -74,7 +74,10 @@ def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
 
 
 def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
-    """Return a matrix whose columns do not fill the spans. Some of its integers are the largest."""
+    """Return random weights for the check, some of which are the largest integer of ``bits`` bits.
+
+    The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full.
+    """
     rng = np.random.default_rng(bits)
     shape = SPAN_COLUMNS + 5, _CHECKED_GROUPS * group_size
     words = rng.integers(0, 1 << 32, (shape[0], shape[1] * bits // WORD_BITS), np.uint32)
@@ -87,7 +90,11 @@ def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
 
 
 def check_rows(depth: int) -> Floats:
-    """Return rows for each path of the kernel. Some are constant, so that sums are the largest."""
+    """Return enough rows of activations [M, depth] for every path of the kernel.
+
+    In some rows all activations are equal, so that their sums with the largest weights are the
+    largest possible.
+    """
     rng = np.random.default_rng(depth)
     x = rng.standard_normal((MAX_FUSED_ROWS + TILE_ROWS + 1, depth), np.float32)
     x[0::5] = 1.0
@@ -99,7 +106,7 @@ def check_rows(depth: int) -> Floats:
 def kernel_product(
     functions: Int8Functions, x: Floats, matrix: QuantizedMatrix, bias: Floats
 ) -> Floats:
-    """Return ``multiply``, computed by the compiled functions of a format."""
+    """Return the same product as ``multiply``, computed by the compiled functions of a format."""
     width, groups = len(bias), matrix.scales.shape[1]
     spans = np.zeros((-(-width // SPAN_COLUMNS), groups * matrix.record_dtype.itemsize), np.uint8)
     matrix.write_records(spans.view(matrix.record_dtype))
@@ -135,7 +142,7 @@ def find_mismatch(functions: Int8Functions, matrix: QuantizedMatrix) -> str | No
 
 @cache
 def verify(element: str, bits: int, group_size: int) -> None:
-    """Check that the kernels of a format have the bits of the reference.
+    """Check that the kernels of a format compute the same bits as ``multiply``.
 
     Raises
     ------

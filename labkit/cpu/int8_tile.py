@@ -1,6 +1,6 @@
-"""The innermost products of ``int8_matmul``: quantised rows by one group of weights after another.
+"""The innermost loops of ``int8_matmul``: they multiply quantised rows by weights, group by group.
 
-Rows are those of ``int8_activations``. Weights come from a span, whose words are unpacked in
+``int8_activations`` describes the rows. Weights come from a span, whose words are unpacked in
 registers, or from an unpacked panel::
 
     group 0    scales [PANEL_COLUMNS], biases [PANEL_COLUMNS]      float32
@@ -101,7 +101,7 @@ FORMATS = [
 
 
 class RowCall(NamedTuple):
-    """The arguments of the product of one row and a span, all int64, or their LLVM values."""
+    """The arguments of ``multiply_row``: int64 or, inside the intrinsic, their LLVM values."""
 
     x: Any  # address of the row
     groups: Any
@@ -112,7 +112,7 @@ class RowCall(NamedTuple):
 
 
 class UnpackCall(NamedTuple):
-    """The arguments of the unpacking of one panel of a span."""
+    """The arguments of ``unpack_panel``, as in ``RowCall``."""
 
     span: Any
     groups: Any
@@ -121,7 +121,7 @@ class UnpackCall(NamedTuple):
 
 
 class TileCall(NamedTuple):
-    """The arguments of the product of some rows and an unpacked panel."""
+    """The arguments of ``multiply_tile``, as in ``RowCall``."""
 
     x: Any  # address of the first row
     x_row_bytes: Any
@@ -135,7 +135,7 @@ class TileCall(NamedTuple):
 
 
 class QuantizeCall(NamedTuple):
-    """The arguments of the quantisation of one row."""
+    """The arguments of ``quantize_row``, as in ``RowCall``."""
 
     x: Any  # address of the row, float32
     groups: Any
@@ -144,9 +144,10 @@ class QuantizeCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A group of weights in registers: per vector of columns (scale, bias), and the operands.
+    """A group of weights, for some vectors of columns.
 
-    ``operand(i)`` emits the loads of operand ``i``. It is called once for each, in order.
+    ``pairs`` are (scale, bias) of each vector. ``operand(i)`` emits code that loads operand ``i``
+    of the group, and returns it for each vector. It must be called once for each ``i``, in order.
     """
 
     pairs: Sequence[tuple[Any, Any]]
@@ -201,7 +202,10 @@ def _emit_dots(
 
 
 def _read_span(code: Emitter, spec: Int8Format, record: Any, panel: Any, vectors: int) -> _Weights:
-    """Return the weights of a span's record: ``vectors`` vectors of columns from a panel on."""
+    """Return a group of weights, unpacked from a record of a span.
+
+    ``vectors`` vectors of columns are read, from panel ``panel`` of the span on.
+    """
     header, row_bytes = spec.weights.header_bytes, _WORD_BYTES * SPAN_COLUMNS
     prefetch(code, record, spec.record_bytes)
     pairs = spec.weights.emit_header(code, Record(record, None, None, panel, vectors))
@@ -233,7 +237,10 @@ def _read_panel(code: Emitter, group: Any) -> _Weights:
 
 
 def _row_parts(code: Emitter, spec: Int8Format, x: Any, groups: Any, index: Any) -> tuple[Any, Any]:
-    """Return the addresses of a row's activations and of its header of a group."""
+    """Return the addresses of the activations and the header of group ``index`` in row ``x``.
+
+    ``groups`` is the number of groups in a row.
+    """
     headers = code.offset(x, groups, spec.activations_bytes)
     return (
         code.offset(x, index, spec.activations_bytes),

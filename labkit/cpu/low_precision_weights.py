@@ -68,7 +68,7 @@ class HalfMatrix:
 
     @property
     def weight_format(self) -> str:
-        """The name that counters use."""
+        """The format in the name of the counter ``weights.<format>``."""
         return dtype_name(self.numbers)
 
     @property
@@ -156,7 +156,7 @@ class QuantizedMatrix:
 
     @property
     def weight_format(self) -> str:
-        """The name that counters use."""
+        """The format in the name of the counter ``weights.<format>``."""
         return "quantised"
 
     @property
@@ -186,7 +186,7 @@ class BlockMatrix:
 
     @property
     def group_size(self) -> int:
-        """Number of steps along the depth in a record, which is a super-block."""
+        """Number of steps along the depth in a record: a super-block, or a group without them."""
         return self.arrays.format.block_steps
 
     @property
@@ -201,12 +201,12 @@ class BlockMatrix:
 
     @property
     def weight_format(self) -> str:
-        """The name that counters use."""
+        """The format in the name of the counter ``weights.<format>``."""
         return "quantised"
 
     @property
     def record_dtype(self) -> np.dtype[Any]:
-        """The dtype of a record: the scales of a super-block, then its runs of codes."""
+        """The dtype of a record: the super-block's own scales, if any, then its runs."""
         layout = self.arrays.format
         per_run = layout.run_steps // layout.group_size
         fields: list[Any] = [
@@ -219,7 +219,7 @@ class BlockMatrix:
         return np.dtype([*supers, ("runs", run, (layout.block_steps // layout.run_steps,))])
 
     def write_records(self, records: NDArray[Any]) -> None:
-        """Write the matrix into zeroed records [ceil(N / SPAN_COLUMNS), K / super-block]."""
+        """Write the matrix into zeroed records [ceil(N / SPAN_COLUMNS), K / group_size]."""
         layout, runs = self.arrays.format, records["runs"]
         lead = (self.shape[0], *runs.shape[1:])
         _write_columns(runs["words"], self.arrays.words.reshape(*lead, -1))

@@ -146,8 +146,9 @@ def scores_tile(
     C is [SCORE_ROWS, SCORE_VECTORS * LANES]. A [SCORE_ROWS, steps * LANES] is read one element at a
     time. B [LANES, steps, SCORE_VECTORS * LANES] was written by ``transpose_strip``. Each element
     of C is the tree sum of ``LANES`` chains of fused multiply-adds. Chain ``i`` has the products
-    ``i``, ``i + LANES``, ... ``CHAINS`` chains are summed in registers at a time. Their sums wait
-    in ``memory``: ``SPILL_BYTES`` that start on a cache line, which the stack would not guarantee.
+    ``i``, ``i + LANES``, ... ``CHAINS`` chains at a time are computed in registers. Their sums are
+    stored in ``memory`` until they are added: ``SPILL_BYTES`` bytes that start on a cache line,
+    which the stack would not guarantee.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -48,17 +48,24 @@ class PackedPanels(Protocol):
         """
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``multiply`` as an operation of ``graph_ops``: (code, weight parameters)."""
+        """Return the node of a captured graph that does the work of ``multiply``.
+
+        The node is an operation code of ``graph_ops`` and those of its parameters that describe the
+        weights.
+        """
 
     def capture_input(self, x: TracedArray) -> TracedArray:
-        """Return the array that ``matmul_node`` reads, for the input x of the layer."""
+        """Return the array that the node of ``matmul_node`` reads: x, or x quantised."""
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``take`` as an operation of ``graph_ops``: (code, weight parameters)."""
+        """Return the node of a captured graph that does the work of ``take``.
+
+        The result is as in ``matmul_node``.
+        """
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The arrays whose addresses the parameters of these operations contain."""
+        """The arrays whose addresses are parameters of the two nodes."""
 
 
 class FloatPanels:
@@ -79,7 +86,7 @@ class FloatPanels:
         return self._panels.nbytes
 
     def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] into ``out``."""
+        """Multiply x [M, K] by all matrices, and write the results to ``out``."""
         matmul(x, self._panels, bias, columns, out)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
@@ -87,7 +94,7 @@ class FloatPanels:
         take(rows, self._panels, out)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``multiply`` as an operation: its code and weight parameters."""
+        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.MATMUL, {"weights": address_of(self._panels)}
 
     def capture_input(self, x: TracedArray) -> TracedArray:
@@ -95,7 +102,7 @@ class FloatPanels:
         return x
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``take`` as an operation: its code and weight parameters."""
+        """Return the node for ``take``; see ``PackedPanels.matmul_node``."""
         params = {"weights": address_of(self._panels), "num_panels": len(self._panels)}
         return graph_ops.PACKED_EMBEDDING, params
 
@@ -134,7 +141,7 @@ class LowPrecisionPanels:
         return self._spans.nbytes
 
     def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Multiply x [M, K] into ``out``."""
+        """Multiply x [M, K] by all matrices, and write the results to ``out``."""
         low_precision_matmul.matmul(*self._arguments, x, self._spans, bias, columns, out)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
@@ -142,7 +149,7 @@ class LowPrecisionPanels:
         low_precision_matmul.take(*self._arguments, rows, self._spans, out)
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``multiply`` as an operation: its code and weight parameters."""
+        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.LOW_PRECISION_MATMUL, self._params()
 
     def capture_input(self, x: TracedArray) -> TracedArray:
@@ -150,7 +157,7 @@ class LowPrecisionPanels:
         return x
 
     def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``take`` as an operation: its code and weight parameters."""
+        """Return the node for ``take``; see ``PackedPanels.matmul_node``."""
         return graph_ops.LOW_PRECISION_EMBEDDING, self._params()
 
     def _params(self) -> dict[str, int]:
@@ -170,7 +177,7 @@ class LowPrecisionPanels:
 
 
 class Int8Panels(LowPrecisionPanels):
-    """Quantised matrices in the same spans, multiplied by activations quantised to int8."""
+    """Quantised matrices in the spans of ``LowPrecisionPanels``, for activations in int8."""
 
     __slots__ = ("_depth", "_functions", "_groups")
 
@@ -188,7 +195,7 @@ class Int8Panels(LowPrecisionPanels):
         self._functions = int8_matmul.int8_functions(element, bits, group_size)
 
     def multiply(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
-        """Quantise x [M, K] and multiply it into ``out``."""
+        """Quantise x [M, K], multiply it by all matrices, and write the results to ``out``."""
         addresses, spec = self._functions.addresses, self._functions.spec
         rows = np.empty((len(x), self._functions.row_bytes(self._depth)), np.uint8)
         int8_matmul.matmul(
@@ -204,7 +211,7 @@ class Int8Panels(LowPrecisionPanels):
         )
 
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return ``multiply`` as an operation: its code and weight parameters."""
+        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.INT8_MATMUL, {
             "weights": address_of(self._spans),
             "functions": address_of(self._functions.addresses),

@@ -1,8 +1,11 @@
-"""The element types of KV pools that the attention kernels read, and their markers.
+"""The element types of KV pools that the attention kernels read.
 
-A row of a pool, one head's key or value, consists of *blocks* of vectors that are loaded together:
-one vector of numbers, or a group of quantised elements. Both kinds of element type have
-``block_vectors``, ``block_bytes`` and ``load_vector``.
+The kernels are compiled once per element type. A field of the launch's parameters,
+``kv_dtype_marker``, selects it by its own numba type.
+
+A row of a pool is one head's key or value. It consists of *blocks*, whose vectors are loaded
+together: a block is one vector of floating-point numbers, or a group of quantised elements. Both
+kinds of element type have ``block_vectors``, ``block_bytes`` and ``load_vector``.
 """
 
 from __future__ import annotations

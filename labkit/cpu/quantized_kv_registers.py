@@ -71,7 +71,7 @@ class QuantizedType:
             code.store(vector, group, GROUP_HEADER_BYTES + LANES * i)
 
     def _quantize(self, code: Emitter, number: Any, scale: Any, bias: Any) -> Any:
-        """Return the nearest integers as bytes. NaN becomes 0."""
+        """Return the integers nearest to ``(number - bias) / scale`` as bytes. NaN becomes 0."""
         build, largest = code.builder, code.constant(float((1 << self.bits) - 1))
         place = code.round(build.fdiv(build.fsub(number, bias), scale))
         zero = code.constant(0.0)

@@ -1,8 +1,8 @@
 """The peak rates of this machine, by which roofline results are divided.
 
-In a kernel workload on the CPU, the first processes measure the peaks after everything else.
-A numba kernel reads memory larger than the cache, and NumPy's BLAS multiplies float32 matrices,
-both on all of the arm's threads. The best of a few repeats is the peak.
+In a kernel workload on the CPU, the processes of the first blocks measure the peaks, each at its
+end. A numba kernel reads memory larger than the cache, and NumPy's BLAS multiplies float32
+matrices, both on all of the arm's threads. The best of a few repeats is the peak.
 """
 
 from __future__ import annotations

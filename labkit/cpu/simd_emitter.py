@@ -115,9 +115,10 @@ class Emitter:
         return self.builder.fneg(x)
 
     def lookup_bytes(self, table: Sequence[int], indices: Any) -> Any:
-        """Replace every byte of int32 lanes, an index from 0 to 15, by its value in ``table``.
+        """Replace every byte ``i`` of ``indices`` by ``table[i]``.
 
-        ``table`` contains 16 integers of 8 bits.
+        ``indices`` is a vector of int32, whose bytes are 0 to 15. ``table`` contains 16 integers of
+        8 bits.
         """
         build = self.builder
         lanes = build.bitcast(indices, _BYTE_VECTOR)
@@ -141,7 +142,7 @@ class Emitter:
         return build.bitcast(parts[0], I32_VECTOR)
 
     def _select_bytes(self, table: Sequence[int], lanes: Any) -> Any:
-        """Look up bytes by comparisons, for CPUs without an instruction for it."""
+        """Compute ``lookup_bytes`` by comparisons, for CPUs without a table-lookup instruction."""
         build, values = self.builder, ir.Constant(_BYTE_VECTOR, [table[0]] * 4 * LANES)
         for index, value in enumerate(table[1:], 1):
             is_index = build.icmp_unsigned(
@@ -273,7 +274,7 @@ class Emitter:
         return phis
 
     def blocks(self, vectors: Any, block_vectors: int) -> Any:
-        """Return the number of blocks of ``block_vectors`` vectors in ``vectors`` vectors."""
+        """Return ``vectors / block_vectors``, the number of blocks that the vectors form."""
         if block_vectors == 1:
             return vectors
         return self.builder.udiv(vectors, I64(block_vectors))

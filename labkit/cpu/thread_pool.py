@@ -41,10 +41,10 @@ class PoolTuning:
         How long a worker without work spins before it sleeps (us). This must be longer than the
         host needs between two launches of a step.
     aside_us
-        The clock jump from which a spinning worker counts as suspended, and the pool as crowded
-        (us). It must be longer than any interrupt and shorter than another process's time slice.
-        A caller that has waited longer than this for units of other workers goes to sleep, because
-        these workers may need its core.
+        If the clock of a spinning worker jumps by more than this time (us), the worker counts as
+        having been suspended, and the pool as crowded. The time must be longer than any interrupt
+        and shorter than another process's time slice. A caller that has waited this long for units
+        of other workers goes to sleep, because these workers may need its core.
     crowded_us
         How long the pool counts as crowded after a worker was suspended (us).
     crowded_spin_us

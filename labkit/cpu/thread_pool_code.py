@@ -299,7 +299,10 @@ def _run_units():  # type: ignore[no-untyped-def]
 
 @njit
 def _await_workers():  # type: ignore[no-untyped-def]
-    """Wait until no worker is inside: spin first, then sleep in case a worker needs this core."""
+    """Wait until no worker is inside the gate: first spin, then sleep.
+
+    Sleeping frees this core for a worker that has been suspended.
+    """
     if _load_atomic(_address(GATE)) & INSIDE == 0:
         return
     buffer = _stack_words(2)

@@ -85,7 +85,7 @@ def padded_rows(rows: int) -> int:
 
 @inner
 def packed_tile(params: Any, scratch: Scratch) -> PackedTile:
-    """Return the addresses of the packed keys and values in the rest of a worker's scratch."""
+    """Return the addresses of the packed keys and values, which lie in ``scratch.rest``."""
     values = scratch.rest + 4 * TILE_KEYS * params.head_dim
     key_addresses = values + 4 * TILE_KEYS * params.head_dim
     return PackedTile(scratch.rest, values, key_addresses, key_addresses + 8 * TILE_KEYS)

@@ -86,7 +86,10 @@ def _create_own(path: str, resolver: str) -> PagedBackend:
 
 
 def _attend_mistake(result: Any, _layer: Any, q: Any, *_others: Any) -> str | None:
-    """Return None if ``result`` is right for the queries ``q``, else say what it must be."""
+    """Check what a user's ``attend`` returned for the queries ``q``.
+
+    Return None if it is right, else a text of the form "<what it must be>, not <what it is>".
+    """
     from labkit.engine.attention.input_validation import dtype_name
 
     if not isinstance(result, tuple | list) or len(result) != 2:

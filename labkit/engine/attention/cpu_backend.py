@@ -239,9 +239,10 @@ def _launch_split(
 def _split_params(
     launch: PreparedLaunch, q: NDArray[np.float32]
 ) -> tuple[NDArray[Any], attention_params.Partials | None]:
-    """Return the parameters of a launch whose units share a token's work, and scratch memory.
+    """Return the parameters of a launch whose units share a token's work, and a ``Partials``.
 
-    The memory holds the result of each partition of the keys. It is None if the keys are not split.
+    The ``Partials`` receives the result of each partition of the keys. It is None if the keys are
+    not split.
     """
     partitions = launch.dispatch.partitions
     parts = attention_params.partials(q, partitions) if partitions > 1 else None
@@ -257,7 +258,10 @@ def _merge_partitions(
     parts: attention_params.Partials,
     out: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """Merge the partitions' results into ``out``. Return the kernel's stamps and counters."""
+    """Merge the partitions' results into ``out``. Return the rows that the reduce kernel wrote.
+
+    A row has the stamp and the counters of one worker.
+    """
     rows = np.zeros((launch.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
     resolver = RESOLVER_IDS[metadata.resolver.variant]
     attention_launch.reduce(nonce, resolver, *parts, attention_params.base2(layer.sinks), out, rows)

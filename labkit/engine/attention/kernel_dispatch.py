@@ -38,8 +38,9 @@ class DeviceLimits:
 def cpu_limits(workers: int) -> DeviceLimits:
     """Return the limits of a CPU with ``workers`` threads.
 
-    Units differ in cost; four units per worker balance the load. The keys of a token's heads are
-    contiguous. Reading them in order is fastest, and 4 KB of keys fit the cache.
+    Units differ in cost, so four units per worker are needed to balance the load. A decode unit
+    computes several KV heads, because the keys of a token's heads are contiguous and reading them
+    in order is fastest. It reads at most 4 KB of keys per token, which fit the cache.
     """
     return DeviceLimits(4 * workers, 1 << 30, True, 4096, 1 << 30)
 

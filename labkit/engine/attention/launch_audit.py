@@ -72,10 +72,10 @@ def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
 
 
 def stamp_errors(rows: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the error of the first wrong stamp of each launch, or 0 if all its stamps are right.
+    """Return, for each launch, by how much its first wrong stamp is wrong, or 0 if none is.
 
-    ``rows`` is [launches, units, columns], ``expected`` [launches]. Row ``i`` must have the stamp
-    of the launch plus ``i``, so no row can pass for another.
+    ``rows`` is [launches, units, columns], ``expected`` the stamp of each launch. Row ``i`` of a
+    launch must have this stamp plus ``i``, so that a row copied from another row is detected.
     """
     units = np.arange(rows.shape[1], dtype=np.uint32)
     errors = rows[:, :, STAMP_COLUMN].astype(np.uint32) - (units + expected[:, None])  # wraps
@@ -178,7 +178,7 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return how many KV blocks the units of one head attend to: without the window, with it.
+    """Return two numbers of KV blocks that one head's units visit: without and with the window.
 
     ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
     sees.

@@ -101,7 +101,11 @@ class LaunchReport:
         return counters
 
     def _labelled(self, *names: str) -> dict[str, float]:
-        """Return a launch counter ``<field>.<value>`` for each field, such as ``kernel.decode``."""
+        """Return the number of launches under the name ``<field>.<value>``, for each field.
+
+        An example is ``kernel.decode``. ``names`` are the fields. Those with value None are left
+        out.
+        """
         values = {name: getattr(self, name) for name in names}
         return {f"{name}.{v}": self.launches for name, v in values.items() if v is not None}
 

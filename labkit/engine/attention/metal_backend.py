@@ -160,7 +160,10 @@ class MetalBackend(MlxBackend):
 
 @dataclass(frozen=True, slots=True)
 class _LaunchParams:
-    """The launch parameters of one kind of layer in a step; see ``_INPUTS``."""
+    """The launch parameters of one kind of layer in a step.
+
+    ``inputs`` are the arrays of ``_INPUTS`` from ``block_tables`` on.
+    """
 
     dispatch: Dispatch
     q_shape: tuple[int, ...]

@@ -105,9 +105,11 @@ def _split(captured: CapturedKernel) -> tuple[str, str]:
 
 
 def _argument(match: re.Match[str], buffers: list[Buffer], positions: list[str]) -> str:
-    """Return the C++ argument for a parameter.
+    """Return the C++ expression that is passed for a parameter of the kernel.
 
-    The parameter's buffer is appended to ``buffers``, or its declaration to ``positions``.
+    If the parameter is bound to a buffer, the buffer is appended to ``buffers``. Otherwise it has
+    an attribute such as ``thread_position_in_grid``, and the declaration of a C++ variable with
+    this value is appended to ``positions``.
     """
     name, attribute = match["name"], match["attribute"]
     if attribute != "buffer":

@@ -25,9 +25,10 @@ class Order(IntEnum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """One run: the order of execution, the content of uninitialised memory, and the seed of both.
+    """How a kernel is run once: the order of execution, and the content of uninitialised memory.
 
-    ``fill`` is the byte (0 to 255) that fills the memory, or ``SEEDED_FILL``.
+    ``fill`` is the byte (0 to 255) that fills the memory, or ``SEEDED_FILL`` for random bytes.
+    ``seed`` is the seed of ``Order.random`` and of the random bytes.
     """
 
     order: Order
