@@ -100,9 +100,9 @@ def draw_noise(rng: np.random.Generator, noise: str, blocks: int, runs: int, arm
 def rates(
     truth: str, noise: str, design: tuple[int, int], arms: int, studies: int, alpha: float = 0.05
 ) -> Rates:
-    """Simulate ``studies`` studies and return the shares of them in which each claim holds.
+    """Simulate ``studies`` studies and return the figures of their table row.
 
-    ``design`` is the number of blocks, and of runs of each arm per block.
+    ``design`` is (number of blocks, runs of each arm per block).
     """
     blocks, runs = design
     rng = np.random.default_rng([blocks, runs, arms, TRUTHS.index(truth), NOISES.index(noise)])

@@ -150,7 +150,7 @@ def alternate(arms: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dic
 def compare(
     ours: list[dict[str, float]], theirs: list[dict[str, float]], target: float | None
 ) -> dict[str, Any]:
-    """Compare the tokens per second of two sides, of which each entry is one round.
+    """Compare the tokens per second of two sides, given the figures of each round.
 
     Return the medians, their ratio, each round's ratio, and whether the target was met (None
     without a target).

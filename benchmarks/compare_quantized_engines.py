@@ -12,9 +12,9 @@ shows medians over rounds and the median of the rounds' ratios. Run as
 ``--cases A;B``, ``--native DIR``, ``--json FILE``; ``--show FILE`` prints a file's table
 (docs/quantised.md).
 
-Two more measurements: how often each arm's next token after a piece of English equals that of
-labkit in float32, which shows the cost of int8 products; and the speed of labkit's matrix products
-relative to OpenBLAS's sgemm.
+The program also measures the speed of labkit's matrix products relative to OpenBLAS's sgemm, and
+how often each arm's next token after a piece of English equals that of labkit in float32. The
+latter shows the cost of int8 products.
 """
 
 from __future__ import annotations
@@ -140,10 +140,11 @@ class OnLabkit:
         self.engine = create(engine, folder)
 
     def serve(self, case: Case) -> dict[str, Any]:
-        """Serve a case. Return its tokens, the number of tokens decoded, and times in seconds.
+        """Serve a case and return its figures.
 
-        The times are ``begun``, until every request has its first token; ``rest``, from then to the
-        end; and ``wall``, the sum of both. ``made`` counts the tokens that fall into ``rest``.
+        ``begun`` is the time until every request has its first token, ``rest`` the time from then
+        to the end, and ``wall`` their sum (s). ``made`` is the number of output tokens during
+        ``rest``. ``tokens`` are the output token ids of each request.
         """
         from labkit.engine import Request, SamplingParams
 

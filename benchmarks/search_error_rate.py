@@ -5,9 +5,9 @@
 Studies of 6 and 16 settings are analysed after 8, 12, 16 and 24 blocks, the looks of
 ``conf/design/search.yaml``. With 2 runs of each setting per block, the looks are after half as many
 blocks. The true differences between settings and the kinds of noise are those of
-``best_arm_coverage.py``. *Wrong*: the share of
-studies that drop the best setting, or whose final set lacks it. *One left*: the share that end with
-one setting. *Runs*: the mean number of runs, relative to running all settings in all blocks.
+``best_arm_coverage.py``. *Wrong*: the share of studies that drop the best setting, or whose final
+set lacks it. *One left*: the share that end with one setting. *Runs*: the mean number of runs,
+relative to running all settings in all blocks.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def score_run(
     """Multiply the query rows of one KV head (from ``row`` on) by ``count`` adjacent keys.
 
     ``count`` is 1 or ``RUN_KEYS``. ``key`` is the address of the first key, ``ahead`` that of the
-    keys to prefetch, ``lanes`` that of the products.
+    keys to prefetch, ``lanes`` that of row 0's products, which ``sum_lanes`` later sums.
     """
     width, pitch = 4 * params.head_dim, VECTOR_BYTES * LANES
     stride, vectors = key_bytes(params), params.head_dim // LANES
@@ -229,8 +229,8 @@ def prefetch_address(
     A run is ``RUN_KEYS`` adjacent keys. While it is read, ``RUN_KEYS`` other keys are prefetched,
     which are ``RUN_KEYS`` keys apart. They mostly lie in different pages, so memory is read in
     several streams, which is fastest. In this way, the next ``AHEAD`` keys are prefetched while
-    ``AHEAD`` keys are read. The prefetch of keys from ``end`` on is replaced by that of the keys
-    from ``first`` on in the pool ``following``, which is read next.
+    ``AHEAD`` keys are read. Past ``end``, keys of the pool ``following`` are prefetched instead,
+    from key ``first`` on, because that pool is read next.
     """
     key = key // AHEAD * AHEAD + AHEAD + key % AHEAD // RUN_KEYS
     if key >= end:

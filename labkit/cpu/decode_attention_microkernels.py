@@ -45,8 +45,8 @@ def run_rows(typing_context: Any, params: Any) -> Any:
 class _Keys:
     """Emits code that loads ``count`` keys or values, vector by vector, and prefetches later ones.
 
-    The loaded keys start at address ``key`` and are ``stride`` bytes apart. The prefetched keys are
-    as many; they start at address ``ahead`` and are ``RUN_KEYS`` keys apart.
+    The loaded keys start at address ``key`` and are ``stride`` bytes apart. The same number of
+    later keys is prefetched. These start at address ``ahead`` and are ``RUN_KEYS`` keys apart.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeightFormat:
-    """The format of records in a block format of GGUF.
+    """The record format of matrices in a block format of GGUF.
 
     A record consists of the scales of a super-block, then of runs. A run consists of the scales of
     one or more groups, then of the codes of these groups. In a format without super-blocks, a

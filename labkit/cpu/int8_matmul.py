@@ -197,7 +197,7 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
 
 @njit(error_model="numpy")
 def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Run one task of ``matmul``."""
+    """Run one task of ``matmul``: a span or, with more than ``MAX_FUSED_ROWS`` rows, a panel."""
     rows = quantized.shape[0]
     if rows <= MAX_SINGLE_ROWS:
         _multiply_span(task, functions, groups, quantized, spans, bias, columns, out)

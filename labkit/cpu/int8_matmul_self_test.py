@@ -92,8 +92,8 @@ def check_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
 def check_rows(depth: int) -> Floats:
     """Return enough rows of activations [M, depth] for every path of the kernel.
 
-    In some rows all activations are equal, so that their sums with the largest weights are the
-    largest possible.
+    In some rows all activations are equal, so that their dot products with the largest weights are
+    the largest possible.
     """
     rng = np.random.default_rng(depth)
     x = rng.standard_normal((MAX_FUSED_ROWS + TILE_ROWS + 1, depth), np.float32)

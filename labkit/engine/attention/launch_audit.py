@@ -178,7 +178,7 @@ def _report(totals: LaunchTotals, metadata: AttentionMetadata, device: str) -> L
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return two numbers of KV blocks that one head's units visit: without and with the window.
+    """Return the number of KV blocks that one head's units visit, without and with the window.
 
     ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
     sees.

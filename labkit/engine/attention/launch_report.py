@@ -101,10 +101,9 @@ class LaunchReport:
         return counters
 
     def _labelled(self, *names: str) -> dict[str, float]:
-        """Return the number of launches under the name ``<field>.<value>``, for each field.
+        """Return counters ``<field>.<value>``, such as ``kernel.decode``, of the launches.
 
-        An example is ``kernel.decode``. ``names`` are the fields. Those with value None are left
-        out.
+        ``names`` are the fields. A field whose value is None has no counter.
         """
         values = {name: getattr(self, name) for name in names}
         return {f"{name}.{v}": self.launches for name, v in values.items() if v is not None}

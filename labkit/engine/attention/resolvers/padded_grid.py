@@ -36,16 +36,21 @@ class PaddedGridResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide the unit by the longest query. A token past the end of its sequence is surplus."""
+        """Divide the unit's index by the number of tokens of the longest query.
+
+        The quotient is the sequence, the remainder the token in it. A token past the end of its
+        sequence is surplus.
+        """
         sequence, row = unit // lookup.tokens, unit % lookup.tokens
         token = cu[sequence] + row
         return (sequence if token < cu[sequence + 1] else -1), token, 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide the unit by the number of Q-blocks of the longest query.
+        """Divide the unit's index by the number of Q-blocks of the longest query.
 
-        The kernel itself detects a surplus Q-block.
+        The quotient is the sequence, the remainder the Q-block in it. The kernel itself detects a
+        surplus Q-block.
         """
         return unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0
 
