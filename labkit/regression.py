@@ -56,7 +56,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class RowResult:
-    """The result of one primary row of one subject; numbers are in percent, or None if unknown."""
+    """The outcome of one primary row of a subject.
+
+    ``row`` is the row in ``cell.json``, and ``comparison`` its comparison of HEAD with BASE.
+    """
 
     subject: str
     row: Mapping[str, Any]
@@ -132,8 +135,8 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
     """Return the outcome of a row, where ``one`` is the comparison of HEAD with BASE.
 
     An inconclusive row counts as no worse if even the worst change in its adjusted interval is
-    smaller than the margin. It counts as undecided if the A/A control varies by more than the
-    margin.
+    smaller than the margin, and as undecided otherwise. If the A/A control varies by more than the
+    margin, the row is undecided in any case.
     """
     from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
 
@@ -190,7 +193,10 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
-    """Run a subject's study and return its results; raises ``KeyboardInterrupt``."""
+    """Run a subject's study and return its results.
+
+    Raises ``KeyboardInterrupt`` if the study was interrupted.
+    """
     from labkit import app
     from labkit.analysis.study_analysis import cell_dirs
 

@@ -177,7 +177,7 @@ def _directory_digest(path: Path, weights: list[Path]) -> str:
 
 
 def _gguf_digest(path: Path) -> str:
-    """Return the hex digest of a GGUF file's size, its beginning and samples of the file."""
+    """Return a hex digest of a GGUF file's size, beginning and samples from the whole file."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size}\0".encode())
     with path.open("rb") as stream:

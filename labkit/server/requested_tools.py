@@ -44,7 +44,7 @@ class RequestedTools:
         return ToolCallParser(self.call_format, self.definitions, single_call=self.single_call)
 
     def single_call_parser(self) -> ToolCallParser | None:
-        """Return a parser that ends after a choice's first call, or None if calls end no choice."""
+        """Return a parser that ends a choice after its first call, or None if no call ends it."""
         return self.parser() if self.single_call else None
 
     async def grammar(self, service: Service) -> GrammarConstraint | None:

@@ -80,9 +80,10 @@ def write_model(
 def _quantization(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
 ) -> dict[str, Any]:
-    """Return the key ``quantization`` of config.json, or an empty dict without quantised layers.
+    """Return the part of config.json with the key ``quantization``.
 
-    Its default is the smallest affine bit width; layers of another format are listed.
+    The smallest affine bit width is the default. Layers with another format are listed by name. The
+    dict is empty if no layer is quantised.
     """
     layouts = {
         target.path: layout
