@@ -1,7 +1,7 @@
 """``python -m labkit.regression BASE [HEAD] --on NAME...``: test whether a revision is slower.
 
 BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``. NAME is a workload
-or an ablation, whose arms are then tested one after the other. Every test is an ordinary study of
+or an ablation; the arms of an ablation are tested one by one. Every test is an ordinary study of
 the arms ``base`` and ``head`` with an A/A control, in live processes that take turns. Arguments
 ``key=value`` are overrides of these studies. Exit codes, as ``git bisect run`` reads them: 0 if no
 primary row is worse by the margin or more; 1 if a row is; 125 if a row is undecided, or a revision
@@ -159,7 +159,10 @@ def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
 
 
 def total(results: Sequence[RowResult]) -> Outcome:
-    """Return worse if any row is worse, no_worse if every row is no worse, else undecided."""
+    """Return the outcome of all rows together.
+
+    It is ``worse`` if any row is worse, ``no_worse`` if all rows are no worse, else ``undecided``.
+    """
     outcomes = {result.outcome for result in results}
     if Outcome.worse in outcomes:
         return Outcome.worse

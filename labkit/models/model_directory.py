@@ -65,7 +65,7 @@ def find_model(model_path: str) -> ModelDir:
 
 
 def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
-    """Return the directory of a GGUF file, which is converted on first use.
+    """Convert a GGUF file on its first use, and return the directory.
 
     ``digest``: the file's hex digest, part of the directory's name. The other parameters are those
     of ``inspect``.

@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 class CompletionWriter:
     """Writes a generation as a response of the completions API.
 
-    ``prompt_texts`` are the texts of the prompts, which are read only if the request has ``echo``.
+    ``prompt_texts`` are the prompts as text. They are read only if the request has ``echo``.
     ``n`` is the number of choices per prompt.
     """
 

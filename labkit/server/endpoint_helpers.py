@@ -102,7 +102,7 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
-    """Raise ``ApiError`` for options that set the output's length, which a grammar determines.
+    """Raise ``ApiError`` if an option sets the output's length, because a grammar determines it.
 
     ``other`` is the request's field that contains the grammar.
     """

@@ -166,7 +166,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has arrived whose response is not complete."""
+        """Whether a request has arrived and its response is not complete yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def eof_received(self) -> bool:  # type: ignore[override]

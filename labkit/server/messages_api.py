@@ -78,7 +78,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 
 
 async def count_tokens(service: Service, body: bytes) -> Response:
-    """Return the number of tokens of a conversation's prompt, which may exceed the context.
+    """Return the number of tokens of a conversation's prompt. It may exceed the context length.
 
     Raises
     ------

@@ -67,7 +67,7 @@ class RequestedTools:
         return await service.grammars.from_lark(grammar, "tools")
 
     def check_text_format(self, field: str) -> None:
-        """Raise ``ApiError`` if the model may call functions, which a text format rules out.
+        """Refuse a text format with ``ApiError`` if the model may call functions.
 
         ``field`` is the request's field that sets the text format.
         """

@@ -21,7 +21,7 @@ SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights 
 
 
 def convert(path: Path, *, digest: str, name: str) -> Path:
-    """Return the directory of a GGUF file, which is converted if the cache lacks it.
+    """Convert a GGUF file, unless the cache already has its directory; return the directory.
 
     The directory has config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
     generation_config.json. Weights stay quantised, except in the types that ``gguf_repacking``
