@@ -1,7 +1,7 @@
 """``python -m labkit.regression BASE [HEAD] --on NAME...``: test whether a revision is slower.
 
 BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``. NAME is a workload
-or an ablation, whose arms are then tested one after the other. Every test is an ordinary study of
+or an ablation; the arms of an ablation are tested one by one. Every test is an ordinary study of
 the arms ``base`` and ``head`` with an A/A control, in live processes that take turns. Arguments
 ``key=value`` are overrides of these studies. Exit codes, as ``git bisect run`` reads them: 0 if no
 primary row is worse by the margin or more; 1 if a row is; 125 if a row is undecided, or a revision
@@ -56,7 +56,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class RowResult:
-    """The result of one primary row of one subject; numbers are in percent, or None if unknown."""
+    """The outcome of one primary row of a subject.
+
+    ``row`` is the row in ``cell.json``, and ``comparison`` its comparison of HEAD with BASE.
+    """
 
     subject: str
     row: Mapping[str, Any]
@@ -132,8 +135,8 @@ def _outcome(row: Mapping[str, Any], one: Mapping[str, Any], margin_pct: float) 
     """Return the outcome of a row, where ``one`` is the comparison of HEAD with BASE.
 
     An inconclusive row counts as no worse if even the worst change in its adjusted interval is
-    smaller than the margin. It counts as undecided if the A/A control varies by more than the
-    margin.
+    smaller than the margin, and as undecided otherwise. If the A/A control varies by more than the
+    margin, the row is undecided in any case.
     """
     from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
 
@@ -156,7 +159,10 @@ def _computed_outcome(row: Mapping[str, Any]) -> Outcome:
 
 
 def total(results: Sequence[RowResult]) -> Outcome:
-    """Return worse if any row is worse, no_worse if every row is no worse, else undecided."""
+    """Return the outcome of all rows together.
+
+    It is ``worse`` if any row is worse, ``no_worse`` if all rows are no worse, else ``undecided``.
+    """
     outcomes = {result.outcome for result in results}
     if Outcome.worse in outcomes:
         return Outcome.worse
@@ -190,7 +196,10 @@ def markdown(title: str, results: Sequence[RowResult], margin_pct: float) -> str
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
-    """Run a subject's study and return its results; raises ``KeyboardInterrupt``."""
+    """Run a subject's study and return its results.
+
+    Raises ``KeyboardInterrupt`` if the study was interrupted.
+    """
     from labkit import app
     from labkit.analysis.study_analysis import cell_dirs
 

@@ -2,7 +2,7 @@
 
 This process validates the config and then replaces itself with :mod:`labkit.server`, which runs in
 a worker's environment. Exit codes: 0 if a signal ended the server, 2 for an invalid command (one
-line on stderr), 130 if ctrl-C came before it served.
+line on stderr), 130 if ctrl-C was pressed before the server was ready.
 """
 
 from __future__ import annotations

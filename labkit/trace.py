@@ -1,10 +1,11 @@
 """``python -m labkit.trace STUDY``: the traced steps of a study, for Perfetto and as a player.
 
 STUDY is the folder or the archive of a study that ran with ``workload.step_trace``. The program
-writes one file per traced run, ``traces/CELL--RUN.json``, in Chrome's trace-event format, which
-https://ui.perfetto.dev and ``chrome://tracing`` open, and ``traces/steps.html``, a page that plays
-the steps. If STUDY is an archive, the files are written beside it, into ``STUDY.report``. Exit
-codes: 0 on success; 2, with a one-line message, if the study cannot be read or no run was traced.
+writes one file per traced run, ``traces/CELL--RUN.json``, and one page for all of them,
+``traces/steps.html``, which plays the steps. The JSON files are in Chrome's trace-event format;
+https://ui.perfetto.dev and ``chrome://tracing`` open them. If STUDY is an archive, the files are
+written beside it, into ``STUDY.report``. Exit codes: 0 on success; 2, with a one-line message, if
+the study cannot be read or no run was traced.
 """
 
 from __future__ import annotations

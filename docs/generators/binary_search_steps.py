@@ -148,7 +148,7 @@ def _comparison(step: SearchStep, unit: int) -> str:
 
 
 def _strip(lengths: Sequence[int], prefix: Sequence[int]) -> Iterator[str]:
-    """Draw the packed tokens as digits. A digit is the index of its tokens' request."""
+    """Draw the packed tokens as a line of digits: a token's digit is its request's index mod 10."""
     per = max(1, -(-prefix[-1] // STRIP_CHARACTERS))
     strip = "".join(f"{index % 10}" * max(1, n // per) for index, n in enumerate(lengths))
     note = "" if per == 1 else f" (a character is up to {per} tokens of one request)"

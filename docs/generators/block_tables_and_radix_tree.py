@@ -109,7 +109,7 @@ class Simulation:
 
 
 def blocks_used() -> Iterator[str]:
-    """Serve two requests together and yield a table of the blocks that each held at its end."""
+    """Serve two requests together, and yield a table of the blocks that each held when it ended."""
     simulation = Simulation(max_num_batched_tokens=64)
     prompts = {"What is the capital of France?": (20, 10), "Explain in detail how ...": (26, 1_270)}
     for name, (prompt, answer) in prompts.items():
@@ -191,7 +191,10 @@ def _listing(blocks: Sequence[int], tokens: int, title: str) -> Iterator[str]:
 
 
 def chunks(decodes: int, **options: Any) -> Iterator[str]:
-    """Yield a table of the steps that compute a prompt of 1,200 tokens while others decode."""
+    """Yield a table of the steps that compute a prompt of 1,200 tokens.
+
+    Meanwhile ``decodes`` other requests decode. ``options`` are those of ``Simulation``.
+    """
     simulation = Simulation(blocks=400, max_num_seqs=8, **options)
     for index in range(decodes):
         simulation.submit(f"d{index}", [0], [0] * 50)

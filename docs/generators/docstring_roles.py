@@ -11,7 +11,7 @@ ROLE = re.compile(r":(?:class|mod|func|meth|data|attr|exc):`(~?)\.?([^`]+)`")
 
 
 class DocstringRoles(griffe.Extension):
-    """Replaces roles of Sphinx, which mkdocstrings would show as they are written."""
+    """Replaces roles of Sphinx, because mkdocstrings would show their markup."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of an object that was just loaded."""
@@ -20,6 +20,6 @@ class DocstringRoles(griffe.Extension):
 
 
 def _code(match: re.Match[str]) -> str:
-    """Return ``Record`` for a role with a tilde, which hides the path, else the whole path."""
+    """Return a role's target as code: the last name after a tilde, else the whole path."""
     hidden, path = match.groups()
     return f"`{path.rpartition('.')[2] if hidden else path}`"

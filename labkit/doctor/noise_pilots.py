@@ -136,8 +136,9 @@ def estimate_noise(records: Sequence[Record], wall_times_s: Sequence[float]) -> 
 def _one_arm_times_s(records: Sequence[Record], wall_times_s: Sequence[float]) -> list[float]:
     """Return the seconds that each process would have taken with one arm instead of two.
 
-    The time of the arm with the shorter turns is subtracted. The other arm's turns include loading
-    that a process with one arm does, too.
+    The time of one arm's turns (``seconds["turns"]`` of its record) is subtracted from the seconds
+    of the process. It is the shorter time of the two arms: the longer one includes loading, which a
+    process with a single arm would do as well.
     """
     return [
         wall_s - min(record.seconds["turns"] for record in records if record.block == block)

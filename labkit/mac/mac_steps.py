@@ -59,7 +59,7 @@ class StepOutcome:
 
 
 def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
-    """Return the steps for a Mac with ``memory_bytes`` of RAM, whose studies go to ``folder``.
+    """Return the steps for a Mac with ``memory_bytes`` of RAM. Their studies go to ``folder``.
 
     The largest case of ``ablation=seq_map`` has 4 GiB of keys and values in float16. It is measured
     if that is at most a sixth of the RAM.

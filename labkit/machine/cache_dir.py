@@ -155,9 +155,9 @@ def _fsync(path: Path) -> None:
 def numba_cache_dir(environ: Mapping[str, str] | None = None, package: Path | None = None) -> Path:
     """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
 
-    numba recompiles a cached function when the function's file, numba or the CPU changes. It does
-    not recompile if only a function or constant of another file, which it compiled in, has changed.
-    Without the digest, labkit would then run outdated machine code.
+    numba recompiles a cached function when the function's file, numba or the CPU changes. But the
+    machine code also contains functions and constants from other files. numba does not notice when
+    one of those changes, so without the digest labkit would run outdated machine code.
 
     Parameters
     ----------

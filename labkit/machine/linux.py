@@ -95,7 +95,7 @@ def cpu_model() -> str:
 
 
 def accelerator() -> str | None:
-    """Return the names of the NVIDIA devices that the kernel driver lists, or None if none."""
+    """Return the names of the NVIDIA devices that the driver lists, or None if it lists none."""
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [
         line.split(":", 1)[1].strip()

@@ -48,7 +48,11 @@ class MachineObserver:
         return round(max(0.0, busy - own) / seconds, 3) if seconds > 0 else None
 
     def _cpu_times(self, pid: int | None) -> tuple[float, float, float] | None:
-        """Return the clock, all cores' busy time, and the CPU time of worker and parent (s)."""
+        """Return three times in seconds: the clock, the busy time, and the CPU time of labkit.
+
+        The busy time is summed over all cores. labkit's is that of the worker ``pid``, its
+        descendants and this process. Returns None if the busy time cannot be read.
+        """
         try:
             busy = self._os.busy_s()
         except (OSError, LookupError, ValueError):

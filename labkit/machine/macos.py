@@ -161,7 +161,7 @@ def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
 def recommended_working_set() -> int | None:
     """Return Metal's ``recommendedMaxWorkingSetSize`` (bytes), or None without Metal.
 
-    The size is a static hint for one process, which ignores the memory of other programs.
+    The size is a static hint for one process. It ignores the memory of other programs.
     ``iogpu.wired_limit_mb`` changes the size.
     """
     if sys.platform != "darwin":

@@ -21,7 +21,7 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 
 def surroundings() -> dict[str, Any]:
-    """Return power, memory pages, user idle time, displays, background work, programs and heat."""
+    """Return the Mac's ``surroundings``, with the fields of :mod:`labkit.machine.fingerprint`."""
     return collect(
         {
             "power": power,
@@ -45,7 +45,11 @@ def surroundings() -> dict[str, Any]:
 
 
 def power() -> dict[str, Any] | None:
-    """Return the power source, settings, modes per source and limits; None if ``pmset`` fails."""
+    """Return the state of the power supply from ``pmset``, or None if ``pmset`` fails.
+
+    ``source``: AC or battery. ``settings``: those in use. ``custom``: the settings for each source.
+    ``limits``: limits of the CPU because of heat.
+    """
     fields = collect(
         {
             "source": lambda: power_source(command_output("pmset", "-g", "batt")),

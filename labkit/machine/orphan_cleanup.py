@@ -1,8 +1,8 @@
 """Cleanup of orphans: kill or resume process trees when this process ends, however it ends.
 
 A stopped process (SIGSTOP) cannot watch its parent. So a cleanup process, in a session of its own,
-waits on the read end of a pipe whose write end only this process holds. When the pipe closes, it
-kills the trees that this process has started, and resumes the others.
+waits on the read end of a pipe whose write end only this process holds. When the pipe closes, the
+cleanup process kills or resumes each tree, as this process has requested.
 """
 
 from __future__ import annotations

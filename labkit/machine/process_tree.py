@@ -109,8 +109,9 @@ def _descendants(pid: int) -> Iterator[int]:
 def _linux_children(pid: int) -> list[int]:
     """Return the ids of a process's children.
 
-    They are read from ``/proc``. The search runs after every turn, and ``psutil``, which reads the
-    parent of every process on the machine, takes about a hundred times as long.
+    They are read from ``/proc``, because the search runs often: each time the arms of a study take
+    turns. ``psutil`` reads the parent of every process on the machine, which takes about a hundred
+    times as long.
     """
     children: list[int] = []
     with contextlib.suppress(OSError):

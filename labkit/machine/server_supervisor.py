@@ -216,7 +216,7 @@ def _terminate(server: subprocess.Popen[bytes], log: _ServerLog) -> None:
 def _descendants() -> Iterator[int]:
     """Yield the ids of this process's live descendants, repeatedly until none is left.
 
-    The caller kills each; the search ends after ``MAX_KILL_ROUNDS`` rounds.
+    The caller kills each of them. The search is repeated at most ``MAX_KILL_ROUNDS`` times.
     """
     for _ in range(MAX_KILL_ROUNDS):
         children = psutil.Process().children(recursive=True)

@@ -29,7 +29,7 @@ class WiredAdvice:
 
 
 def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]:
-    """Return advice for an engine that needs ``needed_bytes`` for weights, activations and pool.
+    """Return advice for an engine that needs ``needed_bytes`` for weights, activations and KV.
 
     The result is empty outside macOS, and if the settings need no change.
     """

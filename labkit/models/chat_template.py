@@ -77,7 +77,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute ``*`` for numbers below 1e9, and refuse any other product and ``**``."""
+        """Compute products of numbers below 1e9. Refuse all other products, and every power."""
         numbers = all(isinstance(side, int | float) and abs(side) < 1e9 for side in (left, right))
         if operator == "**" or not numbers:
             raise SecurityError(f"{operator} works with small numbers only")
@@ -196,7 +196,10 @@ class ChatTemplate:
 def _without_optional_fields(
     messages: Sequence[Message],
 ) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield each optional field that the messages have, and the messages without it."""
+    """Yield a description of each optional field, and the messages without this field.
+
+    Only fields that are set are yielded, once per role (for example, the name of user messages).
+    """
     for name, role in itertools.product(
         OPTIONAL_FIELDS, dict.fromkeys(m["role"] for m in messages)
     ):

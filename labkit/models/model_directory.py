@@ -65,7 +65,7 @@ def find_model(model_path: str) -> ModelDir:
 
 
 def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
-    """Return the directory of a GGUF file, which is converted on first use.
+    """Convert a GGUF file on its first use, and return the directory.
 
     ``digest``: the file's hex digest, part of the directory's name. The other parameters are those
     of ``inspect``.
@@ -177,7 +177,7 @@ def _directory_digest(path: Path, weights: list[Path]) -> str:
 
 
 def _gguf_digest(path: Path) -> str:
-    """Return the hex digest of a GGUF file's size, its beginning and samples of the file."""
+    """Return a hex digest of a GGUF file's size, beginning and samples from the whole file."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size}\0".encode())
     with path.open("rb") as stream:

@@ -13,7 +13,7 @@ from labkit.models.model_directory import ModelDir
 
 
 def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
-    """Return the directory of a package's model, which is converted into the cache on first use.
+    """Convert a package's model into the cache on its first use, and return the directory.
 
     The package is located, but not imported. Its file is verified before the conversion. Once the
     model is in the cache, the package is no longer needed.

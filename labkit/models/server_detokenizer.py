@@ -42,7 +42,7 @@ class Detokenizer:
         return self.tokenizer.decode(prompt), False
 
     def count_tokens(self, text: str) -> int:
-        """Return the number of tokens in a text, without special tokens that the model adds."""
+        """Return the number of tokens in a text, without the special tokens that encoding adds."""
         return len(self.tokenizer.encode(text, special=False))
 
     def normalized_text(self, ids: Sequence[int]) -> str:

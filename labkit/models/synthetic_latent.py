@@ -18,7 +18,7 @@ def rotary_dim(shape: ModelShape) -> int:
 
 
 def config_entries(shape: ModelShape) -> dict[str, Any]:
-    """Return the entries of config.json that differ from those of a qwen3."""
+    """Return the entries of config.json that differ from those of a qwen3 model."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",

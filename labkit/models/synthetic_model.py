@@ -19,7 +19,7 @@ LIBRARIES = ("numpy", "safetensors", "tokenizers")
 
 
 def build(shape: ModelShape, *, seed: int, name: str) -> Path:
-    """Return the directory of a synthetic model, which is built if the cache lacks it.
+    """Build a synthetic model, unless the cache already has it, and return its directory.
 
     The directory has config.json, model.safetensors (float32), tokenizer.json and
     tokenizer_config.json. The same shape, seed, packaged texts and library versions give the same

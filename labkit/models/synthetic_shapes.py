@@ -2,7 +2,7 @@
 
 The model is mlx_lm's qwen3, its hybrid qwen3_next or, with latent attention, its deepseek_v3.
 
-The module imports nothing heavy, so that a memory budget can be planned from the same list.
+The module imports nothing heavy, because memory budgets are planned with these sizes too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ def num_weights(shape: ModelShape) -> int:
 
 
 def num_unused_weights(shape: ModelShape) -> int:
-    """Return the number of weights that a token's products skip: embedding and unused experts."""
+    """Return the number of weights that no matrix product of a given token reads.
+
+    They are the input embedding, which is looked up, and the experts that the router does not
+    choose.
+    """
     unused = shape.vocab_size * shape.hidden_size
     if shape.num_experts is not None:
         expert = 3 * shape.hidden_size * shape.intermediate_size

@@ -92,8 +92,8 @@ class Tokenizer:
     def piece(self, token: int) -> str:
         """Return the text of a token as it appears inside a text, including a leading space.
 
-        Some tokenizers drop a text's first space. So the token is decoded twice in a row, and the
-        text of the first is removed. The text of an unknown id is empty.
+        Some tokenizers drop a text's first space. So the token is decoded twice in one
+        sequence, and the text of the first is removed. The text of an unknown id is empty.
         """
         return self.decode([token, token])[len(self.decode([token])) :]
 

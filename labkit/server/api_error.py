@@ -21,7 +21,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of an error response, which is any response with a status other than 200."""
+    """The JSON body of an error response (any status other than 200)."""
 
     error: ErrorDetail
 

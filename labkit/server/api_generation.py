@@ -95,7 +95,10 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        """Convert an event of one of the engine requests to an output. Does not wake the reader."""
+        """Convert an event of an engine request to an output and queue the output.
+
+        Call ``wake`` afterwards, so that ``outputs`` yields it.
+        """
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":
@@ -130,7 +133,7 @@ class Generation:
         )
 
     def _has_single_call(self, index: int, text: str) -> bool:
-        """Return whether ``text`` completes the one tool call that the choice may have."""
+        """Return whether ``text`` completes the tool call with which choice ``index`` must end."""
         parser = self._parsers[index]
         if parser is None:
             return False

@@ -46,12 +46,12 @@ class DeltaWriter:
         self._num_calls = 0
 
     def deltas(self, output: TokenOutput) -> list[Delta]:
-        """Return an output's deltas. The first delta of the choice contains the role."""
+        """Return an output's deltas. Only the choice's first delta contains the role."""
         parts = output_parts(output, self._parser)
         return [delta for part in parts for delta in self._part_deltas(part)]
 
     def empty(self) -> Delta:
-        """Return a delta without text. The first delta of the choice contains the role."""
+        """Return a delta without text. It contains the role if it is the choice's first."""
         return Delta() if self._role_sent else Delta(self._role(), "")
 
     def finish_reason(self, output: TokenOutput) -> Any:

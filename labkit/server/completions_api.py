@@ -99,7 +99,10 @@ def _num_top_prompt_logprobs(request: CompletionRequest) -> int | None:
 async def _prompt_texts(
     service: Service, request: CompletionRequest, prompts: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Return the texts to echo: the request's own, or those of its token ids."""
+    """Return each prompt's text for ``echo``; prompts given as token ids are decoded.
+
+    Without ``echo``, every text is empty.
+    """
     if not request.echo:
         return [""] * len(prompts)
     given = [request.prompt] if isinstance(request.prompt, str) else request.prompt

@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 class CompletionWriter:
     """Writes a generation as a response of the completions API.
 
-    ``prompt_texts`` are the texts of the prompts, which are read only if the request has ``echo``.
+    ``prompt_texts`` are the prompts as text. They are read only if the request has ``echo``.
     ``n`` is the number of choices per prompt.
     """
 
@@ -111,7 +111,10 @@ class CompletionWriter:
         return bool(output.text or output.logprobs or output.finish_reason)
 
     def _choice(self, index: int, generated: GeneratedChoice) -> TextChoice:
-        """Return a choice, or its next part in a stream. The first part may have the prompt."""
+        """Return a whole choice or, in a stream, its next part.
+
+        A choice's first part also contains the prompt, if the request asks for it.
+        """
         request, prompt = self._request, self._prompts[index // self._n]
         is_first, ids = index not in self._started, bool(request.return_token_ids)
         self._started.add(index)

@@ -94,7 +94,7 @@ def _logit_bias(service: Service, bias: dict[str, float]) -> dict[int, float]:
 
 
 def check_stream(sampling: Sampling) -> None:
-    """Raise ``ApiError`` for options that need ``stream=true``, or that exclude it."""
+    """Raise ``ApiError`` if an option is set that the value of ``stream`` does not allow."""
     if sampling.stream and sampling.prompt_logprobs is not None:
         raise invalid("prompt_logprobs cannot be combined with stream=true", "prompt_logprobs")
     if sampling.stream_options is not None and not sampling.stream:
@@ -102,7 +102,7 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
-    """Raise ``ApiError`` for options that set the output's length, which a grammar determines.
+    """Raise ``ApiError`` if an option sets the output's length, because a grammar determines it.
 
     ``other`` is the request's field that contains the grammar.
     """
@@ -233,7 +233,10 @@ async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Return the usage object. ``cached_tokens`` of the prompt tokens were in the prefix cache."""
+    """Return the usage object.
+
+    ``cached_tokens`` is the number of prompt tokens that were in the prefix cache.
+    """
     total, details = prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
     return Usage(prompt_tokens, completion_tokens, total, details)
 
@@ -252,7 +255,7 @@ def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
 
 
 def clamp_logprob(logprob: float) -> float:
-    """Return the logprob or, if less, ``MIN_LOGPROB``, because JSON cannot represent -inf."""
+    """Return the logprob, but at least ``MIN_LOGPROB``: JSON cannot represent -inf."""
     return max(logprob, MIN_LOGPROB)
 
 
@@ -292,7 +295,7 @@ async def converse(
         The request's field that contains the messages, for error messages.
     compile_grammar
         Returns the grammar that the message must match, or None if any text is allowed. Called
-        when the prompt has been accepted. The grammar of a required tool call is added here.
+        when the prompt has been accepted. If it returns None, the grammar of ``tools`` applies.
     options
         Options of the chat template.
 

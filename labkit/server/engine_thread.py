@@ -169,8 +169,9 @@ class EngineThread:
 
 
 def warm_up(engine: InferenceEngine, num_requests: int, vocab_size: int) -> None:
-    """Generate tokens, to compile kernels and touch memory: for 1 request, then ``num_requests``.
+    """Compile kernels and touch memory by generating tokens.
 
+    First one request runs alone, then ``num_requests`` run together.
     The engine's cache and counters are reset afterwards.
 
     Raises

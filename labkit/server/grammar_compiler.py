@@ -27,7 +27,7 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A JSON schema, a grammar in llguidance's Lark syntax, or a regular expression."""
+    """The text of a JSON schema, of a grammar in llguidance's Lark syntax, or of a regex."""
 
     syntax: Literal["json_schema", "lark", "regex"]
     text: str

@@ -1,7 +1,7 @@
 """The processes that try grammars before the server compiles them, and the cache of their results.
 
-Processes start when they are first needed. A process that exceeds a limit, or whose client leaves,
-is killed, and the next grammar starts another one.
+A process starts when it is first needed. It is killed if a grammar exceeds a limit, or if the
+client whose grammar it tries disconnects. The next grammar then starts another process.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class GrammarProcesses:
 class GrammarProcess:
     """A process that tries one grammar at a time (:mod:`labkit.server.grammar_trial_worker`).
 
-    ``is_idle``: whether the process runs and no grammar waits for its answer.
+    ``is_idle``: whether the process runs and is not trying a grammar.
     """
 
     def __init__(self, options: TrialOptions) -> None:
@@ -193,7 +193,7 @@ class GrammarProcess:
         return process
 
     def kill(self) -> None:
-        """Kill the process if it runs or starts."""
+        """Kill the process if it is running or being started."""
         self._killed, self.is_idle = True, False
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -206,7 +206,10 @@ class GrammarProcess:
 
 
 async def _exchange(process: asyncio.subprocess.Process, source: GrammarSource) -> str | None:
-    """Send a grammar to a process and return its answer, or raise ``EOFError`` if it ends."""
+    """Send a grammar to a process and return the answer (see ``GrammarProcess.try_grammar``).
+
+    Raises ``EOFError`` if the process ends.
+    """
     assert process.stdin is not None
     process.stdin.write(json.dumps(dataclasses.asdict(source)).encode() + b"\n")
     return await _read_answer(process)

@@ -86,7 +86,10 @@ def try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None:
 
 
 def _allowed_token(mask: bytes) -> int | None:
-    """Return the token id of a bit that is set, near the middle of the mask, or None."""
+    """Return a token id that the mask allows, or None if it allows none.
+
+    The search begins in the middle of the mask.
+    """
     middle = len(mask) // 2
     for start, part in ((middle, mask[middle:]), (0, mask[:middle])):
         for at, bits in enumerate(part, start):
@@ -96,7 +99,10 @@ def _allowed_token(mask: bytes) -> int | None:
 
 
 class MemoryLimit:
-    """A thread that ends this process when it has allocated ``limit_bytes`` since ``restart``."""
+    """A thread that ends this process when its memory has grown by more than ``limit_bytes``.
+
+    The growth is that of the resident size since the last call of ``restart``.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -105,7 +111,7 @@ class MemoryLimit:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def restart(self) -> None:
-        """Count the memory that is allocated from now on."""
+        """Measure the growth from the current resident size on."""
         self._most_bytes = self._resident_bytes() + self._limit_bytes
 
     def _resident_bytes(self) -> Any:

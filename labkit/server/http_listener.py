@@ -90,12 +90,12 @@ class Listener(uvicorn.Server):
 async def serve(
     service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then shut down gracefully; or until the engine fails.
+    """Serve until SIGTERM or SIGINT arrives or the engine fails, then shut down.
 
     After the first signal, the server refuses new requests and gives running and waiting requests
-    ``server.grace_s`` seconds to finish. A second signal ends these requests immediately.
-    Connections that are still open ``CLOSE_S`` seconds later, for example after half a request,
-    are dropped.
+    ``server.grace_s`` seconds to finish. A second signal ends these requests immediately. When no
+    request is left, connections have another ``CLOSE_S`` seconds to close; those that are still
+    open, for example because half a request has arrived, are then dropped.
     """
     listener = Listener(app, on_ready, service.options)
     stopping: list[asyncio.Task[None]] = []

@@ -93,9 +93,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._parse_without_upgrade(data[upgrade.args[0] :])
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse a request again without the headers that offer an upgrade, then its body.
+        """Parse the head again without the headers that offer an upgrade, then parse ``rest``.
 
-        With these headers, httptools treats the rest of the data as another protocol's.
+        With these headers, httptools takes ``rest``, the data after the head, for another
+        protocol's.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -165,7 +166,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has arrived whose response is not complete."""
+        """Whether a request has arrived and its response is not complete yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -230,7 +231,10 @@ REFUSALS = {
 
 
 def _delimited_by_close(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return a cycle's ``send`` for HTTP/1.0, where the end of the connection ends the body."""
+    """Return a replacement for ``cycle.send`` that does not use chunked encoding.
+
+    HTTP/1.0 has no chunks: the end of the connection ends the body.
+    """
     send, has_length = cycle.send, False
 
     async def send_unchunked(message: Any) -> None:

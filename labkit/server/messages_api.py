@@ -78,7 +78,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 
 
 async def count_tokens(service: Service, body: bytes) -> Response:
-    """Return the number of tokens of a conversation's prompt, which may exceed the context.
+    """Return the number of tokens of a conversation's prompt. It may exceed the context length.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
 
 
 def _add_results(conversation: TemplateMessages, blocks: Sequence[Any]) -> None:
-    """Add the tool results of a user's message, and its texts, in their order."""
+    """Add a user message's tool results and texts in the order of its blocks."""
     for is_result, group in itertools.groupby(blocks, lambda b: isinstance(b, ToolResultParam)):
         if is_result:
             for block in group:
@@ -176,7 +176,10 @@ def _add_results(conversation: TemplateMessages, blocks: Sequence[Any]) -> None:
 
 
 def _result_text(result: ToolResultParam) -> str:
-    """Return a result's text, marked if the tool failed: templates have no field for that."""
+    """Return a result's text. If the tool failed, the text begins with ``Error:``.
+
+    Chat templates have no field for a failure.
+    """
     text = _text(result.content or "")
     return f"Error: {text}" if result.is_error else text
 

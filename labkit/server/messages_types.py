@@ -11,7 +11,7 @@ from labkit.server.openai_types import FunctionNameText, JsonObject, StopText
 
 
 class CacheControl(Struct, forbid_unknown_fields=True):
-    """Marks the end of a prefix to cache. Ignored: the server caches any prefix, or none."""
+    """Marks the end of a prefix to cache. Ignored: the server's config decides what is cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -186,7 +186,7 @@ class MessageErrorDetail(Struct, frozen=True):
 
 
 class MessageError(Struct, frozen=True):
-    """The body of an error response, which is any response with a status other than 200."""
+    """The JSON body of an error response (any status other than 200)."""
 
     error: MessageErrorDetail
     type: Literal["error"] = "error"

@@ -1,7 +1,7 @@
 """Neutral values: the values at which an unsupported request field has no effect.
 
-Clients send such fields with every request, for example ``"echo": false``. They also leave out
-the ``type`` of messages in the ``input`` of the Responses API.
+Clients send such fields with every request, for example ``"echo": false``. Clients of the Responses
+API also leave out the ``type`` of messages in ``input``, so this module adds it.
 """
 
 from __future__ import annotations

@@ -29,10 +29,11 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """What the output must be: exactly one of the fields must be set.
+    """A constraint on the output. Exactly one of the fields must be set.
 
-    A JSON schema (as an object or as text), a regular expression that matches the entire output, a
-    list of possible outputs, a grammar in llguidance's Lark syntax, or any JSON object.
+    ``json``: a JSON schema, as an object or as text. ``regex``: a regular expression that matches
+    the entire output. ``choice``: a list of possible outputs. ``grammar``: a grammar in
+    llguidance's Lark syntax. ``json_object``: true for a JSON object of any shape.
     """
 
     json: JsonObject | str | None = None

@@ -1,7 +1,7 @@
-"""The token ids of prompts, whose lengths are checked before they are tokenised.
+"""Convert prompts to token ids, and check their lengths.
 
-Tokenising a long text takes seconds, so a text with too many characters is refused first: a text
-of N characters has at least N / ``Tokenizer.max_token_characters`` tokens.
+Tokenising a long text takes seconds, so a text with too many characters is refused before it is
+tokenised: a text of N characters has at least N / ``Tokenizer.max_token_characters`` tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def encode_conversation(
 def check_contents(service: Service, contents: Iterable[object], param: str) -> None:
     """Check the number of messages and parts of a conversation before it is rendered.
 
-    ``contents`` has each message's content: a list of parts, or anything else.
+    ``contents`` has each message's content. A content that is not a list has no parts.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def resolve_max_tokens(
     default: int | None = None,
     min_tokens: int = 0,
 ) -> int:
-    """Return the maximum number of tokens to generate, so that they fit after the prompt.
+    """Return the maximum number of tokens to generate, limited to what fits after the prompt.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 def check_count(prompts: Sequence[Sequence[int]], n: int, top: int | None) -> None:
     """Check the number of log probabilities of prompt tokens in a response of ``n`` choices.
 
-    ``top`` is the number of likeliest tokens per position, or None if there are no log
+    ``top`` is the number of likeliest tokens per position, or None if the request asks for no log
     probabilities.
 
     Raises

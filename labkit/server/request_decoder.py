@@ -24,8 +24,8 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     Raises
     ------
     ApiError
-        The body is not valid JSON or does not match the type. If known, ``param`` is the path of
-        the invalid field, for example ``messages[0].role``.
+        The body is not valid JSON or does not match the type. The error's ``param`` is the path
+        of the invalid field, for example ``messages[0].role``, or None if it is not known.
     """
     try:
         try:
@@ -92,7 +92,7 @@ def _one_of(texts: Sequence[str]) -> str:
 
 
 def allowed_values(request_type: type[msgspec.Struct], path: str) -> list[Any]:
-    """Return the values that a field with fixed values may have, in the order of its type.
+    """Return the values that a field of type ``Literal`` may have, in the order of its definition.
 
     ``path`` is the field's path in a message of msgspec, for example ``messages[0].role``.
     """
@@ -111,7 +111,11 @@ def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
 
 
 def _parts(whole: inspect.Type, step: str) -> list[inspect.Type]:
-    """Return the types of a field (a name) or of the items (``[0]``) of an object or array."""
+    """Return the types of the part of ``whole`` that one step of a path selects.
+
+    ``step`` is the name of an object's field, or an index such as ``[0]`` for the items of an
+    array. Returns [] if there is no such part.
+    """
     if isinstance(whole, inspect.ListType):
         return [whole.item_type]
     if isinstance(whole, inspect.StructType):

@@ -44,7 +44,7 @@ class RequestedTools:
         return ToolCallParser(self.call_format, self.definitions, single_call=self.single_call)
 
     def single_call_parser(self) -> ToolCallParser | None:
-        """Return a parser that ends after a choice's first call, or None if calls end no choice."""
+        """Return a parser that ends a choice after its first call, or None if no call ends it."""
         return self.parser() if self.single_call else None
 
     async def grammar(self, service: Service) -> GrammarConstraint | None:
@@ -67,7 +67,7 @@ class RequestedTools:
         return await service.grammars.from_lark(grammar, "tools")
 
     def check_text_format(self, field: str) -> None:
-        """Raise ``ApiError`` if the model may call functions, which a text format rules out.
+        """Refuse a text format with ``ApiError`` if the model may call functions.
 
         ``field`` is the request's field that sets the text format.
         """

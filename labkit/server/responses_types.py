@@ -37,7 +37,7 @@ class InputItem(Struct, kw_only=True, forbid_unknown_fields=True):
 class InputMessage(
     InputItem, tag_field="type", tag="message", kw_only=True, forbid_unknown_fields=True
 ):
-    """A message of the conversation. ``phase`` is ignored, as ``id`` is."""
+    """A message of the conversation. ``phase`` is ignored, like ``id``."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]

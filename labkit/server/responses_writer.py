@@ -78,7 +78,10 @@ class ResponseWriter:
         return ResponseUsage(prompt, count, prompt + count, cached)
 
     def _items(self, parts: Sequence[Part], *, is_whole: bool) -> list[OutputMessage | OutputCall]:
-        """Return the output items. If the output is not whole, a text at its end is incomplete."""
+        """Return the output items.
+
+        If ``is_whole`` is False, a text at the end has the status ``incomplete``.
+        """
         last = len(parts) - 1
         return [
             self._message(index, part, is_whole=is_whole or index < last)

@@ -48,7 +48,7 @@ from labkit.server.serving_service import Service
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The body of ``GET /health`` while the engine can serve, and of a successful reset."""
+    """The body of successful responses to ``GET /health`` and ``POST /reset_prefix_cache``."""
 
     status: str
 
@@ -246,7 +246,10 @@ class Routes:
         return ModelCard(service.name, "model", service.created, "labkit", service.max_model_len)
 
     async def reset_prefix_cache(self) -> Response:
-        """Answer ``POST /reset_prefix_cache`` when the prefix cache is empty, or with 409."""
+        """Evict the prefix cache, then answer ``POST /reset_prefix_cache``.
+
+        The status is 409 if requests are running or waiting.
+        """
         await self._service.reset_prefix_cache()
         return _json(Health("ok"))
 

@@ -63,8 +63,8 @@ class TemplateMessages:
 def in_call_order(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the messages with the results of parallel calls in the order of the calls.
 
-    Clients may send the results in any order, and most chat templates write no ids, so that the
-    model can only match results to calls by their order.
+    Clients may send the results in any order. Most chat templates write no ids, so the model can
+    match results to calls only by their order.
     """
     ordered: list[Mapping[str, Any]] = []
     places: dict[str, int] = {}  # of the latest calls, by id
@@ -80,7 +80,7 @@ def in_call_order(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
 
 
 def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call as chat templates take it: with an object of arguments, not text."""
+    """Return a tool call as a dict for the chat template. Its arguments are not JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

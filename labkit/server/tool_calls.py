@@ -98,7 +98,7 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 def _call(parsed: Any) -> ParsedToolCall | None:
     """Convert one result of mlx_lm's parser, or return None if it is not a call.
 
-    A call has a function's name and, if any, arguments that are a JSON object.
+    A call has a function's name. Its arguments, if it has any, are a JSON object.
     """
     if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
         return None
@@ -134,7 +134,7 @@ class ToolCallParser:
     It buffers an unfinished call, and any text that may be the beginning of a start mark. Text
     between calls that is only whitespace belongs to the format and is dropped.
 
-    With ``single_call``, the message ends with its first call, and what follows is dropped.
+    With ``single_call``, the message ends with its first call, and any later text is dropped.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ToolCallParser:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the message may have a single call only, and has it."""
+        """Whether ``single_call`` is set and the message has had its call."""
         return self._single_call and self._has_call
 
     def add(self, text: str) -> Iterator[str | ParsedToolCall]:
@@ -162,7 +162,7 @@ class ToolCallParser:
         yield from self._without_blank_texts(self._split(text))
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """Yield the buffered rest at the end of the output: plain text, or a call left open."""
+        """End the output: yield what is still buffered, as plain text or as the last call."""
         buffered, self._buffer = self._buffer, ""
         rest = self._calls(buffered, "") if self._inside else _nonempty(buffered)
         yield from self._without_blank_texts(rest)

@@ -46,7 +46,7 @@ MIXES: dict[str, list[Length]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a simulation, in tokens.
+    """A step of a simulation, in tokens. Requests are given by their indices.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Step:
     idle
         The running requests without tokens in the step.
     finished
-        The requests that have ended but whose rows the step computes.
+        The requests that have ended but whose rows the step still computes.
     preempted
         The requests that were preempted, in order.
     padding
@@ -76,6 +76,8 @@ class Step:
 
 def serve(lane: str, requests: Sequence[Length], max_num_seqs: int, kv_tokens: int) -> list[Step]:
     """Serve requests that arrive together, by labkit's scheduler and KV managers, without a model.
+
+    ``lane`` is the kind of batch, a key of ``SCHEDULERS``.
 
     Raises
     ------
@@ -114,7 +116,7 @@ class _Scheduler(Scheduler):
 
 
 class _Cache:
-    """A lane's KV cache. Dense layouts have arrays, which grow as those of the engine do."""
+    """The KV cache of a lane (see ``serve``). All but ``paged`` have arrays, which grow."""
 
     def __init__(self, lane: str, kv_tokens: int) -> None:
         self._dense: KVCache | None = None
@@ -133,7 +135,7 @@ class _Cache:
         self.manager = self._dense.manager
 
     def prepare(self, output: SchedulerOutput) -> int:
-        """Grow the arrays for a step, and return the tokens that it computes for no request."""
+        """Grow the arrays for a step, and return how many tokens are only padding."""
         if self._dense is None:
             return 0
         batch, _ = self._dense.memory.prepare_step(InputBuilder(self.manager).build(output))

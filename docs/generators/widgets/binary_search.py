@@ -13,7 +13,7 @@ PREFILLS = (40, 64, 17, 33, 24)
 
 
 def batch(requests: int) -> tuple[int, ...]:
-    """Return query lengths as a mixed step has them: decodes of one token, then prefill chunks."""
+    """Return the query lengths of a mixed step: decodes of one token, then prefill chunks."""
     prefills = max(1, requests // 3)
     return (1,) * (requests - prefills) + PREFILLS[:prefills]
 

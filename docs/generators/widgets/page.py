@@ -27,7 +27,7 @@ class Widget:
     title, source
         Heading of the page; a sentence that names the article.
     mirrored
-        What the functions mirror, for the reader.
+        Text (HTML) for the reader: which Python code the functions mirror.
     data
         Returns what the page takes from labkit, as JSON values.
     text_page

@@ -91,7 +91,10 @@ class HttpClient:
         return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result()
 
     async def _watch_streams(self) -> None:
-        """Measure the loop's wake-up delay and fail silent responses, until cancelled."""
+        """Run until cancelled: measure the loop's wake-up delay, and fail silent responses.
+
+        A response is silent if none of its bytes have arrived for ``silence_s`` seconds.
+        """
         while True:
             due = self.clock() + CHECK_PERIOD_S
             await asyncio.sleep(CHECK_PERIOD_S)

@@ -2,8 +2,8 @@
 
 The server sends tokens at fixed times, to all streams at the same moment, like an engine whose
 steps serve a whole batch. Every chunk carries two times: when its request arrived, and when the
-chunk was written. A client subtracts them, so that the server's own delay does not count as the
-client's. The times are read from ``time.perf_counter``, a clock that the processes of one machine
+chunk was written. With these times, the client can compute its own overhead without the server's
+delay. The times are read from ``time.perf_counter``, a clock that the processes of one machine
 share on Linux and macOS. The module imports only the standard library.
 """
 
@@ -27,7 +27,7 @@ MODEL_LIST = b'{"object": "list", "data": [{"id": "null", "object": "model"}]}'
 
 @dataclass
 class NullStream:
-    """A response being streamed: ``sent`` of its ``max_tokens`` tokens have been written."""
+    """A response being streamed. ``sent`` is the number of tokens written so far."""
 
     writer: asyncio.StreamWriter
     received: float  # the time at which the request was read

@@ -261,7 +261,10 @@ class RemoteEngine:
         }
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Build the request bodies, and measure the client's overhead with a null server."""
+        """Build the request bodies, and measure the client's overhead with a null server.
+
+        ``streams`` is the number of concurrent requests in that measurement.
+        """
         self._payloads.prebuild(requests)
         self._client_overhead = client_overhead.measure(streams, self._options.silence_s)
 
@@ -280,9 +283,9 @@ class RemoteEngine:
     def clear_cache(self) -> None:
         """Empty the server's prefix cache, if its preset says that it can be reset.
 
-        For other servers this does nothing, because they have no common way to do it. If labkit
-        started the server, this does not affect the run: the server is new, and its warm-up uses
-        other prompts.
+        Otherwise nothing happens, because servers have no common way to empty the cache. A server
+        that labkit started needs no reset: it is new, and its warm-up uses other prompts than the
+        run.
 
         Raises
         ------

@@ -1,7 +1,8 @@
 """A server's answer to a request for the log probabilities of a prompt, in one JSON body.
 
-Source: vLLM's ``prompt_logprobs``, one object per prompt token with the token's own log probability
-and those of the likeliest tokens, by token id; null for the first token.
+The format is vLLM's ``prompt_logprobs``: a list with one object per prompt token, and null for the
+first token. An object maps token ids to entries with a log probability. It has entries for the
+prompt token itself and for the likeliest tokens at its position.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ MAX_LAYERS = 1024
 class TargetParameter:
     """The mlx_lm parameter that a tensor is converted to.
 
-    ``name``: the parameter's name. ``path``: the name of the parameter's layer. ``shape``: the
+    ``tensor``: the tensor's name in the file. ``name``: the parameter's name, for example
+    ``model.norm.weight``. ``path``: the name without the suffix, ``model.norm``. ``shape``: the
     tensor's shape in the file. ``interleaved_heads``: the number of heads if the tensor's rows are
     ordered for RoPE over neighbouring pairs, else None. ``minus_one``: see ``TensorRule``.
     """
@@ -211,7 +212,7 @@ def _qwen_moe(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
 
 
 def _gemma_scale(sizes: Dimensions, layers_of_27b: int) -> dict[str, Any]:
-    """Return the setting of attention's scale, for which GGUF has no key.
+    """Return the key of config.json for Gemma's attention scale, which GGUF does not store.
 
     The scale depends on ``head_dim``, except in the 27B models, which are recognised by their
     number of layers.
@@ -264,7 +265,11 @@ def _glm4(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
 
 
 def _alternating(every: int) -> Settings:
-    """Return the settings of a model with a sliding window in all but every ``every``-th layer."""
+    """Return a function that reads the settings of a model with alternating attention.
+
+    Unless the file says otherwise, every ``every``-th layer has full attention and the other layers
+    have a sliding window.
+    """
 
     def settings(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
         key = f"{name}.attention.sliding_window_pattern"

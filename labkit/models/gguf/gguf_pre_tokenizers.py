@@ -43,9 +43,9 @@ def _words(digits: str) -> str:
 
 
 def _cased_words(digits: str, contractions: str) -> str:
-    """Return the pattern of GPT-4o and Tekken, in which a capital after small letters splits.
+    """Return the pattern of GPT-4o and Tekken: a capital after small letters starts a new word.
 
-    ``digits`` is that of ``_words``. ``contractions`` is a pattern such as ``CONTRACTIONS``, which
+    ``digits`` is as in ``_words``. ``contractions`` is a pattern, such as ``CONTRACTIONS``, of what
     may follow a word.
     """
     start = r"[^\r\n\p{L}\p{N}]?"

@@ -3,7 +3,7 @@
 A block's integers are only reordered for MLX's packing; their values stay. A type becomes one of
 these:
 
-- a layer of MLX's own quantisation, if MLX has the same numbers: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
+- a layer of MLX's own quantisation, if MLX has the same format: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
   are affine in groups of 32, and MXFP4 and NVFP4 are MLX's modes of these names;
 - a layer in a format of ``labkit.cpu.gguf_block_formats``, which has the type's name;
 - float32, dequantised by the package gguf, if the type refers to code books.
@@ -66,8 +66,8 @@ def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
     -------
     dict
         For a type that stays quantised: ``weight`` ``[..., columns * bits / 32]`` in uint32, and
-        the arrays of scales. For any other type: ``weight`` ``[..., columns]`` in float32, float16,
-        or bfloat16 as uint16.
+        the arrays of scales. For any other type: ``weight`` ``[..., columns]`` in float32, in
+        float16, or in bfloat16 (which is held as uint16).
 
     Raises
     ------
@@ -143,12 +143,15 @@ def _q5_1(blocks: ByteArray) -> NamedArrays:
 
 
 def _q8_0(blocks: ByteArray) -> NamedArrays:
-    """Make signed bytes unsigned by adding 128, which the bias subtracts again."""
+    """Convert Q8_0. Adding 128 makes the codes unsigned; the bias subtracts it again."""
     return _around(128, blocks[..., 2:] ^ np.uint8(0x80), 8, _float16_at(blocks, 0))
 
 
 def _q2_k(blocks: ByteArray) -> NamedArrays:
-    """16 groups of 16 codes of 2 bits; a byte has a group's scale and minimum, 4 bits each."""
+    """Convert Q2_K: 16 groups of 16 codes of 2 bits.
+
+    A byte holds the scale and the minimum of a group, 4 bits each.
+    """
     return _packed(
         _unpack_bits(blocks[..., 16:80], 2),
         2,
@@ -159,7 +162,7 @@ def _q2_k(blocks: ByteArray) -> NamedArrays:
 
 
 def _q3_k(blocks: ByteArray) -> NamedArrays:
-    """16 groups of 16 codes of 3 bits (stored as 1 and 2), with scales of 6 bits."""
+    """Convert Q3_K: 16 groups of 16 codes of 3 bits (stored as 1 + 2 bits), 6-bit scales."""
     codes = _unpack_bits(blocks[..., 32:96], 2) | _unpack_bits(blocks[..., :32], 1) << np.uint8(2)
     low, high = blocks[..., 96:104], blocks[..., 104:108]
     fours = np.concatenate([low & 0x0F, low >> 4], axis=-1)
@@ -170,18 +173,18 @@ def _q3_k(blocks: ByteArray) -> NamedArrays:
 
 
 def _q4_k(blocks: ByteArray) -> NamedArrays:
-    """8 groups of 32 codes of 4 bits, with scales and minimums of 6 bits."""
+    """Convert Q4_K: 8 groups of 32 codes of 4 bits, 6-bit scales and minimums."""
     return _packed(_unpack_bits(blocks[..., 16:], 4), 4, **_six_bit_scales(blocks))
 
 
 def _q5_k(blocks: ByteArray) -> NamedArrays:
-    """8 groups of 32 codes of 5 bits (stored as 4 and 1), with the scales of Q4_K."""
+    """Convert Q5_K: 8 groups of 32 codes of 5 bits (stored as 4 + 1 bits), scales of Q4_K."""
     codes = _unpack_bits(blocks[..., 48:], 4) | _unpack_bits(blocks[..., 16:48], 1) << np.uint8(4)
     return _packed(codes, 5, **_six_bit_scales(blocks))
 
 
 def _q6_k(blocks: ByteArray) -> NamedArrays:
-    """16 groups of 16 codes of 6 bits (stored as 4 and 2), with scales of 8 bits."""
+    """Convert Q6_K: 16 groups of 16 codes of 6 bits (stored as 4 + 2 bits), 8-bit scales."""
     low, high = blocks[..., :128], blocks[..., 128:192]
     halves = low.reshape(*low.shape[:-1], 2, 64)
     fours = np.concatenate([halves & 0x0F, halves >> 4], axis=-1).reshape(*low.shape[:-1], 256)
@@ -198,7 +201,7 @@ def _iq4_nl(blocks: ByteArray) -> NamedArrays:
 
 
 def _iq4_xs(blocks: ByteArray) -> NamedArrays:
-    """8 groups of 32 codes of 4 bits, with scales of 6 bits."""
+    """Convert IQ4_XS: 8 groups of 32 codes of 4 bits, 6-bit scales."""
     groups = np.arange(8)
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2") >> (2 * groups).astype(np.uint16) & 3
     low = np.repeat(blocks[..., 4:8], 2, axis=-1) >> (4 * (groups % 2)).astype(np.uint8) & 0x0F
@@ -213,7 +216,7 @@ def _mxfp4(blocks: ByteArray) -> NamedArrays:
 
 
 def _nvfp4(blocks: ByteArray) -> NamedArrays:
-    """4 groups of 16 codes of 4 bits, with scales in OCP's E4M3."""
+    """Convert NVFP4: 4 groups of 16 codes of 4 bits, scales in OCP's E4M3."""
     eights = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
     codes = _half_blocks(eights).reshape(*blocks.shape[:-1], 64)
     scales = _join_blocks(blocks[..., :4])
@@ -237,7 +240,8 @@ def _six_bit_scales(blocks: ByteArray) -> NamedArrays:
 def _unpack_bits(packed: ByteArray, bits: int) -> ByteArray:
     """Unpack runs of 32 bytes into codes of ``bits`` bits.
 
-    In each run, the codes in the lowest bits of all bytes come first.
+    In each run, the codes in the lowest bits of its 32 bytes come first, then those in the next
+    bits, and so on.
     """
     runs = packed.reshape(*packed.shape[:-1], -1, 1, 32)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -258,7 +262,7 @@ def _bit_of_each(packed: ByteArray) -> ByteArray:
 def _around(
     middle: int, codes: ByteArray, bits: int, scales: npt.NDArray[np.float16]
 ) -> NamedArrays:
-    """Return the arrays of ``scale * (code - middle)``."""
+    """Return the arrays of a layer whose weights are ``scale * (code - middle)``."""
     return _packed(codes, bits, scales=scales, biases=np.float16(-middle) * scales)
 
 

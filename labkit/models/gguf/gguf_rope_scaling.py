@@ -93,11 +93,12 @@ def _factors(file: GGUFFile, name: str, dims: int) -> npt.NDArray[np.float32]:
 def _llama3(factors: npt.NDArray[np.float32], theta: float) -> dict[str, Any] | None:
     """Recover the parameters of Llama 3's scaling, or return None if all factors are 1.
 
-    Llama 3 keeps high frequencies and divides low ones by ``factor``. It divides a frequency in
-    between by ``1 / ((1 - s) / factor + s)``, where ``s`` grows linearly with the frequency from 0
-    to 1. So a line is fitted through the ``s`` in between; it is 0 and 1 at the two limits of that
-    range. Multiplying both limits and the original context length by the same number changes
-    nothing, so the lower limit is set to 1.
+    Llama 3 divides frequencies below a lower limit by ``factor``, and keeps those above an upper
+    limit. Frequencies between the limits are divided by ``1 / ((1 - s) / factor + s)``, where ``s``
+    grows linearly with the frequency, from 0 at the lower limit to 1 at the upper limit. The file's
+    factors give the values of ``s``. A line fitted to these values is 0 at the lower limit and 1 at
+    the upper limit. Multiplying ``low_freq_factor``, ``high_freq_factor`` and the original context
+    length by the same number changes nothing, so ``low_freq_factor`` is set to 1.
     """
     factor = float(factors[-1])
     if (factors == 1).all():

@@ -66,7 +66,7 @@ def build_spm(
 def _ranked_merges(
     tokens: list[str], vocab: dict[str, int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that form a token, the highest score of that token first."""
+    """Return all pairs of tokens that together form a token, the highest-scoring token first."""
     ranked = []
     for index, token in enumerate(tokens):
         for split in range(1, len(token)):

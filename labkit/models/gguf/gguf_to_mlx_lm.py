@@ -21,7 +21,7 @@ SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights 
 
 
 def convert(path: Path, *, digest: str, name: str) -> Path:
-    """Return the directory of a GGUF file, which is converted if the cache lacks it.
+    """Convert a GGUF file, unless the cache already has its directory; return the directory.
 
     The directory has config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
     generation_config.json. Weights stay quantised, except in the types that ``gguf_repacking``
@@ -80,9 +80,10 @@ def write_model(
 def _quantization(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
 ) -> dict[str, Any]:
-    """Return the key ``quantization`` of config.json, or an empty dict without quantised layers.
+    """Return the part of config.json with the key ``quantization``.
 
-    Its default is the smallest affine bit width; layers of another format are listed.
+    The smallest affine bit width is the default. Layers with another format are listed by name. The
+    dict is empty if no layer is quantised.
     """
     layouts = {
         target.path: layout

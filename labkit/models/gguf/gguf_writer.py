@@ -36,7 +36,7 @@ NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # values of tokenizer.ggml.token_type
 
 
 def export_gguf(model_dir: Path) -> Path:
-    """Return the path of a model directory's GGUF file, which is written if the cache lacks it.
+    """Export a model directory, unless the cache already has its GGUF file; return the file's path.
 
     Raises
     ------
