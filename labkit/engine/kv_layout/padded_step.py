@@ -41,7 +41,7 @@ class PaddedRow:
 
     @property
     def end(self) -> int:
-        """The column after the row's last token, or after its prompt until that is computed."""
+        """The column after the row's last computed token, but at least that after its prompt."""
         return self.pad + max(self.length, self.prompt)
 
 

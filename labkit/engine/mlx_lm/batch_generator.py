@@ -62,8 +62,8 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
-    A request with ``prompt_logprobs`` bypasses the generator. A step scores the first of these
-    requests with the model itself. The prompts scored in one step have equal lengths.
+    Requests with ``prompt_logprobs`` bypass the generator: the engine calls the model itself to
+    score their prompts. A step scores the first waiting prompts, as many as have equal length.
 
     Parameters
     ----------

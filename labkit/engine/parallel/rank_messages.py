@@ -64,9 +64,10 @@ class RankReply:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank's last message: an exception, as the name of its class and its message.
+    """A rank's last message: the exception that ended the rank.
 
-    ``kind``: the name of the class in ``FORWARDED_ERRORS`` that the exception is an instance of.
+    ``kind`` is the name of the class in ``FORWARDED_ERRORS`` that the exception is an instance of,
+    ``message`` the exception's message.
     """
 
     kind: str

@@ -52,7 +52,7 @@ class RankProcess:
 
     @property
     def exit_description(self) -> str:
-        """A phrase on the process's end, like ``rank 1 (process 4711) has ended: SIGKILL``."""
+        """How the process ended, for example ``rank 1 (process 4711) has ended: SIGKILL``."""
         code = self.child.poll()
         how = f"exit status {code}" if code is None or code >= 0 else signal_name(-code)
         return f"rank {self.number} (process {self.child.pid}) has ended: {how}"

@@ -67,7 +67,7 @@ class PrefixCache:
         """Unlock the blocks of a request that has released its memory."""
 
     def evict(self, count: int) -> None:
-        """Evict ``count`` blocks: the least recently used first, and the end of a prefix first.
+        """Evict the ``count`` least recently used blocks, each prefix from its end.
 
         Raises
         ------
