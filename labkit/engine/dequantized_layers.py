@@ -136,8 +136,8 @@ class _DequantizedOnUse(nn.Module):  # type: ignore[misc]
     def weight(self) -> None:
         """Do nothing.
 
-        gemma3n casts the weight to float32 and assigns it, and MLX then deletes the attribute
-        first. The getter returns float32 in any case.
+        gemma3n assigns the weight, cast to float32. MLX then deletes this property before it stores
+        the new array, which has the same values.
         """
 
     def __call__(self, x: mx.array) -> mx.array:

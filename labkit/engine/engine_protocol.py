@@ -222,9 +222,9 @@ class Remote(Protocol):
         """Wait until an event has arrived, or until ``seconds`` have passed."""
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Prepare to send these requests, at most ``streams`` at a time.
+        """Prepare to send ``requests``, of which at most ``streams`` are in flight at a time.
 
-        This also measures how much time the requests cost in the client alone.
+        This also measures the time that the client alone spends on the requests.
         """
 
     def process_memory(self) -> dict[str, float]:

@@ -70,7 +70,8 @@ def _join_heads(array: Any) -> Any:
 def arange_of_offsets(original: Any) -> Any:
     """Return a replacement for NumPy in a module that computes ``arange(offset, offset + length)``.
 
-    If ``offset`` is an array [T], the replacement's ``arange`` returns these positions as [T, 1].
+    Every token is a batch entry of length 1, so ``arange`` of offsets [T] returns them as positions
+    [T, 1].
     """
 
     def arange(start: Any, stop: Any = None) -> Any:

@@ -41,8 +41,8 @@ class Sampler:
     """Samples a token per row of logits. One argmax serves all plain greedy rows.
 
     A request's token depends on its row, its parameters and its own tokens only, never on the
-    other requests of the batch. In the same way, a request whose parameters or constraint fail
-    gets a ``Sampled`` with an error, and the other requests get their tokens.
+    other requests of the batch. If sampling fails because of a request's own parameters or
+    constraint, only this request gets a ``Sampled`` with an error.
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:

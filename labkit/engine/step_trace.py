@@ -372,7 +372,7 @@ class TracedRunModel:
 
 
 class TracedKVMemory:
-    """Prepares the attention of a step, and adds its time and the layout's padding to a trace."""
+    """Prepares a step's attention, and traces the time that this takes and the step's padding."""
 
     def __init__(self, memory: KVMemory, trace: StepTrace) -> None:
         self.attention = memory.attention

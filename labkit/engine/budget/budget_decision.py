@@ -213,7 +213,7 @@ def make_refusal(
     Parameters
     ----------
     problem
-        The memory that the option asks for, or the reason that it is refused.
+        The memory that the option asks for, or the reason that the option is refused.
     pool
         The pool that was requested; None if the weights alone do not fit.
     settings

@@ -268,9 +268,9 @@ class _WeightLoading:
     def _is_widened(self, tensor: _TensorHeader) -> bool:
         """Return whether a quantised matrix becomes float32.
 
-        With ``matrix_storage=dequantized`` every quantised matrix does. With ``cast``, those in
-        GGUF block formats that MLX lacks do. (A few of these formats become integers with float32
-        scales instead, so their size is overestimated.)
+        With ``matrix_storage=dequantized`` every quantised matrix does. With ``cast`` a matrix does
+        if it is in a GGUF block format that MLX lacks. (A few of these formats become integers with
+        float32 scales instead, so their size is overestimated.)
         """
         widens = self.matrix_storage is MatrixStorage.dequantized or (
             self.matrix_storage is MatrixStorage.cast and is_gguf_only(tensor.mode)

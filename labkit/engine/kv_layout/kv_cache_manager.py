@@ -150,9 +150,9 @@ class KVCacheManager:
         return False
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
-        """Return what a step does with states, or None unless ``has_states``.
+        """Return what a step does with states, or None if the model has no states.
 
-        Call this once for each step, because it plans snapshots.
+        Call this once for each step, because every call plans snapshots.
         """
         return None
 

@@ -250,8 +250,8 @@ class StateMemory:
     def _flush(self, scheduled: set[StateSlot]) -> None:
         """Move the states of slots that leave their batch to the pools.
 
-        A slot leaves its batch if it is not scheduled, but another slot of the batch is. The states
-        of free slots are forgotten.
+        A slot leaves its batch if another slot of the batch is scheduled and the slot itself is
+        not. The states of free slots are dropped.
         """
         # A request may end while its last step is in flight: its slot is free but still scheduled.
         self._places = {

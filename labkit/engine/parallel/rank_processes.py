@@ -192,7 +192,8 @@ class RankProcesses:
     def _describe_ended(self) -> str:
         """Return a line that names the ranks that have ended.
 
-        Waits up to ``STOP_TIMEOUT_S`` for a rank to end, because a pipe may close before that.
+        Waits up to ``STOP_TIMEOUT_S`` for a rank to end, because a rank's pipe may close before its
+        process ends.
         """
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not (ended := [r for r in self._ranks if r.child.poll() is not None]):

@@ -38,7 +38,10 @@ class PrefixCache:
         return []
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Lock the first ``num_blocks`` blocks of ``match``, which the request must reference."""
+        """Lock the first ``num_blocks`` blocks that ``match`` returned for ``token_ids``.
+
+        The request must have a reference to each of these blocks.
+        """
 
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]

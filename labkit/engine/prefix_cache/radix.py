@@ -20,7 +20,7 @@ Tokens = tuple[int, ...]
 class RadixNode:
     """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
-    The root's span is empty. The keys of ``children`` are the tokens of their first block.
+    The root's span is empty. ``children`` maps the tokens of a child's first block to the child.
     ``locks`` is the number of requests whose prefix ends in this node or below it.
     """
 
