@@ -48,7 +48,8 @@ class Batch(NamedTuple):
     def num_segments(self) -> int:
         """The number of segments, not counting padding.
 
-        Every chunk has a segment, and a draft may have a segment separate from its chunk's.
+        A chunk and its draft tokens are one segment (``input_builder.window``), or the chunk and
+        each of its draft tokens are separate segments (``input_builder.staircase``).
         """
         return len(self.seq_lens) - self.padding
 

@@ -27,7 +27,7 @@ class BlockPool:
     The block freed last is allocated first, so that few requests touch little of a large pool.
     ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
-    use at the same time. ``on_evict`` is called with the blocks that are evicted (None: nothing).
+    use at the same time. ``on_evict``, unless it is None, is called with the evicted blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -155,7 +155,7 @@ class BlockPool:
         self.peak_used = max(self.peak_used, self.num_used)
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peak to the blocks in use now."""
+        """Set the counters to 0, and the peak to the number of blocks in use now."""
         self.allocated = 0
         self.freed = 0
         self.peak_used = self.num_used

@@ -17,7 +17,7 @@ from labkit.engine.rebound_model_modules import import_plain
 
 @dataclass(frozen=True, slots=True)
 class MixerSpec:
-    """A module in a model. It reads and writes a recurrent or convolution state.
+    """A module of a model that reads and writes a recurrent or convolution state.
 
     ``path`` is the module's path in the model, as in the names of parameters. ``entries`` are the
     indices of the arrays in the layer's state cache that the module uses, in ascending order.
@@ -81,7 +81,7 @@ def cache_shapes(loaded: LoadedModel) -> CacheShapes:
 
 
 def _find_mixers(loaded: LoadedModel, recorders: CacheRecorders) -> tuple[MixerSpec, ...]:
-    """Return the modules whose code read or wrote an entry of a state."""
+    """Return the modules whose code read or wrote an array of a layer's state."""
     paths = {id(module): path for path, module in loaded.model.named_modules()}
     mixers: dict[str, tuple[StateRecorder, set[int]]] = {}
     for recorder in recorders.states:
@@ -98,7 +98,7 @@ def _find_mixers(loaded: LoadedModel, recorders: CacheRecorders) -> tuple[MixerS
 
 
 class CacheRecorders:
-    """A recorder for each cache of a model, to be passed in place of the caches."""
+    """Recorders, one for each cache of a model. The model is called with them as its caches."""
 
     def __init__(self, specs: Sequence[CacheSpec]) -> None:
         self.attention: list[ShapeRecorder] = []
@@ -146,7 +146,7 @@ class StateRecorder:
 
     @property
     def shape(self) -> StateShape | None:
-        """The shapes of the arrays, or None if an entry was not set."""
+        """The shapes of the state's arrays, or None if one of the arrays was never set."""
         arrays = self.cache.cache
         if any(array is None for array in arrays):
             return None
@@ -180,8 +180,9 @@ class ShapeRecorder:
     def record_attention(self, keys: Any, values: Any) -> None:
         """Record a call of ``scaled_dot_product_attention`` with this cache.
 
-        A layer that passes the same array as keys and values attends to latents. It has cached
-        the latents as keys, and the rotary part of the keys as values.
+        A layer that passes the same array as keys and values uses latent attention. Before, it
+        called ``update_and_fetch`` with the latents as keys and the rotary part of the keys as
+        values.
         """
         if self.shape is not None and keys is values:
             latents, rotary = self._cached

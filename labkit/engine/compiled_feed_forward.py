@@ -1,10 +1,10 @@
 """``mx.compile`` of a model's feed-forward blocks, one graph per shape.
 
-A whole step is not compiled, because attention has operands of a different shape in every step
-(block tables, maps) and writes to pools that nothing else may reference. Only the feed-forward
-blocks between the attentions are compiled. MLX keeps a graph for every shape and never frees it
-(mlx #4464), so only steps of few shapes use compiled blocks: pure decodes, if
-``engine.decode_shape`` is not exact.
+A whole step is not compiled, because the shapes of attention's operands (such as block tables)
+change from step to step, and because attention writes in place to KV pools, which nothing else may
+reference. Only the feed-forward blocks between the attentions are compiled. MLX keeps a graph for
+every shape and never frees it (mlx #4464), so compiled blocks are used only in steps that have few
+different shapes: pure decodes, if ``engine.decode_shape`` is not exact.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _CompileState:
 
 
 class _SwitchableBlock:
-    """A replacement for a block. It runs the block compiled if ``state.enabled``."""
+    """Replaces a feed-forward block, and runs it compiled while ``state.enabled`` is true."""
 
     def __init__(self, block: Block, state: _CompileState) -> None:
         self._block = block

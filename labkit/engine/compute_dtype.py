@@ -52,7 +52,11 @@ def cast_target(options: config.Engine) -> str | None:
 
 
 def matrix_storage(options: config.Engine) -> MatrixStorage:
-    """Return the storage of matrices: ``as_stored`` if labkit's own kernels multiply them."""
+    """Return how loading stores matrices.
+
+    ``dequantized`` if ``engine.weights=float32``; else ``as_stored`` if labkit's own kernels
+    multiply the matrices; else ``cast``.
+    """
     if options.weights is config.Weights.float32:
         return MatrixStorage.dequantized
     on_numpy = options.name != "mlx_lm" and options.attention.device is config.Device.cpu
@@ -102,8 +106,10 @@ def cast_parameters(
     """Cast a loaded model's floating-point parameters to ``dtype``, and evaluate them all.
 
     If ``dtype`` is half precision, parameters that mlx_lm keeps in float32 when it converts a
-    model (``cast_predicate``) stay as they are. Quantised weights stay quantised, unless
-    ``matrix_storage`` is ``dequantized``, but their scales are cast.
+    model (``cast_predicate``) stay as they are. ``matrix_storage`` decides what happens to
+    matrices: ``as_stored`` leaves them and their scales unchanged; ``cast`` casts the scales of
+    quantised matrices, which stay quantised; ``dequantized`` converts these matrices to float32
+    before the cast.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -146,7 +152,11 @@ def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
 
 
 def weight_counters(weight_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Return the counters of weight bytes: ``weights.<dtype>`` and ``weights.narrow``."""
+    """Return the counters of the weights' bytes, given the bytes of each dtype.
+
+    ``weights.<dtype>`` has the bytes of one dtype, ``weights.narrow`` the bytes of all weights that
+    are quantised or in half precision.
+    """
     narrow = sum(weight_bytes.get(dtype, 0) for dtype in NARROW_DTYPES)
     return {
         **{f"weights.{dtype}": nbytes for dtype, nbytes in weight_bytes.items()},

@@ -20,7 +20,7 @@ def exact(needed: int, capacity: int) -> int:
 
 
 def bucketed(needed: int, capacity: int) -> int:
-    """Return the next power of two, at most ``capacity``."""
+    """Return ``needed`` rounded up to a power of two, but at most ``capacity``."""
     return max(needed, min(1 << (needed - 1).bit_length(), capacity))
 
 
@@ -44,9 +44,10 @@ class DecodePadding:
     """Pads steps of pure decodes, and counts how often the shape of a step was seen before.
 
     ``capacity`` is the largest number of rows that a step of pure decodes can have. The counter
-    ``shape.new`` is the number of steps with a new shape. ``shape.reused`` is the number of steps
-    whose shape was seen before, the hits of a cache of graphs. ``shape.repeated`` is the number of
-    steps with the shape of the previous step, the hits of an engine that keeps one graph.
+    ``shape.new`` is the number of steps with a new shape, and ``shape.reused`` the number of steps
+    whose shape was seen before: an engine that caches a graph per shape could replay one.
+    ``shape.repeated`` is the number of steps with the shape of the previous step: an engine that
+    keeps only the last graph could replay it.
     """
 
     def __init__(self, shape: DecodeShape, capacity: int, counters: Counters) -> None:

@@ -28,7 +28,7 @@ MATRIX_PARAMETERS = ("weight", "scales", "biases", "mins", "super_scales", "supe
 
 
 def matrix_parameter_names(model: Any) -> frozenset[str]:
-    """Return the paths of all matrices, and of the arrays of scales of quantised matrices."""
+    """Return the parameter names of all matrices and, for quantised ones, of their scales."""
     return frozenset(
         f"{path}.{name}"
         for path, layer in model.named_modules()
@@ -62,7 +62,7 @@ def _dequantized_rows(layer: Any, rows: Any) -> mx.array:
 
 
 def replace_block_layers(model: Any) -> None:
-    """Replace layers in a block format, which MLX cannot run, by MLX layers of equal values."""
+    """Replace every ``BlockLayer``, which MLX cannot run, by an MLX layer with the same weights."""
     _replace(model, lambda layer: mlx_layer(layer) if isinstance(layer, BlockLayer) else layer)
 
 
@@ -134,7 +134,11 @@ class _DequantizedOnUse(nn.Module):  # type: ignore[misc]
 
     @weight.deleter
     def weight(self) -> None:
-        """Do nothing: gemma3n assigns the float32 weight, which this property returns already."""
+        """Do nothing.
+
+        gemma3n assigns the weight, cast to float32. MLX then deletes this property before it stores
+        the new array, which has the same values.
+        """
 
     def __call__(self, x: mx.array) -> mx.array:
         if isinstance(self.layer, nn.Embedding | nn.QuantizedEmbedding | BlockEmbedding):

@@ -92,10 +92,10 @@ class TokenEvent:
 class StreamEvent(TokenEvent):
     """An event of a server's stream. ``received`` is its arrival time on ``time.perf_counter``.
 
-    If the server sends token ids, the event has a token. Otherwise it has a ``text``, and ``token``
-    is ``NO_TOKEN``. The last event of a request has neither a token nor a text. Its ``counted`` is
-    the number of output tokens. If the server sends no ids, its ``whole`` is the complete text,
-    normalised for comparison.
+    If the server sends token ids, the event has a ``token``. Otherwise the event has a ``text``,
+    and ``token`` is ``NO_TOKEN``. The last event of a request has neither a token nor a text. In
+    this event, ``counted`` is the number of output tokens and, if the server sends no ids,
+    ``whole`` is the request's complete text, normalised for comparison.
     """
 
     received: float = 0.0
@@ -222,9 +222,9 @@ class Remote(Protocol):
         """Wait until an event has arrived, or until ``seconds`` have passed."""
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Prepare to send these requests, at most ``streams`` at a time.
+        """Prepare to send ``requests``, of which at most ``streams`` are in flight at a time.
 
-        This also measures how much time the requests cost in the client alone.
+        This also measures the time that the client alone spends on the requests.
         """
 
     def process_memory(self) -> dict[str, float]:

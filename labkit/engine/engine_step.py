@@ -19,11 +19,11 @@ Scheduling, block management and sampling stay in the calling thread.
 
 Invariants, each pinned by a test:
 
-- The tokens are the same as with ``sync``: a row is launched only when its token is known.
+- The tokens are the same as with ``sync``: a row is launched only when its input token is known.
 - If a request ends while a step is in flight, that step computes one superfluous row for the
-  request, and its result is dropped. The request's blocks may be allocated again
-  immediately, because the step of their next owner is launched after the step in flight has ended
-  and writes a slot before it reads the slot.
+  request, and its result is dropped. The request's blocks may be allocated to another request
+  immediately, because that request's step is launched after the step in flight has ended, and
+  writes each slot of a block before it reads the slot.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class StepLoop:
 def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
     """Replace a batch's placeholders by the tokens that the previous step sampled.
 
-    If sampling failed for a request, its row is superfluous, since the request is about to end. The
-    row computes token 0.
+    If sampling failed for a request, the request is about to end. Its row then gets token 0, and
+    the result is dropped.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 MLX cannot multiply by such a matrix. So these layers only store it. A forward on NumPy arrays reads
 the blocks directly. For every other forward, ``mlx_layer`` converts the layer to an MLX layer with
-the same numbers. Q4_K and Q5_K have an exact counterpart in MLX's affine quantisation, with scales
+the same weights. Q4_K and Q5_K have an exact counterpart in MLX's affine quantisation, with scales
 in float32. The other formats are converted to float32.
 """
 
@@ -25,7 +25,7 @@ Parts = Mapping[str, mx.array]
 
 
 class BlockLayer(nn.Module):  # type: ignore[misc]
-    """A layer with a matrix [rows, columns] in the block format ``mode``, zeros until loaded."""
+    """A layer with a matrix [rows, columns] in the GGUF format ``mode``, zero until loaded."""
 
     def __init__(self, rows: int, columns: int, mode: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class BlockLayer(nn.Module):  # type: ignore[misc]
 
     @property
     def parts(self) -> Parts:
-        """By name, the codes (``weight``) and the arrays of scales."""
+        """The matrix's arrays by name: the quantised codes (``weight``), and the scales."""
         return {name: self[name] for name in part_names(self.mode)}
 
     def arrays(self) -> BlockArrays:
@@ -117,7 +117,7 @@ def _codes(words: mx.array, layout: BlockFormat) -> mx.array:
 
 
 def _final_scales(parts: Parts, layout: BlockFormat) -> tuple[mx.array, mx.array | None]:
-    """Return the scale of every group, and its minimum (None: the format has no minimums)."""
+    """Return each group's scale and each group's minimum (None: the format has no minimums)."""
     scales, minimums = parts["scales"], parts.get("mins")
     if layout.scales == "pairs":
         scales, minimums = scales & 0x0F, scales >> 4
@@ -142,14 +142,14 @@ def mlx_weights(parts: Parts, mode: str) -> dict[str, mx.array]:
 
 
 def mlx_quantization(mode: str) -> dict[str, Any] | None:
-    """Return config.json's entry for ``mlx_weights``, or None if they are float32."""
+    """Return the quantisation of ``mlx_weights`` as in config.json, or None for float32."""
     layout = BLOCK_FORMATS[mode]
     affine = mode in AFFINE_FORMATS
     return {"group_size": layout.group_size, "bits": layout.bits} if affine else None
 
 
 def mlx_layer(layer: BlockLayer) -> Any:
-    """Convert a block layer to an MLX layer with the same numbers."""
+    """Return an MLX layer with the weights of a block layer."""
     rows, depth = layer["weight"].shape[0], layer["weight"].shape[1] * WORD_BITS // layer.bits
     plain: Any
     if isinstance(layer, BlockEmbedding):

@@ -120,12 +120,13 @@ class KVHandle:
     """New keys and values of one layer. The first ``attend`` writes them to the KV memory.
 
     With latent attention, mlx_lm caches two arrays per token: the latent as the key, and the rotary
-    part of the key, which all heads share, as the value. Its code for one token computes the scores
-    of the rotary parts. It then calls ``scaled_dot_product_attention`` with the latents as keys
-    *and* values, and with these scores as the mask. Here the rotary parts are a ``ValueHandle``.
-    Multiplied by the rotary queries, it returns the queries instead of scores. ``attend`` appends
-    these rotary queries to the queries, and the rotary part to the latent. So the KV memory holds
-    one key per token, and the first part of the key is the value.
+    part of the key, which all heads share, as the value. Its code for one token multiplies the
+    rotary queries by the rotary parts, which gives scores. It then calls
+    ``scaled_dot_product_attention`` with the latents as keys *and* values, and with these scores as
+    the mask. Here a ``ValueHandle`` stands for the rotary parts, and the product with it is the
+    rotary queries themselves. So ``attend`` gets the rotary queries as the mask. It appends them to
+    the queries, and the rotary part to the latent. The KV memory then holds one key per token, and
+    the first part of the key is the value.
     """
 
     __slots__ = ("_dims", "cache", "keys", "value_handle", "values")
@@ -146,7 +147,7 @@ class KVHandle:
     def shape(self) -> tuple[Any, ...]:
         """(tokens, KV heads, number of keys that each token sees: an array [T], head dimension).
 
-        A layer that shares the keys of another computes its offset from the number of keys.
+        A layer that uses the keys of another layer computes its offset from the number of keys.
         """
         num_tokens, num_kv_heads, head_dim = self._dims
         return num_tokens, num_kv_heads, self.cache.offset + 1, head_dim

@@ -1,4 +1,4 @@
-"""Logits of a step: a NumPy array, or an object with greedy tokens and rows on demand."""
+"""Logits of a step: a NumPy array, or an object that has greedy tokens and returns rows."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TextScore:
 
 
 def _model_directory(path: Path) -> Path:
-    """Return a model's directory. A GGUF file is converted first, if it was not before."""
+    """Return a model's directory. A GGUF file is converted, unless it was converted before."""
     if path.suffix.lower() != ".gguf" and not path.is_file():
         return path
     from labkit.models.model_directory import find_model

@@ -61,7 +61,7 @@ class ExpectedLogits:
     logits
         Per sequence float32 [tokens, vocabulary].
     steps
-        For each step of labkit's forward, how many tokens of each sequence it computes.
+        For each step of labkit's forward, the number of tokens of each sequence that it computes.
     """
 
     shapes: tuple[KVShape, ...]
@@ -85,7 +85,8 @@ class ExpectedLogits:
 def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     """Compute the expected logits with the plain model, before its parts are replaced.
 
-    Meanwhile, weights narrower than float32 are converted to float32 whenever a layer uses them.
+    If loading stores matrices unchanged (``as_stored``), this computation converts each matrix to
+    float32 whenever a layer uses it.
 
     Raises
     ------
@@ -122,10 +123,10 @@ def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
 
 
 class ExpectedLogitsCache:
-    """The expected logits of the models that this process loaded last.
+    """The expected logits of the ``max_models`` models that this process loaded last.
 
-    They depend on a model's files and on how it is loaded, not on the engine. An entry is never
-    changed after it is written, so any number of engines may share a cache.
+    The logits depend on a model's files and on how the model is loaded, not on the engine. An entry
+    is never changed after it is written, so any number of engines may share a cache.
     """
 
     def __init__(self, max_models: int) -> None:
@@ -136,9 +137,10 @@ class ExpectedLogitsCache:
     def get(
         self, model_dir: Path, loading: tuple[Any, ...], compute: Callable[[], ExpectedLogits]
     ) -> ExpectedLogits:
-        """Return the logits of a model, loaded with ``loading``. Compute them if it is new.
+        """Return the cached logits of a model, or call ``compute`` if there are none.
 
-        A model is also new if one of its files was written or replaced since it was cached.
+        ``loading`` are the options with which the model is loaded. Logits that were cached before
+        one of the model's files was written or replaced are not used.
         """
         key = (_file_states(model_dir), *loading)
         with self._lock:
@@ -181,7 +183,10 @@ def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
 def _all_logits(
     model: Any, sequences: tuple[NDArray[np.int32], ...]
 ) -> tuple[NDArray[np.float32], ...]:
-    """Compute all sequences in one batch. The shorter ones are padded with zeros at the end."""
+    """Return the logits of each sequence, [tokens, vocabulary].
+
+    The sequences are computed in one batch, in which shorter sequences end in padding.
+    """
     import mlx.core as mx
 
     ids = np.zeros((len(sequences), max(map(len, sequences))), np.int32)

@@ -1,9 +1,9 @@
 """A model directory that stock mlx_lm can load: the model's own, or a copy without block formats.
 
 mlx_lm cannot load the block formats of GGUF (``cpu.gguf_block_formats``). The copy stores the same
-numbers in formats that it can load: Q4_K and Q5_K as affine integers of MLX with float32 scales,
-the other formats as float32. This module does not import MLX, because the process that plans a
-study may make the copy.
+weights in formats that mlx_lm can load: Q4_K and Q5_K in MLX's affine quantisation with float32
+scales, the other formats as float32. This module does not import MLX, because the process that
+plans a study may make the copy.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def _modules() -> ModuleLoader:
 
     Keys that are not a ``KVHandle`` are passed to mlx_lm's own function, so a model also runs with
     mlx_lm's caches. The modules have no state, so any number of engines share them. They are never
-    freed, because MLX would run the graphs of their compiled functions for a function that is
-    compiled later at the same address (see ``compiled_feed_forward``).
+    freed. Otherwise MLX could run the graph of a freed compiled function in place of a function
+    that is compiled later at the same address (see ``compiled_feed_forward``).
     """
     original = import_plain("base").scaled_dot_product_attention
 
@@ -308,7 +308,9 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     Raises
     ------
     EngineError
-        The cache is of another kind than ``PLAIN_CACHES``, a state, or a list with a state.
+        The class of the cache is not supported, or its sliding window keeps the first tokens. The
+        supported classes are ``PLAIN_CACHES``, ``ArraysCache`` (a state), and a ``CacheList`` that
+        contains a state.
     """
     class_name = type(cache).__name__
     if class_name == "ArraysCache":

@@ -1,7 +1,7 @@
 """Replacements for the parts of mlx_lm's models that do not run over packed tokens.
 
-Such code computes attention without ``scaled_dot_product_attention``, or reads the offset of the
-cache as one number. With mlx_lm's own caches, a replacement calls the original code.
+Such code computes attention without ``scaled_dot_product_attention``, or expects the offset of the
+cache to be one number. Called with mlx_lm's own caches, a replacement runs the original code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Override = Callable[[Any], Any]
 
 
 def softcapped_attention(original: Any) -> Any:
-    """Replace an attention that applies ``attn_logit_softcapping`` in its own code."""
+    """Return a replacement for an attention that applies ``attn_logit_softcapping`` itself."""
 
     def attend(self: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
         if not takes_packed_tokens(cache):
@@ -34,7 +34,7 @@ def softcapped_attention(original: Any) -> Any:
 
 
 def tiled_attention(original: Any) -> Any:
-    """Replace an attention whose query head ``h`` uses the KV head ``h % num_kv_heads``."""
+    """Return a replacement for an attention with query head ``h`` on KV head ``h % kv_heads``."""
 
     def attend(self: Any, hidden_states: Any, attention_mask: Any = None, cache: Any = None) -> Any:
         if not takes_packed_tokens(cache):
@@ -68,7 +68,11 @@ def _join_heads(array: Any) -> Any:
 
 
 def arange_of_offsets(original: Any) -> Any:
-    """Replace NumPy in a module that computes positions as ``arange(offset, offset + length)``."""
+    """Return a replacement for NumPy in a module that computes ``arange(offset, offset + length)``.
+
+    Every token is a batch entry of length 1, so ``arange`` of offsets [T] returns them as positions
+    [T, 1].
+    """
 
     def arange(start: Any, stop: Any = None) -> Any:
         return original.arange(start, stop) if np.ndim(start) == 0 else start[:, None]

@@ -38,7 +38,7 @@ class LogitRowSelector:
         self.rows: Any = None
 
     def __call__(self, hidden: Any) -> Any:
-        """Normalise ``hidden`` [T, 1, dim]."""
+        """Return the selected rows of ``hidden`` [T, 1, dim], normalised: [rows, 1, dim]."""
         return self.norm(hidden if self.rows is None else hidden[self.rows])
 
 
@@ -228,9 +228,10 @@ class ForwardChoice:
     """The forward of a model, decided once at load.
 
     ``reason`` is the reason that the model runs on MLX arrays (None: it runs on NumPy arrays).
-    ``weight_bytes`` has the bytes of the weights by dtype, named as in counters. On NumPy arrays
-    only matrices are included, and ``multiplied_bytes`` has the bytes of those that the forward
-    multiplies, by the type of the activations.
+    ``weight_bytes`` has the bytes of the weights by dtype, named as in the counters
+    ``weights.<dtype>``. If the model runs on NumPy arrays, ``weight_bytes`` includes only matrices,
+    and ``multiplied_bytes`` has, by the type of the activations, the bytes of the matrices that a
+    forward multiplies.
     """
 
     forward: PackedForward

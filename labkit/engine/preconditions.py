@@ -1,4 +1,4 @@
-"""Checks of the machine and of MLX's variables before an engine is created."""
+"""Checks of the machine and of MLX's environment variables, before an engine is created."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from labkit.machine import memory_capacity, wired_advice
 
 
 def check_preconditions(options: config.Engine) -> None:
-    """Check the wired collector of macOS and MLX's variables, and set MLX's cache limit.
+    """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
 
     Raises
     ------
     EngineError
-        The machine or a variable is not as the options demand. The message names the remedy.
+        The wired collector or a variable is not as the options demand. The message names the
+        remedy.
     """
     require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)

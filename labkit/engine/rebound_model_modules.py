@@ -69,9 +69,9 @@ class ModuleLoader:
     Parameters
     ----------
     modules
-        By module name, the object that an ``import`` inside the loaded modules returns instead.
+        Maps each module name to the object that the loaded modules import in its place.
     members
-        For each module name, the objects by name that replace the module's own definitions.
+        Maps each module name to the replacements of the module's own definitions, by their name.
     """
 
     def __init__(

@@ -325,7 +325,10 @@ class RequestState:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens in the KV cache after ``max_tokens`` output tokens. The last is never computed."""
+        """Tokens in the KV cache after ``max_tokens`` output tokens.
+
+        The last output token is never computed.
+        """
         return self.num_prompt_tokens + self.request.params.max_tokens - 1
 
 

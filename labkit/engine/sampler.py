@@ -41,8 +41,8 @@ class Sampler:
     """Samples a token per row of logits. One argmax serves all plain greedy rows.
 
     A request's token depends on its row, its parameters and its own tokens only, never on the
-    other requests of the batch. In the same way, a request whose parameters or constraint fail
-    gets a ``Sampled`` with an error, and the other requests get their tokens.
+    other requests of the batch. If sampling fails because of a request's own parameters or
+    constraint, only this request gets a ``Sampled`` with an error.
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
@@ -194,10 +194,10 @@ def apply_params(
     """Return a copy of a row [vocabulary] with bias, penalties and constraint applied.
 
     The order: bias, the repetition penalty over prompt and output, frequency and presence
-    penalties over the output, minus infinity for tokens that the constraint forbids. The tokens
-    are counted for every sample (50 us per 1,000), because a stored count would have to follow
-    preemptions and rejected drafts. If the parameters change no logits, ``logits`` itself is
-    returned.
+    penalties over the output, minus infinity for tokens that the constraint forbids. The penalties
+    count the tokens anew for every sample (50 us per 1,000 tokens), because a stored count would
+    have to follow preemptions and rejected drafts. If the parameters change no logits, ``logits``
+    itself is returned.
     """
     if not params.adjusts:
         return logits

@@ -57,7 +57,10 @@ PHASE_ORDERS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] 
 
 
 def continuous(num_running: int, budget: int) -> bool:
-    """Admit while the step has tokens left, so that no blocks are reserved before their use."""
+    """Admit a request if the step has tokens left in its budget.
+
+    Otherwise the request would hold blocks that it does not use yet.
+    """
     return budget > 0
 
 
@@ -107,8 +110,8 @@ CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
 def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
     """Return the number of prompt tokens that a step may compute.
 
-    This is what the decodes left of the step's budget (``left``), but at least ``floor`` and at
-    most ``cap`` (None: no such bound). Sources, in LocalAI's patched llama.cpp
+    The number is ``left``, the rest of the step's budget after its decodes, but at least ``floor``
+    and at most ``cap`` (None: no such bound). Sources, in LocalAI's patched llama.cpp
     (DECODE_SERVING_SCOPE.md): ``cap`` alone is patch 0013, a static budget; ``floor`` alone is
     patch 0016, ``max(n_ubatch, T - D)``.
     """
@@ -121,13 +124,17 @@ def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
 
 
 def full(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
-    """Reserve memory for the prompt and ``max_tokens``, so that no request is ever preempted."""
+    """Reserve memory for the prompt and ``max_tokens``, so that no request is ever preempted.
+
+    Returns the number of tokens to reserve, and the fraction of the memory that must stay free: 0.
+    """
     return state.max_kv_tokens, 0.0
 
 
 def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
     """Reserve memory for the known tokens only. The reservation grows with the output.
 
+    Returns the number of tokens to reserve, and the fraction of the memory that must stay free.
     As in vLLM, the fraction ``watermark`` stays free, so that an admitted request is not preempted
     at once. If memory runs out later, the request that is last in the queue's order is preempted.
     If no request is running, nothing must stay free, so a request that fits the memory is always

@@ -37,7 +37,7 @@ def replace_mixers(model: Any, mixers: Sequence[MixerSpec]) -> None:
 class SegmentMixer(nn.Module):  # type: ignore[misc]
     """A mixer that takes packed tokens and a ``StateCache``.
 
-    Called without a ``StateCache``, it calls the mixer with the same arguments. ``entries`` are the
+    Called with another cache, it passes its arguments to the mixer unchanged. ``entries`` are the
     indices of the arrays in the cache that the mixer reads and writes. The attribute
     ``takes_cache`` tells ``CompiledBlocks`` that the module is not a feed-forward block.
     """
@@ -90,9 +90,9 @@ class SegmentMixer(nn.Module):  # type: ignore[misc]
 class _Cut:
     """Cuts a group's tokens ``[start, stop)`` out of the arguments of a mixer.
 
-    Packed tokens [total_q, 1, ...] become [requests, tokens, ...]. From positions [total_q], the
-    first position of each request is returned. The state cache becomes ``states``. Other arguments
-    are returned unchanged.
+    Called with an argument, it returns what the mixer gets instead: [requests, tokens, ...] for
+    packed tokens [total_q, 1, ...], the first position of each request for positions [total_q],
+    ``states`` for the state cache, and any other argument unchanged.
     """
 
     step: StateStep

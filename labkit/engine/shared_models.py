@@ -119,7 +119,7 @@ class SharedModels:
     def load_mlx_lm(
         self, model_dir: Path, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
     ) -> MlxLmModel:
-        """Load a model with mlx_lm's loader and cast it, or return the loaded model."""
+        """Load a model with mlx_lm's loader and cast it, or return it if it is loaded already."""
         from labkit.engine.mlx_lm.mlx_lm_loader import load as load_plain
 
         key = (model_dir, dtype, matrix_storage)

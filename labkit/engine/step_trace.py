@@ -11,8 +11,8 @@ A step's times are the start and the duration of each of these parts:
     draft       drafting, a part of ``schedule``; without speculation next to nothing
     build       packed arrays, and padding rows of pure decodes
     plan        block tables and maps for attention (``KVMemory.prepare_step``)
-    forward     the model. With ``engine.pipeline=overlap`` on MLX's graphs it lasts until the
-                host has waited for it, so it contains other work of the host
+    forward     the model. With ``engine.pipeline=overlap`` and MLX arrays, this time ends when the
+                host has waited for the model, so it includes other work of the host
     sample      sampling and the acceptance of drafts. A captured graph of decodes samples greedily
                 within ``forward``
     update      append tokens, end requests, cache full blocks and free memory
@@ -142,7 +142,10 @@ class StepTrace:
         return step
 
     def _changed_tables(self) -> tuple[dict[str, tuple[int, Ints]], list[str]]:
-        """Return the tables that changed since the last step, and the requests that lost theirs."""
+        """Return the block tables that are new or changed since the last step, by request.
+
+        Also returns the requests that had a table in the last step and have none now.
+        """
         changed, tables = {}, self.cache.tables
         for request_id, table in tables.items():
             before = self._tables.get(request_id)
@@ -160,7 +163,8 @@ class StepTrace:
     ) -> list[str]:
         """Return the requests that were preempted since the previous step.
 
-        A request may be admitted again in the step that preempted it. Then it has another table.
+        A step may preempt a request and admit it again. Such a request is not in ``released``, but
+        its table has changed.
         """
         preempted = [r for r in released if self._scheduler.is_live(r)]
         for request_id in preempted:
@@ -173,18 +177,24 @@ class StepTrace:
         return preempted
 
     def step_of(self, key: object) -> TracedStep | None:
-        """Return the traced step of a scheduler's output or of a batch, or None."""
+        """Return the traced step to which a ``SchedulerOutput`` or a ``Batch`` belongs.
+
+        Return None if that step is not traced, or was closed by ``end``.
+        """
         return self._open.get(id(key))
 
     def built(self, scheduled: SchedulerOutput, batch: Batch) -> None:
-        """Set a step's arrays. From now on ``step_of`` also returns the step for the batch."""
+        """Record the batch that was built for a scheduled step.
+
+        From now on ``step_of(batch)`` returns the step too.
+        """
         step = self.step_of(scheduled)
         if step is not None:
             step.cu_seqlens_q, step.padding = batch.cu_seqlens_q, batch.padding
             self._open[id(batch)] = step
 
     def end(self, pending: PendingStep) -> None:
-        """Close a step. Afterwards ``step_of`` does not find its batch or its output."""
+        """Close a step: ``step_of`` then returns None for its ``SchedulerOutput`` and its batch."""
         self._open.pop(id(pending.scheduled), None)
         self._open.pop(id(pending.batch), None)
 
@@ -362,7 +372,7 @@ class TracedRunModel:
 
 
 class TracedKVMemory:
-    """Prepares the attention of a step, and adds its time and the layout's padding to a trace."""
+    """Prepares a step's attention, and traces the time that this takes and the step's padding."""
 
     def __init__(self, memory: KVMemory, trace: StepTrace) -> None:
         self.attention = memory.attention

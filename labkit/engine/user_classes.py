@@ -106,8 +106,8 @@ def guard_method(
 ) -> None:
     """Wrap a method of a user's instance: its errors become one line that begins with ``where``.
 
-    These exceptions pass unchanged: ``MemoryError``, exceptions that labkit defines, and those of
-    an inherited method that has run no line of the user's package.
+    These exceptions pass unchanged: ``MemoryError``, exceptions that labkit defines, and an
+    exception of an inherited method if its traceback has no line of the user's package.
 
     Parameters
     ----------

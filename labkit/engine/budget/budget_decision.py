@@ -1,4 +1,4 @@
-"""A budget policy's inputs and results: a memory ceiling, then a pool size or a refusal."""
+"""A budget policy's inputs, its memory ceiling, and the pool size or refusal that follows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PolicyInputs:
     def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
         """Return the memory needed besides the pool: weights, states and, by default, activations.
 
-        The recurrent states need memory for the slots and for the batch that is computed.
+        Recurrent states need memory twice: for all slots, and for the batch of the running step.
         """
         parts = [MemoryPart("weights", self.model.weight_bytes)]
         if self.model.state_bytes:
@@ -127,7 +127,7 @@ class BudgetDecision:
 
 @dataclass(frozen=True)
 class BudgetRefusal:
-    """The reason that a pool cannot be sized, and the advice that ends its message.
+    """The reason that a pool cannot be sized, and the advice at the end of the message.
 
     Example: ``engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM;
     24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; ...; set engine.budget.fraction=0.75
@@ -213,13 +213,14 @@ def make_refusal(
     Parameters
     ----------
     problem
-        The memory that the option asks for, or the reason that it is refused.
+        The memory that the option asks for, or the reason that the option is refused.
     pool
         The pool that was requested; None if the weights alone do not fit.
     settings
         Settings that would fit; empty if no setting fits.
     direction
-        ``or more`` or ``or less`` if larger or smaller values of the setting fit as well.
+        ``or more`` if larger values of the setting fit as well, ``or less`` if smaller values fit,
+        else empty.
     missing
         The bytes that are missing. The message shows them only if ``settings`` is empty.
     option

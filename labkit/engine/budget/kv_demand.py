@@ -26,6 +26,9 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
 
 
 def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
-    """Return the number of blocks for these requests, plus the null block in the paged layout."""
+    """Return the number of KV blocks that requests of ``lengths`` tokens need together.
+
+    In the paged layout the number includes the null block.
+    """
     null_block = kv.layout is config.KVLayout.paged
     return -(-slots_for(kv, lengths) // kv.block_size) + null_block

@@ -161,7 +161,7 @@ EXPANDED_TYPES = ("deepseek_v2", "minicpm3", "youtu_llm")
 
 
 def _cached_numbers(settings: dict[str, Any], keys: int, head_dim: int) -> int | None:
-    """Return how many numbers a layer caches per token, or None if that is not known."""
+    """Return the number of elements that a layer caches per token, or None if it is unknown."""
     if "kv_lora_rank" not in settings:
         return 2 * keys * head_dim
     rotary, kind = int(settings["qk_rope_head_dim"]), settings.get("model_type")
@@ -202,10 +202,11 @@ def dequantize_emitter(
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
 ) -> frozenset[str]:
-    """Return the formats of a configured model's weights after loading, named as in counters.
+    """Return the formats that a configured model's weights have after loading.
 
-    Norms and biases are included. The set is empty if the safetensors headers cannot be read;
-    loading the model reports the error.
+    Example: ``{"float32", "quantised"}``, the names in the counters ``weights.<format>``. The
+    formats of norms and biases are included. The set is empty if the safetensors headers cannot be
+    read; loading the model reports the error.
 
     Raises
     ------
@@ -230,14 +231,14 @@ def dequantize_emitter(
 def with_cache_bytes(
     model: ModelFootprint, kv_bytes_per_token: int, state_bytes: int
 ) -> ModelFootprint:
-    """Return ``model`` with the given sizes, such as those of the loaded layers."""
+    """Return ``model`` with these bytes of KV cache per token and of state per request."""
     return replace(model, kv_bytes_per_token=kv_bytes_per_token, state_bytes=state_bytes)
 
 
 def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
-    """Return the activation elements per token that are alive at a layer's widest point.
+    """Return the number of activation elements per token in memory at a layer's widest point.
 
-    These are four arrays as wide as the residual, plus the larger of attention (queries before and
+    They are four arrays as wide as the residual, plus the larger of attention (queries before and
     after RoPE, keys, values, output) and MLP (gate, up and their product).
     """
     return 4 * hidden + max(3 * queries + 3 * keys, 3 * inner)
@@ -257,7 +258,7 @@ class _WeightLoading:
         return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
 
     def weight_format(self, tensor: _TensorHeader) -> str:
-        """Return a tensor's format after loading, named as in counters."""
+        """Return a tensor's format after loading, the name in the counter ``weights.<format>``."""
         if self._is_widened(tensor):
             return "float32"
         if tensor.dtype not in FLOAT_BYTES:
@@ -267,9 +268,9 @@ class _WeightLoading:
     def _is_widened(self, tensor: _TensorHeader) -> bool:
         """Return whether a quantised matrix becomes float32.
 
-        Unless ``matrix_storage`` is ``as_stored``, matrices in most block formats of GGUF become
-        float32, because MLX lacks these formats. (A few formats become integers with float32 scales
-        instead. Their size is overestimated.)
+        With ``matrix_storage=dequantized`` every quantised matrix does. With ``cast`` a matrix does
+        if it is in a GGUF block format that MLX lacks. (A few of these formats become integers with
+        float32 scales instead, so their size is overestimated.)
         """
         widens = self.matrix_storage is MatrixStorage.dequantized or (
             self.matrix_storage is MatrixStorage.cast and is_gguf_only(tensor.mode)

@@ -132,7 +132,7 @@ def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
 
 
 def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
-    """Return a prefill batch of one prompt for each of ``lengths``, with every token id 0."""
+    """Return a batch that prefills one prompt for each of ``lengths``. All token ids are 0."""
     states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
     for state in states:
         cache.reserve(state, state.num_tokens)

@@ -25,7 +25,7 @@ CacheSpec = AttentionSpec | StateSpec | tuple["CacheSpec", ...]
 
 
 def leaves(specs: Sequence[CacheSpec]) -> Iterator[AttentionSpec | StateSpec]:
-    """Yield the specs of single caches, in the order of the layers."""
+    """Yield the spec of every single cache, layer by layer. A layer may have several."""
     for spec in specs:
         if isinstance(spec, tuple):
             yield from leaves(spec)

@@ -100,7 +100,10 @@ class HybridKVCacheManager(KVCacheManager):
         return True
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan:
-        """Return each chunk's tokens, and its snapshot slot if a snapshot is taken at its end."""
+        """Return each chunk's token range, and the slot for a snapshot at the chunk's end, if any.
+
+        The plan also has the copies of snapshots to make before the step (``StatePlan``).
+        """
         segments = []
         for chunk in output.chunks:
             request_id = chunk.state.request_id
@@ -116,7 +119,7 @@ class HybridKVCacheManager(KVCacheManager):
         return self._snapshots is not None
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``."""
+        """Return the length of a prompt chunk, 1 to ``count``; see ``KVCacheManager``."""
         return (
             count if self._snapshots is None else self._snapshots.align_chunk(state, start, count)
         )
@@ -146,7 +149,7 @@ class HybridKVCacheManager(KVCacheManager):
         return num_cached
 
     def _restore(self, slot: StateSlot, num_cached: int) -> None:
-        """Let the slot start from the snapshot at the end of the request's cached prefix."""
+        """Plan a copy of the snapshot at the end of the cached prefix to the request's slot."""
         assert self._snapshots is not None
         table = self._attention.table(slot.state.request_id)
         block = table.block_ids[num_cached // self._paged.block_size - 1]
@@ -236,7 +239,7 @@ class HybridMemory:
         return self._attention.attention
 
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare the attention of a step and, unless a draft model runs it, its states."""
+        """Prepare a step's attention and, unless a draft model runs the step, its states."""
         padded, step = self._attention.prepare_step(batch)
         if batch.states is None:
             return padded, step

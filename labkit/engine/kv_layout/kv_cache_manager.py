@@ -150,19 +150,23 @@ class KVCacheManager:
         return False
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
-        """Return what a step does with states, or None unless ``has_states``.
+        """Return what a step does with states, or None if the model has no states.
 
-        Call this once for each step, because it plans snapshots.
+        Call this once for each step, because every call plans snapshots.
         """
         return None
 
     @property
     def aligns_chunks(self) -> bool:
-        """Whether ``align_chunk`` must be called."""
+        """Whether ``align_chunk`` must be called for every chunk of a prompt."""
         return False
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``."""
+        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``.
+
+        A layout with snapshots of states shortens the chunk, so that it ends where a snapshot can
+        be taken.
+        """
         return count
 
     def used_bytes(self, num_tokens: int) -> int:

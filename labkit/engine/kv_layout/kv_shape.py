@@ -14,7 +14,7 @@ STATE_ITEM_BYTES = {**ITEM_BYTES, "int32": 4, "int64": 8}
 class KVShape:
     """The heads and head dimensions of one layer's keys and values.
 
-    With ``latent``, values are not stored: the value of a token is the first ``value_dim`` numbers
+    With ``latent``, values are not stored: the value of a token is the first ``value_dim`` elements
     of its key (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434).
     """
 

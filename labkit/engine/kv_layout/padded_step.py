@@ -41,7 +41,7 @@ class PaddedRow:
 
     @property
     def end(self) -> int:
-        """The column after the row's last token, or after its prompt until that is computed."""
+        """The first column after the row's tokens, and after all tokens of its prompt."""
         return self.pad + max(self.length, self.prompt)
 
 
@@ -164,7 +164,10 @@ class PaddedStep:
         return tokens.reshape(len(q), *tokens.shape[2:]), report
 
     def _computed_rows(self, array: mx.array) -> mx.array:
-        """Return the computed rows of an array. They are a copy if they are not adjacent."""
+        """Return the rows of ``array`` that the step computes, in the columns that have tokens.
+
+        The result is a copy if these rows are not adjacent.
+        """
         first, last = int(self._places[0]), int(self._places[-1])
         if last - first + 1 == len(self._places):
             return array[first : last + 1, :, self._begin : self._end]

@@ -70,7 +70,10 @@ def create(
 
 
 def _check_quantisation(dtype: str) -> None:
-    """Raise ``EngineError`` if the kernels quantise or read other bits than their reference."""
+    """Raise ``EngineError`` unless the kernels for keys and values of ``dtype`` are right.
+
+    They must quantise and read keys and values with the same bits as their reference.
+    """
     from labkit.engine.attention import quantized_kv_self_test
 
     try:
@@ -163,8 +166,8 @@ class PagedKVCacheManager(KVCacheManager):
     def _match_prefix(self, state: RequestState) -> list[int]:
         """Return the cached blocks of the request's prefix that end before its last known token.
 
-        A request that wants log probabilities of its prompt shares none: the logits of every
-        prompt token must be computed.
+        The list is empty for a request that wants log probabilities of its prompt, because the
+        logits of every prompt token must be computed.
         """
         if state.request.params.prompt_logprobs is not None:
             return []
@@ -198,14 +201,14 @@ class PagedKVCacheManager(KVCacheManager):
         count_usable: Callable[[Sequence[int]], int],
         on_evict: Callable[[Sequence[int]], None],
     ) -> None:
-        """Limit the reuse of cached prefixes to the part that the model's other layers can reuse.
+        """Limit the reuse of a cached prefix, for models that also have recurrent states.
 
         Parameters
         ----------
         count_usable
-            Returns how many of a prefix's cached blocks can be reused.
+            Takes the cached blocks of a prefix and returns how many of them can be reused.
         on_evict
-            Is called with the blocks that are evicted.
+            Is called with the ids of evicted blocks.
         """
         self._count_usable = count_usable
         self.pool.on_evict = on_evict

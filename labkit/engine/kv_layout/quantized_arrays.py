@@ -1,8 +1,8 @@
 """Keys or values quantised by MLX, and MLX's attention over them.
 
-The numbers are those of mlx_lm's QuantizedKVCache: groups of ``KV_GROUP`` elements along the head,
-quantised by ``mlx.core.quantize``. They are computed in float32, so that scales and biases have the
-same bytes as in the paged layout.
+As in mlx_lm's ``QuantizedKVCache``, ``mlx.core.quantize`` quantises groups of ``KV_GROUP`` elements
+along the head dimension. Scales and biases are float32, so that they take as many bytes as in the
+paged layout.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from labkit.engine.rebound_model_modules import import_plain
 
 @dataclass(frozen=True, slots=True)
 class QuantizedArrays:
-    """The keys or the values of a layer: [rows, num_kv_heads, capacity, ...] each.
+    """The quantised keys, or the quantised values, of a layer.
 
-    ``words`` is uint32, ``scales`` and ``biases`` are float32.
+    ``words`` (uint32, packed elements) and ``scales`` and ``biases`` (float32) have the shape
+    [rows, num_kv_heads, capacity, ...].
     """
 
     words: mx.array

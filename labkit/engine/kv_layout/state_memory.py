@@ -79,7 +79,7 @@ class StateGroup:
             yield self.num_tokens + draft, self.num_tokens + draft + 1
 
     def read(self, part: int, layer: int, entry: int) -> mx.array | None:
-        """Return an entry of a layer's states before a part (None: before the first token)."""
+        """Return an entry of a layer's states before a part (None: the request begins there)."""
         if part:
             return self.batch.parts[part - 1][layer][entry]
         return None if self.base is None else self.base[layer][entry]
@@ -95,8 +95,8 @@ class StateStep:
 
     The results of the groups are concatenated. ``order`` has, for each of the step's ``total_q``
     rows, the row of its result in the concatenated array (None: the same row). A row of padding
-    gets the result of any token. ``pools`` are the pools if they were written before the step, else
-    empty.
+    gets the result of an arbitrary token. ``pools`` has the arrays of the pools if states were
+    written to them before the step, else it is empty.
     """
 
     groups: tuple[StateGroup, ...]
@@ -177,14 +177,15 @@ class StateMemory:
         plan
             The tokens of each request, in the order of the packed tokens.
         rows
-            The row of each packed token among the computed tokens (None: the same).
+            The row of each packed token among the computed tokens (None: the same row).
         total_q
             The number of computed tokens, padding included.
 
         Raises
         ------
         EngineError
-            A request's states have not consumed exactly the tokens before its segment.
+            A segment does not begin at the first token that the request's states have not
+            consumed.
         """
         segments, forks = plan
         self._copy(forks)
@@ -249,8 +250,8 @@ class StateMemory:
     def _flush(self, scheduled: set[StateSlot]) -> None:
         """Move the states of slots that leave their batch to the pools.
 
-        A slot leaves its batch if it is not scheduled, but another slot of the batch is. The states
-        of free slots are forgotten.
+        A slot leaves its batch if another slot of the batch is scheduled and the slot itself is
+        not. The states of free slots are dropped.
         """
         # A request may end while its last step is in flight: its slot is free but still scheduled.
         self._places = {
@@ -301,7 +302,10 @@ def _accept_drafts(slot: StateSlot, num_drafts: int) -> int:
 
 
 def check_position(segment: StateSegment) -> None:
-    """Raise ``EngineError`` unless a segment begins where its states ended."""
+    """Check that a segment begins at the first token that its states have not consumed.
+
+    Raises ``EngineError`` otherwise.
+    """
     slot = segment.slot
     if slot.num_tokens != segment.start:
         raise EngineError(
@@ -326,7 +330,10 @@ def _group(segments: Sequence[StateSegment]) -> list[list[int]]:
 def _step(
     groups: list[StateGroup], tokens: list[NDArray[Any]], total_q: int, pools: list[mx.array]
 ) -> StateStep:
-    """Return the step of ``groups``, each with the rows of its tokens (see ``StateGroup``)."""
+    """Return the step of ``groups``.
+
+    ``tokens`` has, for each group, the rows of its tokens among the ``total_q`` computed tokens.
+    """
     results = np.concatenate([rows.reshape(-1) for rows in tokens])
     if len(results) == total_q and (results == np.arange(total_q)).all():
         if len(groups) == 1:
@@ -346,7 +353,11 @@ def _step(
 def _runs(
     slots: Sequence[StateSlot], places: Sequence[tuple[StateBatch, int] | None]
 ) -> Iterator[tuple[StateBatch | None, int, int]]:
-    """Yield runs of adjacent rows: the batch (None: the pools), the first row and the end."""
+    """Group the states of ``slots`` into runs of adjacent rows of one array, in order.
+
+    ``places`` has the batch and the row of each slot's states (None: the slot's row in the pools).
+    Yields each run's batch (None: the pools), first row and end (exclusive).
+    """
     rows = [
         (None, slot.index) if place is None else place
         for slot, place in zip(slots, places, strict=True)

@@ -22,10 +22,11 @@ class StateSlot:
     index
         The slot's row in the state pools.
     state
-        The request. Its number of computed tokens shows which draft tokens were accepted. For a
-        snapshot, the request that it was taken from.
+        The request that uses the slot or, for a snapshot, the request whose states were copied. A
+        request's number of computed tokens shows which draft tokens were accepted.
     num_tokens
-        The number of the request's tokens that its states have consumed, draft tokens excluded.
+        The number of tokens that the states in the slot have consumed. Draft tokens count once
+        they are accepted.
     is_free
         Whether the slot was freed.
     """
@@ -55,8 +56,9 @@ class StateSegment(NamedTuple):
 class StatePlan(NamedTuple):
     """What a step does with states, decided when the step is built.
 
-    The step may run in another thread while later requests are admitted and others end. ``forks``
-    are copies to make before the step: source (a snapshot) and target.
+    The plan is made this early because the step may run in another thread, while requests are
+    admitted and end. ``forks`` has the (source, target) slots of the copies to make before the
+    step. A source is a snapshot.
     """
 
     segments: tuple[StateSegment, ...]
@@ -170,7 +172,7 @@ class StateSlotManager:
         }
 
     def reset_counters(self) -> None:
-        """Set the counters to 0 and the peak to the slots in use now."""
+        """Set the counters to 0, and the peak to the number of slots in use now."""
         self.allocated = self.freed = 0
         self.peak_used = self.num_used
 

@@ -1,4 +1,4 @@
-"""Snapshots of states, so that a request whose prefix is cached need not compute it again.
+"""Snapshots of states, with which a request can reuse a cached prefix.
 
 Keys and values are stored for every token, but a recurrent state exists only after the last token
 computed. So a prefix can be reused only up to a block at whose end a snapshot was taken. A snapshot
@@ -26,7 +26,7 @@ FindBlock = Callable[[Sequence[int], int], int | None]
 
 
 class StateSnapshots:
-    """The snapshots of states: which block each belongs to, and in which slot it is.
+    """The snapshots of states: the slot of each snapshot, and the block it belongs to.
 
     Parameters
     ----------
@@ -79,10 +79,11 @@ class StateSnapshots:
         return self._by_block[block]
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the number of tokens of a prompt chunk: the largest that allows a snapshot.
+        """Return the largest length of a prompt chunk at whose end a snapshot can be taken.
 
-        It is 1 to ``count``, and it is ``count`` if no snapshot is possible. The prompt's last
-        snapshot is taken before its last token, because that token is always computed.
+        The length is at most ``count``, and ``count`` if no length allows a snapshot. The last
+        snapshot of a prompt is taken before the prompt's last token, because every request
+        computes that token itself.
         """
         stop = start + count
         if stop >= state.num_prefill_tokens:
@@ -91,7 +92,7 @@ class StateSnapshots:
         return aligned - start if aligned > start else count
 
     def plan(self, chunk: ScheduledChunk) -> StateSlot | None:
-        """Return a slot for the states after a chunk, or None if no snapshot is taken there."""
+        """Return a slot for a snapshot at the end of a chunk, or None if none is taken there."""
         state, stop = chunk.state, chunk.start + chunk.num_tokens
         if stop % self._unit:
             return None
@@ -122,7 +123,11 @@ class StateSnapshots:
         return True
 
     def attach(self, state: RequestState) -> None:
-        """Attach a request's snapshots to their blocks, if these are cached by now."""
+        """Attach a request's snapshots to their blocks, if these blocks are cached by now.
+
+        A snapshot is freed if its block is not cached although its tokens are computed, or if the
+        block has a snapshot already.
+        """
         pending = self._pending.get(state.request_id)
         if not pending:
             return
@@ -170,7 +175,10 @@ class StateSnapshots:
         self.taken = self.restored = self.evicted = 0
 
     def check(self, running: set[str], cached_blocks: Iterable[int]) -> None:
-        """Raise ``AssertionError`` unless every snapshot has a cached block or a request."""
+        """Raise ``AssertionError`` if a snapshot has neither a cached block nor a running request.
+
+        Also raises it if there are more snapshots than ``capacity``.
+        """
         if not self._by_block.keys() <= set(cached_blocks):
             raise AssertionError("a state snapshot remains although its block was evicted")
         if not self._pending.keys() <= running or not self._last_decoded.keys() <= running:

@@ -62,8 +62,9 @@ class MlxLmEngine:
     The generator's queue would let more requests decode than its ``completion_batch_size``, because
     it does not count requests in prefill.
 
-    A request with ``prompt_logprobs`` bypasses the generator. A step scores the first of these
-    requests with the model itself. The prompts scored in one step have equal lengths.
+    Requests with ``prompt_logprobs`` bypass the generator: the engine calls the model itself to
+    score their prompts. A step scores the first waiting prompt, and the prompts directly behind it
+    that have the same length.
 
     Parameters
     ----------
@@ -195,7 +196,7 @@ class MlxLmEngine:
         return events
 
     def _score(self) -> list[TokenEvent]:
-        """Score the first waiting prompts that have equal length, and return their events."""
+        """Score the first waiting prompt and those behind it of equal length; return the events."""
         start, length = time.perf_counter(), len(self._scoring[0].prompt_token_ids)
         requests: list[Request] = []
         while self._scoring and len(requests) < self._max_num_seqs:

@@ -24,8 +24,8 @@ class BatchGeneratorCounters:
     counters
         The engine's counters, to which the class adds.
     kv_bytes_by_window
-        One token's KV bytes, summed over the layers of each sliding window (tokens; None: no
-        window).
+        Maps each sliding window (tokens, or None for no window) to one token's KV bytes, summed
+        over the layers with that window.
     """
 
     def __init__(self, counters: Counters, kv_bytes_by_window: Mapping[int | None, int]) -> None:

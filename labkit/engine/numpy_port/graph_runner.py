@@ -59,8 +59,11 @@ class GraphRunner:
         """Replay the graph and return the logits of all rows, [rows, vocabulary].
 
         Return None if the graph cannot run this step. The caller must then run the forward, which
-        raises an error if the step is invalid. The counters of the attention launches are added to
-        ``counters`` or, as launches, to the metadata's launch log.
+        raises an error if the step is invalid.
+
+        The counters of the attention launches are added to ``counters`` when these are next read.
+        If a stamp is wrong or a layer has a sliding window, the launches are appended to
+        ``metadata.launches`` instead, for ``packed_forward.check_launches``.
         """
         rows, graph = len(batch.tokens), self._graph
         if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:

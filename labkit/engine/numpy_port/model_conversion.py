@@ -39,7 +39,7 @@ PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The layers that now run on NumPy arrays, or the reason that the model does not.
+    """The result of ``convert``: the converted layers, or the reason that there are none.
 
     ``reason`` is None if the model was converted. ``layers`` has the number of converted layers by
     class. ``weights`` has the bytes of all matrices by format (``quantised``, ``float32``).
@@ -66,11 +66,12 @@ def convert(model: Any, *, low_precision: bool = False, activations: str = "floa
     ``layer_cache.KVHandle`` and its ``ValueHandle``.
 
     Weights must be float32. With ``low_precision``, matrices may also be quantised or in half
-    precision, and are read in that format. ``activations`` is the argument of ``PackedLinear``.
-    With ``int8``, the kernels are checked against their reference first.
+    precision, and are read in that format. ``activations`` is the format of the activations in
+    products with these matrices, ``float32`` or ``int8``. With ``int8``, the kernels are checked
+    against their reference first.
 
-    A trial forward of two tokens decides. If the trial fails, the model is left unchanged, to be
-    run by MLX, and the result has the reason.
+    The model is converted only if a trial forward of two tokens succeeds. Otherwise the model is
+    left unchanged, so that MLX can run it, and the result has the reason.
 
     Raises
     ------

@@ -20,9 +20,10 @@ Array = NDArray[np.float32]
 
 
 class LayerWeights(NamedTuple):
-    """The weights of a layer: their format, bytes, and the type of the activations.
+    """The format and the bytes of a layer's weights, and the type of their activations.
 
-    ``activations`` is None if the layer has multiplied nothing by the weights yet.
+    ``activations`` is ``float32`` or ``int8``: the type of the inputs that the weights multiply. It
+    is None if the layer has multiplied nothing by the weights yet.
     """
 
     format: str

@@ -24,7 +24,8 @@ class RankSetup:
 class RankCall:
     """A message to a rank: the engine method to call, with its arguments.
 
-    The name ``close`` ends the rank; ``schedule_digest`` asks for the digest of its schedule check.
+    Two names call no method: ``close`` ends the rank, and ``schedule_digest`` asks for the digest
+    of the rank's ``ScheduleCheck``.
     """
 
     name: str
@@ -64,9 +65,10 @@ class RankReply:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank's last message: an exception, as the name of its class and its message.
+    """A rank's last message: the exception that ended the rank.
 
-    ``kind``: the name of the class in ``FORWARDED_ERRORS`` that the exception is an instance of.
+    ``kind`` is the name of the class in ``FORWARDED_ERRORS`` that the exception is an instance of,
+    ``message`` the exception's message.
     """
 
     kind: str
@@ -74,7 +76,10 @@ class RankFailure:
 
     @classmethod
     def from_exception(cls, error: Exception) -> RankFailure:
-        """Return the failure for an exception, as a RuntimeError if no forwarded error fits."""
+        """Return the failure that describes ``error``.
+
+        ``kind`` is ``RuntimeError`` if the exception is an instance of no forwarded error.
+        """
         message = one_line(error)
         kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:

@@ -52,7 +52,7 @@ class RankProcess:
 
     @property
     def exit_description(self) -> str:
-        """A phrase on the process's end, like ``rank 1 (process 4711) has ended: SIGKILL``."""
+        """How the process ended, for example ``rank 1 (process 4711) has ended: SIGKILL``."""
         code = self.child.poll()
         how = f"exit status {code}" if code is None or code >= 0 else signal_name(-code)
         return f"rank {self.number} (process {self.child.pid}) has ended: {how}"
@@ -192,7 +192,8 @@ class RankProcesses:
     def _describe_ended(self) -> str:
         """Return a line that names the ranks that have ended.
 
-        Waits up to ``STOP_TIMEOUT_S`` for a rank to end, because a pipe may close before that.
+        Waits up to ``STOP_TIMEOUT_S`` for a rank to end, because a rank's pipe may close before its
+        process ends.
         """
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not (ended := [r for r in self._ranks if r.child.poll() is not None]):

@@ -50,10 +50,11 @@ class ScheduleCheck(NoScheduleCheck):
 
 
 def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
-    """Return the digest (32 hex digits) of a step and all earlier steps (``digest``).
+    """Return the digest, 32 hex digits, of a step and all steps before it.
 
-    For every chunk the digest covers the request, the token range, the preemptions, the request's
-    number of tokens and its last token, which depends on everything sampled before.
+    ``digest`` is the digest of the steps before it. For every chunk, the result covers the request,
+    the token range, the preemptions, the request's number of tokens and its last token, which
+    depends on everything sampled before.
     """
     chunks = [
         (

@@ -38,7 +38,10 @@ class PrefixCache:
         return []
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Lock the first ``num_blocks`` blocks of ``match``, which the request must reference."""
+        """Lock the first ``num_blocks`` blocks that ``match`` returned for ``token_ids``.
+
+        The request must have a reference to each of these blocks.
+        """
 
     def cache_blocks(
         self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
@@ -67,7 +70,7 @@ class PrefixCache:
         """Unlock the blocks of a request that has released its memory."""
 
     def evict(self, count: int) -> None:
-        """Evict ``count`` blocks: the least recently used first, and the end of a prefix first.
+        """Evict the ``count`` least recently used blocks, each prefix from its end.
 
         Raises
         ------

@@ -172,7 +172,7 @@ class HashPrefixCache(PrefixCache):
             level = [child for entry in level for child in children.get(entry.uid, [])]
 
     def check(self) -> None:
-        """Check users against chains, and the LRU queue against users and parents."""
+        """Raise ``AssertionError`` unless users, chains, parents and the LRU queue agree."""
         entries = self._entries()
         used = Counter((e.uid, b) for chain in self._chains.values() for e, b in chain)
         expected = Counter((e.uid, b) for e in entries for b in [e.block] * e.users + e.copies)

@@ -20,7 +20,7 @@ Tokens = tuple[int, ...]
 class RadixNode:
     """A node with a span of blocks: ``tokens[i]`` are the tokens of ``blocks[i]``.
 
-    The root's span is empty. The keys of ``children`` are the tokens of their first block.
+    The root's span is empty. ``children`` maps the tokens of a child's first block to the child.
     ``locks`` is the number of requests whose prefix ends in this node or below it.
     """
 
@@ -66,7 +66,7 @@ class RadixPrefixCache(PrefixCache):
     def _matching_nodes(
         self, node: RadixNode, tokens: Sequence[Tokens]
     ) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes below ``node`` that match ``tokens``, with the number of equal blocks."""
+        """Yield each node below ``node`` that matches ``tokens``, and how many blocks match."""
         position = 0
         while position < len(tokens):
             child = node.children.get(tokens[position])
@@ -203,7 +203,7 @@ class RadixPrefixCache(PrefixCache):
         return (block for node in self.nodes() for block in node.blocks)
 
     def check(self) -> None:
-        """Check the nodes, their locks against the requests' ends, and the LRU queue."""
+        """Raise ``AssertionError`` unless nodes, locks, requests' ends and the LRU queue agree."""
         nodes = list(self.nodes())
         for node in nodes:
             if not node.blocks or len(node.blocks) != len(node.tokens):

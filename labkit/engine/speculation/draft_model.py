@@ -44,7 +44,10 @@ class _DraftState:
     blocks: Ints
 
     def num_valid_tokens(self, blocks: Ints) -> int:
-        """Return how many of the request's tokens the draft model need not compute again."""
+        """Return how many of the request's first tokens the draft model has computed and can keep.
+
+        ``blocks`` are the ids of the request's blocks now.
+        """
         count = len(self.blocks)
         if count > len(blocks) or not np.array_equal(self.blocks, blocks[:count]):
             return 0
@@ -178,7 +181,7 @@ def load_draft(
     target: logits_self_test.ExpectedLogits,
     models: SharedModels,
 ) -> LoadedDraft | None:
-    """Load the draft model, or return None unless ``engine.speculation=draft``.
+    """Load the draft model if ``engine.speculation=draft``, else return None.
 
     Raises
     ------

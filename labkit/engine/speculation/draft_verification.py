@@ -138,7 +138,10 @@ class DraftVerifier(Speculator):
     def accept(
         self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Accept each request's draft tokens before the first that the target did not sample."""
+        """Accept each request's draft tokens up to the first that differs from its sample.
+
+        Return the new tokens by request id; see ``Speculator.accept``.
+        """
         results: dict[str, Sequence[Sampled]] = {}
         row = 0
         for chunk in output.chunks:

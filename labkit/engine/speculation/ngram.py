@@ -1,8 +1,8 @@
 """``engine.speculation=ngram``: prompt lookup decoding (Saxena 2023).
 
-The longest n-gram that ends a request's tokens and also occurs earlier in them is looked up. The
-tokens that followed it there are the draft. For example, after ``1 2 3 4 1 2`` the draft is
-``3 4 1``.
+The proposer takes the last n tokens of a request, with the largest n for which the same n tokens
+occur earlier in the request. The draft is the tokens that followed the earlier occurrence. For
+example, after ``1 2 3 4 1 2`` the draft is ``3 4 1``.
 """
 
 from __future__ import annotations
