@@ -197,7 +197,7 @@ def from_weights(
     )
 
 
-def dequantize_emitter(
+def weight_formats(
     model: config.Model,
     cast_dtype: CastDtype = "float32",
     matrix_storage: MatrixStorage = MatrixStorage.cast,
