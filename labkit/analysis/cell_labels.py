@@ -10,9 +10,10 @@ from labkit.records import PROCESSES_SUFFIX
 
 
 def cell_labels(analyses: Sequence[CellAnalysis]) -> list[str]:
-    """Return a label for each cell, such as ``rate=2``. An only cell is labelled by its name.
+    """Return a label for each cell, such as ``rate=2``.
 
-    Cells of earlier versions of labkit do not list their overrides and are labelled by their names.
+    The label is the cell's name if there is only one cell, or if an earlier version of labkit wrote
+    a cell without listing its overrides.
     """
     listed = [_overrides(analysis) for analysis in analyses]
     if len(analyses) == 1:

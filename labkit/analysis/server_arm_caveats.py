@@ -98,7 +98,7 @@ class ServerArm:
         return median(known) if known else None
 
     def finishes(self) -> str:
-        """Return the finish reasons of all streams: ``length 24, stop 3``."""
+        """Return how many streams ended for each finish reason: ``length 24, stop 3``."""
         counts: dict[str, float] = {}
         for run in self.runs:
             for name, value in run.counters.items():

@@ -92,7 +92,7 @@ class AnalysisCache:
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.
 
-        The companion of an interleaved cell confirms it in separate processes, and vice versa.
+        If this cell's arms are interleaved, the other cell has separate processes, and vice versa.
         """
         name = cell_dir.name
         interleaved = name.removesuffix(PROCESSES_SUFFIX)
