@@ -114,7 +114,10 @@ class PlaceholderFunctions:
         return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
-        """Return the table of a sweep's settings in a primary row, by default the first row."""
+        """Return the table of a sweep's settings with their values in a primary row.
+
+        ``row`` is the row's name. With None, it is the first primary row.
+        """
         report, _ = self._report(study, cell)
         names = [row_name(best) for best in report.cell.get("best", ())]
         require(bool(names), f"{study} is not a sweep, so it has no settings")

@@ -152,7 +152,10 @@ class CellData:
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """The settings of a sweep that interim looks dropped, each with the blocks that it ran."""
+        """Number of blocks that a sweep's setting ran before an interim look dropped it.
+
+        Settings that were not dropped are left out.
+        """
         dropped: dict[str, int] = {}
         for look in self.design.get("looks_taken", ()):
             for arm in self.arms if "kept" in look else ():

@@ -12,8 +12,8 @@ from labkit.records import PROCESSES_SUFFIX
 def cell_labels(analyses: Sequence[CellAnalysis]) -> list[str]:
     """Return a label for each cell, such as ``rate=2``.
 
-    The label is the cell's name if there is only one cell, or if an earlier version of labkit wrote
-    a cell without listing its overrides.
+    If there is only one cell, its label has all its overrides. A cell of an earlier version of
+    labkit, which did not list the overrides, is labelled by its name.
     """
     listed = [_overrides(analysis) for analysis in analyses]
     if len(analyses) == 1:

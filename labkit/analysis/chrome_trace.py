@@ -1,8 +1,8 @@
 """Traced steps as Chrome's trace-event JSON, which Perfetto and ``chrome://tracing`` open.
 
-The tracks are: the steps; the parts of each step on the host; its parts in the model (plan and
-forward); one track per request with its chunks; and counters of tokens, requests, KV bytes and KV
-blocks. Times are microseconds from the first step.
+One track shows the steps, one the host's work in each step, and one the model's work (plan and
+forward). Each request has a track with its chunks. Further tracks count tokens, requests, KV bytes
+and KV blocks. Times are microseconds from the first step.
 
 Source: "Trace Event Format" (Google, 2016).
 """

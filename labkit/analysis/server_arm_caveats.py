@@ -91,7 +91,7 @@ class ServerArm:
         return median(known) if len(known) == len(values) else None
 
     def client(self, path: str, key: str) -> float | None:
-        """Return the median of a client's time over the runs (ms), or None if not measured."""
+        """Return the median over the runs (ms) of :func:`client_time`, or None if not measured."""
         notes = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
         times = [client_time(client, path, key) for _, client in notes]
         known = [time for time in times if time is not None]

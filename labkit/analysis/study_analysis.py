@@ -53,7 +53,7 @@ class AnalysisCache:
     def decided(self, cell_dir: StudyPath) -> bool:
         """Return whether every treatment arm has a decided verdict in every primary row.
 
-        A sweep is decided if one setting is left as the best in every primary row.
+        A sweep is decided if only one setting may be the best in every primary row.
         """
         analysis = self.cell(cell_dir)
         if analysis.data.sweep:

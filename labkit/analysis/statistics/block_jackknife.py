@@ -68,8 +68,8 @@ def block_jackknife(statistic: Callable[[Indices], float], num_windows: int) -> 
 def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -> Interval:
     """Return the interval of a statistic that is 0 or more, computed on its logarithm.
 
-    If the statistic is 0, for all windows or without one of the blocks, it has no logarithm. Then
-    the interval is computed on the statistic itself and cut off at 0.
+    There is no logarithm if the statistic of all windows, or of all windows but one block, is 0.
+    Then the interval is computed on the statistic itself and cut off at 0.
     """
     estimate, without = _leave_out(statistic, num_windows)
     if min(estimate, *without) > 0:

@@ -85,7 +85,7 @@ def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
 
     ``a`` and ``c``, float64 [relabellings], are as in the module's docstring. Relabelling ``j`` has
     at least the observed statistic at shifts above the breakpoint ``(a_0 - a_j) / (c_0 - c_j)``. If
-    ``c_j`` exceeds ``c_0``, it does so at shifts below that breakpoint instead.
+    ``c_j`` exceeds ``c_0``, this holds at shifts below that breakpoint instead.
     """
     gap = c[0] - c
     rising, falling = gap > 1e-9, gap < -1e-9
