@@ -1,4 +1,4 @@
-"""Comparison of one arm with the baseline over all rows of a cell: the numbers behind a verdict."""
+"""Comparison of an arm with the baseline in every row of a cell: effects, intervals, p-values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from labkit.analysis.statistics.power import between_run_sd, mde_pct
 
 @dataclass(frozen=True)
 class DecisionCriteria:
-    """Criteria fixed by the design beforehand: runs per block, alpha, margin (percent).
+    """What the design fixed before the first run: runs per block, alpha and margin (percent).
 
-    ``withheld_reason`` is the reason why nothing may be claimed yet, or None. With a reason,
-    ``alpha`` is 0.
+    ``withheld_reason`` is the reason why nothing may be claimed yet, or None. While nothing may be
+    claimed, ``alpha`` is 0.
     """
 
     runs: int
@@ -48,9 +48,9 @@ class ArmComparison:
     from the test of this row alone, unadjusted. ``level`` is the confidence level of both
     intervals (0.95, or 0.99 at an interim look that spends 0.01). ``p_floor`` is the smallest
     possible ``p_adjusted``. ``mde_pct`` is the minimum detectable effect: 80 of 100 studies of
-    this design would detect it, testing the row at level ``alpha_row``. ``wins`` is the number of
-    blocks in which the arm is better. ``sd`` is the standard deviation between runs, on the log
-    scale.
+    this design would detect it if they tested the row at level ``alpha_row``. ``wins`` is the
+    number of blocks in which the arm is better. ``sd`` is the standard deviation between runs, on
+    the log scale.
     """
 
     arm: str
@@ -80,8 +80,8 @@ def compare_arm(
     """Compare ``arm`` with ``baseline`` in every row; return one comparison per row.
 
     Intervals and p-values are adjusted by single-step max-T over the primary rows as one family
-    and over all other rows as another. The tests of different arms share no relabelling, so they
-    are adjusted for ``arms_tested`` arms by the method of C. E. Bonferroni.
+    and over all other rows as another. Max-T cannot span several arms, because the tests of two
+    arms share no relabelling. So the method of C. E. Bonferroni adjusts for ``arms_tested`` arms.
     """
     comparisons = [
         _computed(row, arm, baseline, criteria.runs)
@@ -106,7 +106,7 @@ def compare_arm(
 def row_tests(
     rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
 ) -> dict[int, RowPermutations]:
-    """Return the permutation tests of the primary (or all other) rows, by row index.
+    """Return the permutation test of each row with ``row.primary == primary``, by row index.
 
     Skipped and computed rows, rows without a complete block and rows with values that are not
     positive have no test. A row that lacks a block is tested on its other blocks, under the same
@@ -136,7 +136,7 @@ def row_tests(
 
 
 def _computed(row: MetricRow, arm: str, baseline: str, runs: int) -> ArmComparison:
-    """Return the difference of two computed values, in percent if both are above 0."""
+    """Return the difference of two computed values. The effect is None if one is not above 0."""
     blocks = len(complete_blocks(row, (baseline, arm), runs))
     if not blocks or not row.positive:
         return ArmComparison(arm, baseline, blocks=blocks)
@@ -156,7 +156,7 @@ def _compare(
     criteria: DecisionCriteria,
     alpha: float,
 ) -> ArmComparison:
-    """Compare one row.
+    """Return the comparison of an arm with the baseline in one row.
 
     ``alpha`` is the row's own significance level within its family (:func:`.per_row_alphas`). It
     determines the minimum detectable effect.

@@ -114,7 +114,10 @@ class PlaceholderFunctions:
         return ArticleBlock(markdown_table(replace(report.results, columns=tuple(selected))))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
-        """Return the table of a sweep's settings in a primary row, by default the first row."""
+        """Return the table of a sweep's settings with their values in a primary row.
+
+        ``row`` is the row's name. With None, it is the first primary row.
+        """
         report, _ = self._report(study, cell)
         names = [row_name(best) for best in report.cell.get("best", ())]
         require(bool(names), f"{study} is not a sweep, so it has no settings")
@@ -149,9 +152,10 @@ class PlaceholderFunctions:
         what: str = "median",
         cell: str | None = None,
     ) -> ArticleLink:
-        """Return number ``what`` of a row, as a link. Without ``case``, return an arm's counter.
+        """Return number ``what`` of an arm in the row of ``case``, as a link to its runs.
 
-        ``arm`` defaults to the first arm compared in the row, or to the baseline for a counter.
+        If ``case`` is None, ``what`` is the name of a counter of the arm. ``arm`` defaults to the
+        first arm compared in the row, or to the baseline for a counter.
         """
         report, page = self._report(study, cell)
         arms = [one["name"] for one in report.cell["arms"]]
@@ -290,7 +294,7 @@ def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
 
 
 def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]:
-    """Return a case's counters and numeric notes by name, as medians over an arm's runs."""
+    """Return the counters and numbers that an arm's runs noted for a case, as medians over runs."""
     notes = [c.notes for r in report.records if r.arm == arm for c in r.cases if c.case == case]
     values_by_name: dict[str, list[float]] = {}
     for note in notes:

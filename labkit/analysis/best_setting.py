@@ -36,13 +36,14 @@ class BestSetting:
     """The best setting in one row; unknown values are None.
 
     ``values`` maps each arm to the baseline's median times the arm's ratio to the baseline, as
-    estimated within blocks. ``effect_pct`` is the best arm's difference from ``reference`` (the
-    baseline, or the second best arm if the baseline is the best), corrected for having chosen the
-    best, with its interval ``ci_pct`` at ``level``. ``possibly_best`` are the arms that may be the
-    best, in order of their means, the best first. ``excluded`` maps each arm without a valid result
-    to the reason. ``dropped`` maps each arm that an interim look dropped, because another arm was
-    better, to the number of blocks it ran. ``withheld`` is the reason why nothing is claimed and
-    the numbers are estimates only; None if a claim is made.
+    estimated within blocks. ``reference`` is the baseline, or the second best arm if the baseline
+    is the best. ``effect_pct`` is the difference of the best arm from the reference in percent,
+    corrected for having chosen the best. ``ci_pct`` is its interval at confidence level ``level``.
+    ``possibly_best`` are the arms that may be the best, ordered from the best mean to the worst.
+    ``excluded`` maps each arm without a valid result to the reason. ``dropped`` maps each arm that
+    an interim look dropped, because another arm was better, to the number of blocks it ran.
+    ``withheld`` is the reason why nothing is claimed and the numbers are only estimates. It is None
+    if a claim is made.
     """
 
     row: MetricRow
@@ -131,7 +132,8 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
 def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[str, float]:
     """Return, by arm, the baseline's median times the arm's ratio to the baseline within blocks.
 
-    The baseline is the first of ``arms``. Each arm is compared in the blocks that both completed.
+    The baseline is the first of ``arms``. An arm is compared with the baseline in the blocks that
+    both of them completed.
     """
     baseline = summary(row.arms[arms[0]])["median"]
     values = {}
@@ -161,7 +163,11 @@ def _estimate(
     excluded: Mapping[str, str],
     withheld: str,
 ) -> BestSetting:
-    """Return the best setting so far, without a claim. In ``logs`` larger values are better."""
+    """Return the best setting so far as an estimate, without an interval or a claim.
+
+    ``logs`` are the log values, float64 [blocks, runs, arms], with the sign that makes larger
+    values better. ``withheld`` is the reason why nothing may be claimed.
+    """
     order = np.argsort(-logs.mean(axis=(0, 1)), kind="stable")
     best, reference = int(order[0]), 0 if order[0] else int(order[1])
     ratio = values[arms[best]] / values[arms[reference]]
@@ -199,7 +205,10 @@ def best_sentence(cell: Json) -> str:
 
 
 def _clause(one: Json, count: int, named: bool) -> str:
-    """Return the clause for one row. ``count``: number of settings; ``named``: name the row."""
+    """Return the clause on the best setting of one row.
+
+    ``count`` is the number of settings. The clause names the row if ``named``, else its metric.
+    """
     where = f"in {row_name(one)}" if named else f"in {one['metric']}"
     if one["best"] is None:
         return f"no answer {where}: {one['withheld']}"
@@ -227,7 +236,7 @@ def _clause(one: Json, count: int, named: bool) -> str:
 
 
 def _lead(one: Json) -> str:
-    """Return how the best setting compares with its reference, with the interval."""
+    """Return the best setting's difference from its reference in words, with the interval."""
     low, high = one["ci_low_pct"], one["ci_high_pct"]
     if one["better"] == "lower":
         low, high = high, low

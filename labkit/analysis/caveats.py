@@ -81,7 +81,10 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
 def _machines(
     analysis: CellAnalysis, find: Callable[[Iterable[Record]], Iterator[str]]
 ) -> Iterator[str]:
-    """Yield what ``find`` yields for each host's records; several hosts are named."""
+    """Yield the caveats that ``find`` returns for each host's records.
+
+    If there are several hosts, each caveat begins with the host's name.
+    """
     hosts = group_by_host(analysis.data.records)
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
@@ -171,7 +174,7 @@ def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _traffic(analysis: CellAnalysis) -> dict[str, list[dict[str, Any]]]:
-    """Return the notes on requests of all runs, by arm."""
+    """Return the ``traffic`` notes of all runs, by arm: the outcomes and times of requests."""
     noted: dict[str, list[dict[str, Any]]] = {}
     for record in analysis.data.records:
         for case in record.cases:
@@ -181,7 +184,7 @@ def _traffic(analysis: CellAnalysis) -> dict[str, list[dict[str, Any]]]:
 
 
 def _unserved(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield a caveat on each arm whose requests were not all served."""
+    """Yield a caveat on each arm that refused some requests or failed to serve them."""
     for arm, notes in _traffic(analysis).items():
         unserved = [one for note in notes for one in note.get("unserved", ())]
         if unserved:
@@ -194,7 +197,7 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _waits(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield a caveat on each arm whose requests waited at the client."""
+    """Yield a caveat on each arm whose median time in the client's queue is above 0."""
     for arm, notes in _traffic(analysis).items():
         waits = [note["queue_ms"]["p50"] for note in notes if "queue_ms" in note]
         if waits and statistics.median(waits) > 0:
@@ -297,7 +300,7 @@ def _changed_settings(records: Sequence[Record]) -> str:
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
-    """Yield the case and the modes of each primary row whose runs fall into two modes."""
+    """Yield (case, modes) for each primary row whose runs fall into two modes."""
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:
         if row.primary and row.metric is not None and row.positive:
@@ -310,10 +313,10 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
 
 
 def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
-    """Yield one caveat on all rows with two modes, with details of the widest gap.
+    """Yield a single caveat if any primary rows have two modes, with details of the widest gap.
 
-    If ``of_arms``, yield it only if an arm differs significantly from the baseline in its share of
-    runs in a mode; else yield it only if no arm does.
+    An arm may differ significantly from the baseline in its share of runs in the upper mode. If
+    ``of_arms``, the caveat is yielded only if some arm does, else only if no arm does.
     """
     bimodal, alpha = list(primary_modes(analysis)), analysis.data.criteria.alpha
     significant = any(p <= alpha for _, modes in bimodal for p in modes.fisher_p.values())
@@ -329,7 +332,7 @@ def _modes(analysis: CellAnalysis, of_arms: bool) -> Iterator[str]:
 
 
 def _mode_tests(widest: Bimodality, rows: Sequence[Bimodality]) -> str:
-    """Return Fisher's tests in brackets, or an empty string if the baseline is the only arm."""
+    """Return the p-values of Fisher's tests in parentheses; empty if there is only the baseline."""
     if not widest.fisher_p:
         return ""
     tests = ", ".join(f"{arm} p = {p_text(p)}" for arm, p in widest.fisher_p.items())

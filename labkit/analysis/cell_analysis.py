@@ -49,7 +49,7 @@ from labkit.records import (
 class CellData:
     """The contents of a cell's files: its manifest, the arms (baseline first) and the records.
 
-    ``unlisted``: the number of records without a digest. Edits of these would go unseen.
+    ``unlisted`` is the number of records that have no digest, so that edits would go unnoticed.
     """
 
     dir: StudyPath
@@ -76,7 +76,10 @@ class CellData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The declared primary metrics, most important first; empty if the records name them."""
+        """The declared primary metrics, the most important first.
+
+        If it is empty, none were declared, and each record marks its own primary metrics.
+        """
         return tuple(self.manifest.get("design", {}).get("metrics", ()))
 
     @property
@@ -86,7 +89,7 @@ class CellData:
 
     @property
     def sweep(self) -> Mapping[str, Sequence[Any]]:
-        """A sweep's options with their values, which the arms combine; empty for other cells."""
+        """The options that a sweep varies, with their values; empty if the cell is no sweep."""
         return self.manifest.get("sweep") or {}
 
     @property
@@ -106,7 +109,7 @@ class CellData:
 
     @cached_property
     def criteria(self) -> DecisionCriteria:
-        """Runs per block, margin, and the alpha of tests now (0 if nothing may be claimed yet)."""
+        """Runs per block, margin, and the current alpha (0 while nothing may be claimed)."""
         runs, margin = int(self.design["runs_per_block"]), float(self.design["margin_pct"])
         if self.withheld_reason is not None:
             return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
@@ -124,9 +127,9 @@ class CellData:
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """The numbers of finished blocks after which results were shown.
+        """How many blocks were finished at each time when results were shown.
 
-        The present number is among them if the design is complete.
+        The current number of finished blocks is included if the design is complete.
         """
         before = tuple(int(n) for n in self.design.get("shown", ()))
         now = (len(self.blocks_done),) if self.complete else ()
@@ -149,7 +152,10 @@ class CellData:
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """By setting of a sweep, the number of blocks after which an interim look dropped it."""
+        """Number of blocks that a sweep's setting ran before an interim look dropped it.
+
+        Settings that were not dropped are left out.
+        """
         dropped: dict[str, int] = {}
         for look in self.design.get("looks_taken", ()):
             for arm in self.arms if "kept" in look else ():
@@ -168,7 +174,10 @@ class CellData:
 
     @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
-        """The probe's mean log time (us) before each run's arm started, by (block, position)."""
+        """Result of the machine probe that ran before each run's arm, by (block, position).
+
+        It is the mean log of the probe's times in microseconds.
+        """
         return probe_values(self.records)
 
     @property
@@ -183,7 +192,7 @@ def read_data(cell_dir: StudyPath) -> CellData:
     Raises
     ------
     RecordError
-        A file is missing or wrong; the message names it.
+        A file is missing or not valid. The message names it.
     """
     arms, records = read_arms(cell_dir), read_runs(cell_dir)
     lost = not (cell_dir / "cell.json").is_file()
@@ -371,10 +380,10 @@ class CellAnalysis:
         }
 
     def _optional_json(self) -> dict[str, Any]:
-        """Return the keys that only some cells have.
+        """Return the entries of ``cell.json`` that only some cells have.
 
-        These are ``overrides`` (older manifests lack it), ``sweep`` and ``best`` of a sweep, and
-        ``quality`` if the workload scores texts.
+        The keys are ``overrides`` (older manifests lack it), ``sweep`` and ``best`` (only if the
+        cell is a sweep), and ``quality`` (only if the workload scores texts).
         """
         optional: dict[str, Any] = {}
         if "overrides" in self.data.manifest:
@@ -425,7 +434,7 @@ def analyse(
 def _rows(
     data: CellData,
 ) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], StallAttribution | None]:
-    """Return the rows that get verdicts, the alternative rows, and the attribution of stalls."""
+    """Return ``rows``, ``alternative_rows`` and ``stalls`` of the cell's :class:`CellAnalysis`."""
     interleaved = Isolation(data.design.get("isolation", "process")).takes_turns
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline, data.metrics))

@@ -10,9 +10,10 @@ from labkit.records import PROCESSES_SUFFIX
 
 
 def cell_labels(analyses: Sequence[CellAnalysis]) -> list[str]:
-    """Return a label for each cell, such as ``rate=2``. An only cell is labelled by its name.
+    """Return a label for each cell, such as ``rate=2``.
 
-    Cells of earlier versions of labkit do not list their overrides and are labelled by their names.
+    If there is only one cell, its label has all its overrides. A cell of an earlier version of
+    labkit, which did not list the overrides, is labelled by its name.
     """
     listed = [_overrides(analysis) for analysis in analyses]
     if len(analyses) == 1:

@@ -1,8 +1,8 @@
 """Traced steps as Chrome's trace-event JSON, which Perfetto and ``chrome://tracing`` open.
 
-There is a track for the host's parts of a step, a track for the model's parts (plan and forward), a
-track for the steps, a track per request with its chunks, and tracks with counters of tokens,
-requests and KV blocks. Times are microseconds from the first step.
+One track shows the steps, one the host's work in each step, and one the model's work (plan and
+forward). Each request has a track with its chunks. Further tracks count tokens, requests, KV bytes
+and KV blocks. Times are microseconds from the first step.
 
 Source: "Trace Event Format" (Google, 2016).
 """
@@ -73,7 +73,7 @@ def _step_events(
 
 
 def model_span(step: Json) -> tuple[float, float]:
-    """Return when the model starts and when it ends its work on a step (us)."""
+    """Return the start and the end (us) of the model's work in a step."""
     times = step["times_us"]
     spans = [times[part] for part in MODEL_PARTS if part in times] or list(times.values())
     return min((start for start, _ in spans), default=0.0), max(
@@ -82,7 +82,7 @@ def model_span(step: Json) -> tuple[float, float]:
 
 
 def counters(step: Json, num_blocks: int | None) -> dict[str, dict[str, int]]:
-    """Return a step's counters by track and series."""
+    """Return the values of a step's counter tracks: ``{track: {series: value}}``."""
     tokens = {"prefill": 0, "decode": 0, "draft": 0, "padding": step["padding"]}
     for _, _, count, prefill, _ in step["chunks"]:
         tokens["prefill" if prefill else "decode"] += count

@@ -3,9 +3,9 @@
 The rules use the machine probe, the observer's samples and the fingerprints, never the metric or
 the name of the arm. No arm can change the probe that ran before it, or the time that the hypervisor
 or other processes took. But memory waits, the clock and heat are read while the arm runs, so the
-arm may cause them. If a block is excluded for such a reading (``during_arm``), a note beside the
-numbers says so. Blocks are excluded as a whole, and only in a sensitivity analysis
-(``labkit.analysis.sensitivity_analysis``); the verdict's own numbers include all blocks.
+arm may cause them. If a block is excluded because of one of these three (``during_arm``), a note
+beside the result says so. Blocks are excluded as a whole, and only in a sensitivity analysis
+(``labkit.analysis.sensitivity_analysis``). Verdicts use all blocks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _disturbances(
     record: Record, median_probe: float | None, median_clock: float | None
 ) -> Iterator[Disturbance]:
-    """Yield a run's disturbances; the medians (us, MHz) are over the runs of the same host."""
+    """Yield a run's disturbances.
+
+    ``median_probe`` (us) and ``median_clock`` (MHz) are medians over the runs on the run's host.
+    """
     probe = probe_us(record)
     if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
         yield Disturbance(f"the probe was {100 * (probe / median_probe - 1):.0f} % slow")

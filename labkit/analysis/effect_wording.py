@@ -13,7 +13,10 @@ SECONDS = ("us", "ms", "s")
 
 
 def change_word(metric: str | None, unit: str | None, better: str | None, larger: bool) -> str:
-    """Return the word for a value that is larger (or smaller) than the baseline's."""
+    """Return ``faster``, ``slower``, ``more``, ``less``, ``higher`` or ``lower``.
+
+    ``larger`` is whether the value is larger than the baseline's.
+    """
     definition = define_metric(metric, unit)
     if definition.is_speed:
         return "faster" if larger == (better == "higher") else "slower"

@@ -170,7 +170,7 @@ def _first_character(a: str, b: str) -> int:
 
 
 def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
-    """Return a token's id, with its text if the record has it."""
+    """Return the id of token ``at``, with its text if recorded; ``the end`` if there is none."""
     if at >= len(tokens):
         return "the end"
     piece = (outputs.get("pieces") or {}).get(str(tokens[at]))

@@ -62,7 +62,10 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
 
 
 def verified_shares(outputs: Outputs) -> dict[str, float]:
-    """Return 1.0 for each verified pick and 0.0 for every other pick, by the pick's index."""
+    """Return 1.0 for each verified pick and 0.0 for every other pick, by the pick's index.
+
+    A pick is verified if it is the requested frame and has the decoder's pixels.
+    """
     rows = zip(
         outputs["asked"], outputs["picks"], outputs["pixels"], outputs["decoder"], strict=False
     )

@@ -85,7 +85,7 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
 
 def _failed_with_another(record: Record, records: Sequence[Record]) -> bool:
-    """Return whether another run ended this run's process and has a record of its own."""
+    """Return whether the failure of another run, which has its own record, ended this run too."""
     return any(record.notes.get("failed_by") == other.run for other in records)
 
 

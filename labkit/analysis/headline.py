@@ -1,9 +1,9 @@
 """The headline: the answer to a cell's question in one sentence, the same in every format.
 
-If the question is about outputs, the headline first states the claim on them. Then follow the
-decided effects and their sizes, the undecided rows with the smallest effect that each could have
-detected, the computed values, and the quality of arms that score texts. Effects are built only from
-verdicts, so no direction is given for an inconclusive row.
+If the question is about outputs, the headline first says whether they are as claimed. Then follow
+the decided effects and their sizes, the undecided rows with their smallest detectable effects, the
+computed values, and the quality of arms that score texts. Effects come only from verdicts, so an
+inconclusive row is given no direction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _RowVerdict:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the row is computed. This also holds for an arm without a value in the row."""
+        """Whether the row has computed values, even if this arm has no value in it."""
         return self.verdict.word == "computed" or (
             self.row.is_computed and self.median(self.comparison.arm) is None
         )
@@ -187,7 +187,10 @@ def _computed_sentences(by_arm: Results, baseline: str) -> list[str]:
 
 
 def _computed_values(group: Sequence[_RowVerdict]) -> str:
-    """Return one metric of all requests: ``Wasted KV memory (computed): a 59.9 %, b 9.7 % ...``."""
+    """Return a sentence with a metric's values over all requests and their differences.
+
+    Example: ``Wasted KV memory (computed): a 59.9 %, b 9.7 % (50.2 points less).``
+    """
     first = group[0]
     base, unit = first.baseline or 0.0, first.row.unit
     parts = [f"{first.comparison.baseline} {value_with_unit(base, unit)}"]
@@ -203,7 +206,7 @@ def _computed_values(group: Sequence[_RowVerdict]) -> str:
 
 
 def _computed_ranges(group: Sequence[_RowVerdict], baseline: str) -> str:
-    """Return one metric of several cases: the range of each arm's differences."""
+    """Return a sentence on a metric of several cases: the range of each arm's differences."""
     parts = []
     for arm in dict.fromkeys(result.comparison.arm for result in group):
         rows = [result for result in group if result.comparison.arm == arm]
@@ -222,7 +225,10 @@ def _computed_ranges(group: Sequence[_RowVerdict], baseline: str) -> str:
 
 
 def _difference_with_size(result: _RowVerdict) -> str:
-    """Return a difference whose values are not shown beside it: ``189 steps (95.0 %) lower``."""
+    """Return a difference with its size in the metric's unit: ``189 steps (95.0 %) lower``.
+
+    The size is needed where the two values themselves are not shown.
+    """
     text = _difference(result)
     percent, sign, word = text.partition(" % ")
     if not sign:
@@ -378,7 +384,7 @@ def _comparative(word: str, metric: MetricDefinition, repeated: bool) -> str:
 
 
 def _not_decided(by_arm: Results, baseline: str) -> str:
-    """Return a clause for a cell without decided rows: what is open and what was detectable."""
+    """Return a clause for a cell without decided rows: the rows, and the detectable effect."""
     all_results = [result for results in by_arm.values() for result in results]
     undecided = [r for r in all_results if r.verdict.word in UNDECIDED_WORDS]
     invalid = [r for r in all_results if r.verdict.word == "invalid"]
@@ -422,7 +428,10 @@ def _detectable(undecided: Sequence[_RowVerdict]) -> str:
 
 
 def _effect_range(results: Sequence[_RowVerdict]) -> str:
-    """Return the range of effects with its rows: ``8.4 % faster (x) to 0.1 % slower (y)``."""
+    """Return the best to the worst effect with the rows: ``8.4 % faster (x) to 0.1 % slower (y)``.
+
+    If they are the same, return only one.
+    """
     best, worst = (
         pick(results, key=lambda r: r.effect if r.row.better == "higher" else -r.effect)
         for pick in (max, min)

@@ -42,7 +42,7 @@ class AttainedRates:
     random: bool
 
     def impossible_counts(self) -> Iterator[str]:
-        """Yield a message for each rate that cannot be right, which means a wrong counter."""
+        """Yield a message for each impossible rate, which shows that a counter is wrong."""
         if self.hits is not None and self.attainable_hits is not None:
             if self.unshared and self.hits > 0:
                 yield (
@@ -121,7 +121,7 @@ def _rectangle(
 def _equal_lengths(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> bool:
-    """Return whether padding is impossible: equal lengths, and all prompts in a single step."""
+    """Return whether nothing needs padding: equal lengths, and one step prefills all prompts."""
     if rectangle is None or rectangle["tokens"] < rectangle["slots"]:
         return False
     return all(c.get("steps.prefill") == 1 and not any(map(c.get, PADDED_SHAPES)) for c in counters)
@@ -132,8 +132,8 @@ def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> floa
 
     Runs in which that sum is 0 are left out. The result is None if no run remains.
 
-    If ``part`` is one of the counters ``of``, the share is one of padding. A share of padding that
-    is 0 in all runs is returned as 0 if the arm's layout pads batches, else as None.
+    If ``part`` is also in ``of``, it counts padding. Then a share of 0 in all runs is returned as 0
+    if the arm's layout pads batches, else as None.
     """
     known = [
         counts.get(part, 0.0) / whole

@@ -109,7 +109,7 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
 
 
 def isolation_sentence(analysis: CellAnalysis) -> str | None:
-    """Return a sentence on whether both designs agree, or None if there is no companion."""
+    """Return a sentence on whether both designs agree, or None if they cannot be compared."""
     agreements = isolation_agreements(analysis)
     return None if agreements is None else agreement_sentence(agreements)
 

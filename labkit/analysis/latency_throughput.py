@@ -79,7 +79,11 @@ def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
 
 
 def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
-    """Return an arm's load as (unit, size), or None, and the rest of its config as JSON."""
+    """Return an arm's load and the rest of its config as JSON.
+
+    The load is (unit, size), or None if the config sets no rate and no number of clients. Arms with
+    the same rest differ only in their load.
+    """
     workload = dict(config.get("workload", {}))
     arrivals = dict(workload.pop("arrivals", {}))
     rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)

@@ -1,12 +1,13 @@
 """Stall attribution: did the machine or an arm cause the stalls removed from the arms' times?
 
-If request arms are interleaved in one process and a step took clearly longer than the same step of
-the other arms, the step's excess time is removed (:mod:`labkit.workload.step_time_spikes`). Work
-that an arm does now and then (compaction, copies, eviction) looks like a stall within one process,
-but not over many processes: the machine stalls any arm that happens to run, while an arm's own work
-recurs in that arm. So the removed share of an arm's time, and the number of its stalled steps, are
-compared with the baseline's in the same process by the exact signed-rank test over processes
-(F. Wilcoxon 1945). Because the test uses ranks, one huge stall cannot decide it. The rules are:
+The arms of a request workload may be interleaved in one process. If a step then took clearly longer
+than the same step of the other arms, it counts as stalled, and its excess time is removed
+(:mod:`labkit.workload.step_time_spikes`). Work that an arm does now and then (compaction, copies,
+eviction) looks like a stall within one process, but not over many processes: the machine stalls any
+arm that happens to run, while an arm's own work recurs in that arm. So the removed share of an
+arm's time, and the number of its stalled steps, are compared with the baseline's in the same
+process by the exact signed-rank test over processes (F. Wilcoxon 1945). Because the test uses
+ranks, one huge stall cannot decide it. The rules are:
 
 - if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
   processes for any test, every arm is judged by its times as measured, with stalls;
@@ -41,13 +42,13 @@ WITHIN_MARGIN = ("equivalent", "trivial")
 
 @dataclass(frozen=True)
 class StallAttribution:
-    """The share of each arm's time that stalls took, and its effect on the verdicts.
+    """How much of each arm's time stalls took, and what follows for the verdicts.
 
-    All mappings are by arm. ``stalled_pct`` is the mean over processes, in percent of the arm's
-    time. ``own_work_bounds_pct`` is an upper bound on the time that may be the arm's own
-    work. ``unclear_reasons`` has the arms that get no verdict on times without stalls, and the
-    reason for each. ``kept_reason`` is the reason why all times are as measured, with stalls; it is
-    None if stalls are excluded.
+    The mappings are by arm. ``stalled_pct`` is the percentage of an arm's time that stalls took
+    (mean over processes). ``own_work_bounds_pct`` is an upper bound on the arm's own work among the
+    excluded stalls, in percent of its time. ``unclear_reasons`` holds only the arms that get no
+    verdict where stalls were excluded, each with the reason. ``kept_reason`` is the reason why
+    stalls were left in all times. It is None if they are excluded.
     """
 
     stalled_pct: Mapping[str, float]
@@ -145,7 +146,7 @@ def _stalled(record: Record) -> tuple[float, float]:
 
 
 def signed_rank_p(base: Floats, arm: Floats) -> float:
-    """Return the smaller of two signed-rank p-values: that of stalled share, that of stalled steps.
+    """Return the smaller p of two signed-rank tests, of the stalled shares and the stalled steps.
 
     ``base`` and ``arm`` are float64 [processes, 2]; the columns are share and steps.
     """
@@ -163,8 +164,9 @@ def _ranks(values: Floats) -> Floats:
 def own_work_bound_pct(base: Floats, arm: Floats) -> float:
     """Return the largest percentage by which stalls may have slowed one arm more than the other.
 
-    It is the end further from 0 of the signed-rank test's 80 % interval. The interval is the range
-    of the differences' Walsh averages after trimming by the normal approximation of the test.
+    The percentage comes from the 80 % interval of the signed-rank test: it is the absolute value of
+    the limit further from 0. The limits are order statistics of the Walsh averages of the
+    differences in log time. The test's normal approximation determines which ones.
 
     Parameters
     ----------

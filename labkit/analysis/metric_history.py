@@ -1,10 +1,10 @@
 """The history of a metric over the studies in a folder, from their records alone.
 
 A series is one arm in one row of a cell's results on one kind of machine, with a point per study:
-the median over the study's processes. If the studies' arms differ in an option that they all have,
-they belong to different series. Change points are tested per series, with one value per study. All
-series that are long enough share alpha. The machine itself changes from day to day. So each change
-is reported with the change of the arm-blind probe, which times the machine alone.
+the median over the study's processes. Arms that differ in an option belong to different series,
+unless some of the studies lack the option. Change points are tested per series, with one value per
+study. All series that are long enough share alpha. The machine itself changes from day to day. So
+each change is reported with the change of the machine probe, which times fixed kernels and no arm.
 """
 
 from __future__ import annotations

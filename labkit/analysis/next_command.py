@@ -50,7 +50,10 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
 
 
 def _overrides(analysis: CellAnalysis) -> Sequence[str]:
-    """Return a cell's overrides; older manifests have them in the cell's name only."""
+    """Return a cell's overrides, which older manifests only have in the cell's name.
+
+    The result is empty if the name cannot be parsed.
+    """
     recorded: Sequence[str] | None = analysis.data.manifest.get("overrides")
     if recorded is not None:
         return recorded

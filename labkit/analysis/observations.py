@@ -97,7 +97,7 @@ class MetricRow:
     def is_computed(self) -> bool:
         """Whether the values follow from sizes and counts, so that there is no noise to test.
 
-        True if the metric is defined as computed and each arm has one value in all its runs.
+        True if the metric is defined as computed and each arm has the same value in all its runs.
         """
         return (
             define_metric(self.metric, self.unit).computed
@@ -185,7 +185,8 @@ def build_rows(
     paired_baseline
         The baseline's name if the arms of a block were interleaved in one process, else None.
     metrics
-        The primary metrics, the most important first. If it is empty, the records name them.
+        The primary metrics, the most important first. If empty, the records mark their primary
+        metrics.
 
     Raises
     ------
@@ -227,7 +228,7 @@ def build_rows(
 
 
 def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
-    """Return the sort key of a row within its case: the most important metric has the smallest."""
+    """Return a row's sort key within its case: smaller for more important metrics."""
     if not row.primary:
         return len(metrics) + 1
     return metrics.index(str(row.metric)) if metrics else 0

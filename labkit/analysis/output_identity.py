@@ -52,9 +52,9 @@ class OutputDifference:
 class OutputAgreement:
     """How many of an arm's ``total`` outputs agree with the reference.
 
-    An output is a request, a token row or a picked frame. It is counted once per arm, as agreeing
-    only if every run of the arm agrees. ``prefix`` is the mean, over outputs, of the share before
-    the first difference (0 to 1), each in the run where the share is smallest.
+    An output is a request, a token row or a picked frame. It agrees only if it does so in every run
+    of the arm. ``prefix`` is a mean over outputs: of each output, the share (0 to 1) before its
+    first difference, in the run in which it differs earliest.
     """
 
     arm: str
@@ -163,7 +163,10 @@ def _difference(
 
 
 def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
-    """Return a phrase on the first difference of two outputs, or None if texts agree after all."""
+    """Return a phrase on where two outputs with different digests first differ.
+
+    None if they are compared as text and the texts agree.
+    """
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
         return array_difference(a, b, values)
@@ -175,7 +178,10 @@ def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
 
 
 def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
-    """Return, by output of ``a``, the share that agrees before the first difference, 0 to 1."""
+    """Return, for each output of ``a``, the share (0 to 1) before its first difference from ``b``.
+
+    The share of a token row or a picked frame is 0 or 1.
+    """
     if a["kind"] == "frames":
         return {} if b is None else frame_verification.verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):

@@ -21,7 +21,10 @@ HOLDS = {
 
 
 def outputs_answer(analysis: CellAnalysis) -> str:
-    """Return the sentence on the claim about the outputs, with the numbers that differ."""
+    """Return a sentence on whether the claim about the outputs holds.
+
+    It gives the number of outputs that differ for each arm that has any.
+    """
     data, gate = analysis.data, analysis.gates["identical"]
     counts = "; ".join(_differing(analysis))
     differing = f" ({counts})" if counts else ""
@@ -36,7 +39,7 @@ def outputs_answer(analysis: CellAnalysis) -> str:
 
 
 def _differing(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield the number of outputs that differ, for every arm in which some do."""
+    """Yield the number of differing outputs as text, for each arm that has any."""
     for agreement in analysis.identity.agreement:
         if agreement.agree < agreement.total:
             differing = agreement.total - agreement.agree

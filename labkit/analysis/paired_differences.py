@@ -44,7 +44,7 @@ def paired_differences(
 
 
 def variation_sentence(row: MetricRow, baseline: str, pairs: PairedDifferences) -> str | None:
-    """Return a sentence on how far apart the baseline's runs and the differences are.
+    """Return a sentence with the range of the baseline's runs and the range of the differences.
 
     None if there are fewer than two blocks.
     """

@@ -42,7 +42,7 @@ def limit_fields(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator[str]:
-    """Yield a phrase for each limit that an arm breaks, or that its interval cannot decide."""
+    """Yield a phrase for each limit that the arm breaks, or that its interval leaves undecided."""
     for name, limit in limits.items():
         metric = QUALITY_METRICS[name]
         interval = metric.value(quality)

@@ -1,6 +1,6 @@
 """Sensitivity analyses: would other reasonable analyses give the same result?
 
-The rules for choosing them were fixed here before any data were seen:
+Rules that were fixed before any data were seen say which analyses apply:
 
 - probe-adjusted: if the metric correlates with the machine probe within blocks (0.5 or more in
   size, computed without knowing which arm a run belongs to), the probe is regressed out of the
@@ -57,7 +57,10 @@ class SensitivityResult:
 
 @dataclass(frozen=True)
 class _Task:
-    """A sensitivity analysis to compute from log values, ``base`` and ``other`` [blocks, runs]."""
+    """A sensitivity analysis that is still to be computed.
+
+    ``base`` and ``other`` are the log values of the baseline and the arm, float64 [blocks, runs].
+    """
 
     row: int
     arm: str
@@ -67,7 +70,7 @@ class _Task:
 
 
 def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
-    """Return the sensitivity analyses that apply to the primary rows, by row and arm."""
+    """Return the sensitivity analyses that apply to the primary rows, sorted by row and arm."""
     data = analysis.data
     disturbed = disturbed_blocks(data.records)
     tasks: list[_Task] = []

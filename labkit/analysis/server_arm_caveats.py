@@ -91,14 +91,14 @@ class ServerArm:
         return median(known) if len(known) == len(values) else None
 
     def client(self, path: str, key: str) -> float | None:
-        """Return the median of a client's time over the runs (ms), or None if not measured."""
+        """Return the median over the runs (ms) of :func:`client_time`, or None if not measured."""
         notes = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
         times = [client_time(client, path, key) for _, client in notes]
         known = [time for time in times if time is not None]
         return median(known) if known else None
 
     def finishes(self) -> str:
-        """Return the finish reasons of all streams: ``length 24, stop 3``."""
+        """Return how many streams ended for each finish reason: ``length 24, stop 3``."""
         counts: dict[str, float] = {}
         for run in self.runs:
             for name, value in run.counters.items():

@@ -80,7 +80,10 @@ def _capacity(
 
 
 def _counts(records: Sequence[Record], arm: str, rate: float) -> LoadCounts | None:
-    """Return an arm's requests, and those within the limits, by run; None if it has no runs."""
+    """Return how many requests each run of an arm had, and how many were within the limits.
+
+    None if no run counted them.
+    """
     notes = [
         case.notes["traffic"]
         for record in records

@@ -2,7 +2,7 @@
 
 :mod:`labkit.analysis.headline` has the whole answer. The short answer leaves out what does not fit:
 the names of rows, further metrics, reasons. It names metrics and arms as people do (``E2E p50``).
-Both use the same verdicts.
+The headline and the short answer use the same verdicts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class _Effect:
 
     @property
     def values(self) -> str:
-        """Both medians, ``215 to 468 ms``; empty if they contradict the effect within blocks."""
+        """The medians of baseline and arm, ``215 to 468 ms``.
+
+        Empty if one is missing, or if their quotient contradicts the effect within blocks.
+        """
         base, value = (
             self.row["arms"][name]["median"] for name in (self.comparison["baseline"], self.arm)
         )
@@ -160,7 +163,7 @@ def _one_row(effect: _Effect, baseline: str) -> list[str]:
 
 
 def _verb(effect: _Effect) -> str:
-    """Return ``doubles``, ``halves``, or the size of the effect."""
+    """Return ``doubles``, ``halves``, or the effect with a verb, such as ``is 12 % faster``."""
     if DOUBLED[0] <= effect.percent <= DOUBLED[1]:
         return "doubles"
     return "halves" if HALVED[0] <= effect.percent <= HALVED[1] else f"is {effect.size}"
@@ -259,7 +262,10 @@ def _no_change(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, rest: str
 
 
 def _undecided(effects: Sequence[_Effect]) -> list[str]:
-    """Return wordings for undecided rows: the interval of a single row, else what is detectable."""
+    """Return wordings for undecided rows.
+
+    They give the interval if there is a single row, else the largest of the detectable effects.
+    """
     first, c = effects[0], effects[0].comparison
     arms = join_names([arm_text(arm) for arm in dict.fromkeys(e.arm for e in effects)], "or")
     if len(effects) == 1 and c["ci_low_pct"] is not None:

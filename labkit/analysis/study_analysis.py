@@ -53,7 +53,7 @@ class AnalysisCache:
     def decided(self, cell_dir: StudyPath) -> bool:
         """Return whether every treatment arm has a decided verdict in every primary row.
 
-        A sweep is decided if one setting is left as the best in every primary row.
+        A sweep is decided if only one setting may be the best in every primary row.
         """
         analysis = self.cell(cell_dir)
         if analysis.data.sweep:
@@ -92,7 +92,7 @@ class AnalysisCache:
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
         """Return the same cell's analysis under the other isolation, or None if it has no runs.
 
-        The companion of an interleaved cell confirms it in separate processes, and vice versa.
+        If this cell's arms are interleaved, the other cell has separate processes, and vice versa.
         """
         name = cell_dir.name
         interleaved = name.removesuffix(PROCESSES_SUFFIX)

@@ -13,7 +13,7 @@ from labkit.analysis.verdict_sentences import title
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:
-    """Return the question of a study's cells, or the one that ``workload.capacity`` asks."""
+    """Return the question of a study's cells, or the question about capacity if they measure it."""
     capacities = serving_capacities(analyses)
     if capacities:
         first = capacities[0]

@@ -101,7 +101,10 @@ class _CellPair:
 
     @property
     def with_stalls(self) -> bool:
-        """Whether both studies' times include stalls, because an arm may have caused a stall."""
+        """Whether both studies are compared by times that include stalls.
+
+        True if an arm may have caused stalls in one of the studies.
+        """
         return any(
             analysis.stalls is not None
             and (analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)

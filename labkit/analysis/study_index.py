@@ -90,6 +90,8 @@ def holds_studies(folder: Path) -> bool:
 def study_dirs(root: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
     """Yield the folders and archives of studies below ``root``, at most ``depth`` levels down.
 
+    If ``root`` is itself a study, it is the only result.
+
     Raises :class:`RecordError` if ``root`` is not a folder.
     """
     if not root.is_dir():
@@ -119,7 +121,7 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
 
 
 def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> list[dict[str, Any]]:
-    """Return the entries of the cells in ``study.json``; analyse the study if a cell is missing."""
+    """Return the cells' entries in ``study.json``; analyse the study if the file lacks a cell."""
     if (study / "study.json").is_file():
         facts: list[dict[str, Any]] = read_json(study / "study.json").get("cells", [])
         if {fact.get("dir") for fact in facts} >= set(cells):

@@ -31,12 +31,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ScoredWindows:
-    """The scores of one run by window, float64 [windows].
+    """The scores of one run, for each window; all but ``kl`` are float64 [windows].
 
-    ``tokens``: number of predicted tokens. ``nll``: negative log likelihood of the window's tokens,
-    in nats. ``same_top1``: number of positions whose likeliest token is the baseline's.
-    ``change_squared``: sum of the squared changes of the right token's probability. ``kl``: for
-    each window, the KL divergence at each position, in nats.
+    ``tokens`` is the number of predicted tokens, and ``nll`` the sum of their negative log
+    likelihoods in nats. ``same_top1`` is the number of positions whose likeliest token is that of
+    the baseline. ``change_squared`` is the sum of squared differences from the baseline in the
+    probability of the text's next token. ``kl`` holds each window's KL divergences from the
+    baseline by position, in nats.
     """
 
     tokens: Floats
@@ -82,9 +83,9 @@ class TextQuality:
         KL divergence from the baseline per position, in nats: its mean, and the quantiles in the
         order of ``KL_QUANTILES``.
     top1_agreement
-        Share of positions with the baseline's likeliest token.
+        Share of positions whose likeliest token is that of the baseline.
     probability_change
-        Root mean square change of the right token's probability.
+        Root mean square difference from the baseline in the probability of the text's next token.
     worst
         The positions with the largest KL divergence, as in the record.
     """

@@ -34,7 +34,9 @@ def _measured(analysis: CellAnalysis) -> list[Record]:
 
 
 def benchstat(analyses: Sequence[CellAnalysis]) -> str:
-    """Return Go's benchmark format, one line per run and case: ``benchstat -col /arm``.
+    """Return the runs in Go's benchmark format, a line per run and case.
+
+    ``benchstat -col /arm`` compares the arms.
 
     Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
     """

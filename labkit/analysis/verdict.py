@@ -121,7 +121,7 @@ def target_effect_pct(effect_pct: float) -> float:
 
 
 def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> int | None:
-    """Return how many blocks a new study needs to detect the estimated effect, or 1 % if less.
+    """Return how many blocks a new study needs to detect the estimated effect (at least 1 %).
 
     None if more than 1,000 would be needed, or if the noise is not known.
     """
@@ -143,9 +143,9 @@ def _bound_reason(comparison: ArmComparison) -> str | None:
 
 
 def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
-    """Return a text with the smallest detectable effect and the blocks that would decide.
+    """Return a text with the smallest detectable effect and the blocks that a new study needs.
 
-    These are the blocks needed to detect the estimated effect, or 1 % if the estimate is smaller.
+    The new study is to detect the estimated effect (at least 1 %).
     """
     parts = []
     if comparison.p is not None and comparison.p <= criteria.alpha:

@@ -110,7 +110,7 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
 
 
 def _evidence(cell: Json, comparison: Json, directed: bool) -> str:
-    """Return the evidence in parentheses: adjusted and unadjusted intervals and p, and blocks."""
+    """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text."""
     effect = "" if directed else f"{percent_text(comparison['effect_pct'])}, "
     return (
         f"({effect}adjusted {level_text(cell)} CI {_interval(comparison, 'ci', directed)}, "
@@ -183,7 +183,7 @@ def control_name(cell: Json) -> str | None:
 
 
 def control_sentence(cell: Json) -> str | None:
-    """Return a sentence on the A/A control, or None if there is none or it has no effects.
+    """Return a sentence on the A/A control, or None if there is none or its effects are unknown.
 
     The sentence gives the control's largest effect, its smallest p and its widest interval. It
     names every row with an unadjusted p below 0.02, which a reader might take for an effect.

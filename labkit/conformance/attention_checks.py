@@ -27,7 +27,7 @@ TOLERANCE = 1e-4  # share of the values' range; float32 summation in any order s
 
 
 def resolver_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of a resolver, ``package.module:Class`` or a built-in name."""
+    """Yield the checks of the resolver ``path``: ``package.module:Class`` or a built-in name."""
     loaded: list[Resolver] = []
     yield Check("it can be created", lambda: loaded.append(resolvers.create(path)), needed=True)
     for name, lengths in BATCHES.items():
@@ -43,9 +43,9 @@ def resolver_checks(path: str, compose: Compose) -> Iterator[Check]:
 
 
 def _check_units(loaded: list[Resolver], lengths: tuple[int, ...]) -> None:
-    """Check that the resolver maps every query token and Q-block to its sequence.
+    """Check that the resolver finds the right sequence for every query token and Q-block.
 
-    ``lengths``: the query length of each sequence of the batch.
+    ``loaded`` holds the resolver. ``lengths`` are the query lengths of the batch's sequences.
     """
     (resolver,) = loaded
     cu = _cumulative(lengths)
@@ -92,7 +92,7 @@ def _check_same_output(path: str, lengths: tuple[int, ...]) -> None:
 
 
 def backend_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of a backend, ``package.module:Class`` or a built-in name."""
+    """Yield the checks of the backend ``path``: ``package.module:Class`` or a built-in name."""
     made: list[Any] = []
     yield Check("it can be created", lambda: made.append(create(backend=path)), needed=True)
     for name, lengths in list(BATCHES.items())[:4]:
@@ -166,7 +166,7 @@ class _Batch:
 
 
 def _attend(backend: Any, batch: _Batch) -> Any:
-    """Return a backend's output as a NumPy array."""
+    """Return a backend's attention output for the batch, as a NumPy array."""
     convert: Callable[[Any], Any] = np.asarray
     if backend.arrays == "mlx":
         from labkit.engine.attention.mlx_backend_base import to_mlx

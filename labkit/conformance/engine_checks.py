@@ -18,7 +18,7 @@ MAX_STEPS = 1000  # an engine that still has work after this many steps fails th
 
 
 def engine_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of an engine, ``package.module:Class`` or a built-in name."""
+    """Yield the checks of the engine ``path``: ``package.module:Class`` or a built-in name."""
     made: list[InferenceEngine] = []
     yield Check("it can be created", lambda: made.append(_create(path, compose)), needed=True)
     (engine,) = made

@@ -18,7 +18,7 @@ from labkit.workload.tokenized_prompts import Prompt
 
 
 def workload_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of a workload kind ``package.module:Class``, or of a built-in workload."""
+    """Yield the checks of the workload ``path``: ``package.module:Class`` or a built-in name."""
     composed: list[Experiment] = []
 
     def load() -> None:
@@ -83,7 +83,7 @@ def _outputs(measurement: Measurement) -> list[Any]:
 
 
 def source_checks(path: str, compose: Compose) -> Iterator[Check]:
-    """Yield the checks of a prompt source ``package.module:Class``, or of a built-in source."""
+    """Yield the checks of the prompt source ``path``: ``package.module:Class`` or built-in name."""
     made: list[Any] = []
 
     def load() -> None:

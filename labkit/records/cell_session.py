@@ -2,7 +2,7 @@
 
 ``sitting.json`` in a cell's folder names the process that works on the cell, or the last process
 that did and how it ended. The process holds a lock on the file and writes it in place
-(:mod:`labkit.experiment.cell_lock`). If the process is killed or its node is lost, the file keeps
+(:mod:`labkit.experiment.cell_lock`). If the process was killed or its node was lost, the file has
 no end time.
 """
 

@@ -255,7 +255,7 @@ _FAMILIES = tuple(counter for counter in COUNTERS if counter.family_prefix is no
 
 
 def find_counter(name: str, option_choices: OptionChoices | None = None) -> Counter | None:
-    """Return the counter with this name, or the family that the name belongs to, or None.
+    """Return the counter with this name or the family to which the name belongs, else None.
 
     With ``option_choices``, a suffix must be a choice of the family's option or be listed in the
     registry. Without ``option_choices``, any suffix matches.

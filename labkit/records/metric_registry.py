@@ -1,8 +1,8 @@
 """Registry of the metrics that labkit's workloads give: name, unit, direction and meaning.
 
 ``ablation.metric``, the sentences of reports and ``docs/metrics.md`` look metrics up here. A
-user's own workload may give metrics that are not registered; the wording of sentences about them
-is chosen by their unit.
+user's own workload may give metrics that are not registered; their unit decides how sentences
+about them are worded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MetricDefinition:
 
 
 def _latencies() -> Iterator[MetricDefinition]:
-    """Yield the percentiles of the requests' latencies."""
+    """Yield the definitions of the percentile metrics of request latencies."""
     for name, short, label, meaning in (
         ("ttft", "TTFT", "time to first token", "from submission to the first token"),
         ("tpot_excl_first", "TPOT", "time per output token", "per token after the first"),

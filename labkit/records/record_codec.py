@@ -1,4 +1,4 @@
-"""Codec of records: strict JSON, checked when it is read and written by rename.
+"""Codec of records: strict JSON, which is checked on reading and written atomically by rename.
 
 Every file of a study is one JSON object with a ``schema_version``. NaN and infinity are refused
 on reading and writing. A file that is truncated, comes from another program or has another schema
@@ -167,8 +167,8 @@ def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
 def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
     """Return ``data[key]``.
 
-    Raises ``RecordError`` if the key is missing, or if the value is not of type ``kind`` and is
-    not the optional ``default``.
+    Raises ``RecordError`` if the key is missing, or if the value neither has the type ``kind`` nor
+    equals ``default`` (if given).
     """
     if key not in data:  # faster than require(): a large study has millions of fields
         raise RecordError(f"{key} is missing")

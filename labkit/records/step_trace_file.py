@@ -2,7 +2,7 @@
 
 ``traces/SHA256.json.gz`` in a cell's folder is JSON, compressed, named by the SHA-256 of the
 compressed bytes. The record's note ``step_trace`` names the file, so the record's own digest covers
-the trace. All runs of a cell trace their steps alike; only those of the first block store them.
+the trace. All runs of a traced cell trace their steps; only those of the first block store a file.
 
 The JSON is an object:
 
@@ -22,7 +22,7 @@ The JSON is an object:
     ``drafts``            [request, draft tokens, accepted draft tokens]
     ``cu_seqlens_q``      prefix sums of the query lengths, padding rows included
     ``padding``           tokens computed for no request
-    ``blocks``            [request, n, ids]: its block table is now its first n entries, then ids
+    ``blocks``            [request, n, ids]: the first n entries of its block table stay, ids follow
     ``released``          requests whose memory was released since the previous step
     ``preempted``         requests that were preempted since the previous step
     ``lingering``         finished requests whose rows a static batch still computes

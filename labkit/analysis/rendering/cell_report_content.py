@@ -108,7 +108,7 @@ class CellReport:
 
     @cached_property
     def caveats(self) -> RankedCaveats:
-        """Everything that weakens the result: what could change the answer, and other caveats."""
+        """What weakens the result: caveats that could change the answer, and all others."""
         return ranked_caveats(self.analysis)
 
     @cached_property
@@ -123,7 +123,7 @@ class CellReport:
 
     @cached_property
     def bars(self) -> CardBars | None:
-        """The card's bars with the effects; None if no effect is known."""
+        """The bars with the effects on the cell's card; None if no effect is known."""
         return card_bars(self.analysis)
 
     @cached_property
@@ -182,9 +182,9 @@ def environment_line(environment: Json) -> str:
 
 
 def import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
-    """Return a line per arm on what its process imported, if arms have environments of their own.
+    """Return a line per arm with the versions of packages that differ between the arms.
 
-    The line names only the packages whose versions differ between the arms.
+    The list is empty if no arm has an environment of its own.
     """
     imported: dict[str, dict[str, str]] = {}
     for record in records if any(arm.environment for arm in arms) else ():

@@ -33,8 +33,8 @@ class Line:
 class Dots:
     """Marks at points; ``mark`` is one of :data:`labkit.analysis.rendering.svg_elements.MARKS`.
 
-    ``tips`` and ``links`` are either empty or as long as ``points``. Without tips, a dot is
-    described by its arm, the name of its x and its y.
+    ``tips`` and ``links`` are either empty or as long as ``points``. Without tips, a dot's tooltip
+    is its arm, its entry of ``x_names`` (or its x) and its y.
     """
 
     points: tuple[Point, ...]
@@ -155,7 +155,7 @@ class Chart:
         self.marks.append(Line(tuple(self._thinned(points, arm)), style, arm))
 
     def dots(self, points: Sequence[Point], style: str, mark: str, arm: str = "") -> None:
-        """Draw marks that share a style and are described by ``x_names``."""
+        """Draw marks of one style whose tooltips use ``x_names``."""
         self.marks.append(Dots(tuple(self._thinned(points, arm)), style, mark, arm))
 
     def dot(
@@ -253,7 +253,7 @@ class Chart:
 
 
 def changes(base: Json, other: Json) -> Json:
-    """Return the keys of ``other`` that differ from ``base``, for a script that applies them.
+    """Return the entries of ``other`` that differ from ``base``; the page's script applies them.
 
     If the marks differ only in y, the key ``ys`` replaces ``marks``. It holds the new y values of
     each mark, or None for a mark without a change. In this form, a thousand charts of the same runs

@@ -57,9 +57,9 @@ PER_STEP_TIMES = {
 def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[CaseAndArm] | None:
     """Return the counters of one dispatch by case and arm, or None if no record has any.
 
-    Counters that are 0 everywhere are omitted, and so are flags for the path that ran (never above
-    1), because the gate *engaged* checks them. A counter that differs between runs of an arm is
-    not deterministic and is shown as ``varies``.
+    Counters that are 0 everywhere are omitted. So are counters that are never above 1, because they
+    only say which path ran, and the gate *engaged* checks them. A counter that differs between
+    runs of an arm is not deterministic and is shown as ``varies``.
     """
     counters: dict[CaseAndArm, dict[str, set[float]]] = {}
     for record in records:
@@ -239,7 +239,7 @@ def count_or_measure_text(value: float) -> str:
 
 
 def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
-    """Return the work, the attained rates and the share of the binding limit of every point.
+    """Return a table of each point's work, its attained rates and its share of the binding limit.
 
     ``points`` must not be empty.
     """

@@ -72,7 +72,7 @@ def _quality_column(key: str) -> Column[CsvLine]:
 def csv_text(cells: Sequence[Json]) -> str:
     """Return one CSV line per comparison and per row without comparisons.
 
-    Unknown values are empty. If a cell's workload scores texts, each line has the arm's quality.
+    Unknown values are empty. If the workload scores texts, the lines also have the arms' quality.
     """
     has_quality = any("quality" in cell for cell in cells)
     columns = (*COLUMNS, *(map(_quality_column, limit_fields(None)) if has_quality else ()))

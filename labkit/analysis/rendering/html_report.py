@@ -54,7 +54,7 @@ class PageChapter:
 
     @property
     def anchor(self) -> str:
-        """The last part of the chapter's anchor."""
+        """The chapter's part of its HTML anchor; the cell's prefix comes before it."""
         return self.name.lower()
 
 

@@ -1,7 +1,8 @@
 """Small bars of effects with their intervals, drawn by the page's style sheet.
 
-A bar is a ``<i class="ci">`` element; its lengths are custom properties in percent of its width. A
-thousand of them cost a browser less than a thousand pictures, and they need no script.
+The HTML report shows them on the card with each cell's answer and in the matrix of metrics. A bar
+is an ``<i class="ci">`` element; its lengths are custom properties in percent of its width. A
+thousand bars cost a browser less than a thousand pictures, and they need no script.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_ROWS = 60  # of an arm on a card
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """The axis on which bars are drawn, and the margin; all in percent of the baseline."""
+    """The ends of the bars' axis, and the margin of equivalence, in percent of the baseline."""
 
     low: float
     high: float
@@ -31,7 +32,7 @@ class IntervalScale:
 
     @classmethod
     def of(cls, comparisons: Iterable[Json], margin: float) -> IntervalScale:
-        """Return the scale that holds effects, intervals and the margin."""
+        """Return a scale that is wide enough for all effects and intervals and the margin."""
         keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
         known = [float(c[key]) for c in comparisons for key in keys if c[key] is not None]
         low, high = min([*known, -margin, 0.0]), max([*known, margin, 0.0])
@@ -44,12 +45,12 @@ class IntervalScale:
 
     @property
     def style(self) -> str:
-        """The properties of the axis: zero and the margin's ends."""
+        """The axis' CSS properties: the positions of zero and of the margin's ends."""
         ends = self.place(-self.margin), self.place(self.margin)
         return f"--z:{self.place(0.0):.3g};--m:{ends[0]:.3g};--n:{ends[1]:.3g}"
 
     def bar_style(self, comparison: Json) -> str:
-        """Return the properties of a bar: its interval's ends and its effect; empty if unknown."""
+        """Return a bar's CSS properties: positions of its interval and effect; empty if unknown."""
         if comparison["effect_pct"] is None:
             return ""
         dot = f"--e:{self.place(comparison['effect_pct']):.3g}"
@@ -71,7 +72,11 @@ class IntervalScale:
 
 @dataclass(frozen=True)
 class ArmBars:
-    """The effects of one arm on a card: its style class, a bar for each row, and their range."""
+    """The effects of one arm on a card.
+
+    ``style`` is the arm's style class. ``bars`` has the CSS properties of a bar for each row.
+    ``text`` is the range of the effects.
+    """
 
     arm: str
     style: str

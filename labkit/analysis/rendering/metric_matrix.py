@@ -110,7 +110,7 @@ def metric_matrix(cell: Json) -> MetricMatrix:
 
 
 def _group_name(row: Json, several_cases: bool) -> str:
-    """Return a row's group: its metric, or in the case ``all`` its family, such as ``Memory``."""
+    """Return a row's group: its metric, or for the case ``all`` a family such as ``Memory``."""
     definition = define_metric(row["metric"], row["unit"])
     if row["case"] != "all":
         if row["metric"] is None:

@@ -355,7 +355,7 @@ def _notes(cell: Json, has_published: bool) -> list[str]:
 
 
 def _cache_notes(records: Sequence[Record]) -> list[str]:
-    """Return a note on the state of the caches when launches were timed, if records have it."""
+    """Return a note on whether launches were timed with hot or cold caches; empty if unknown."""
     states = {case.notes.get("state") for record in records for case in record.cases}
     texts = [text for state, text in CACHE_STATES.items() if state in states]
     return [f"Timed on {'; '.join(texts)}."] if texts else []

@@ -208,7 +208,7 @@ class CaseLabel:
 def case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
 ) -> list[CaseLabel]:
-    """Return a label per case, beside its marks: on a free side, lower if neither side is free.
+    """Return a label beside each case's marks. It is moved down if neither side is free.
 
     With more than ``MAX_LABELS`` cases, there are no labels.
     """

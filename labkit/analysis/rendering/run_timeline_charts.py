@@ -80,7 +80,7 @@ class RequestTimes:
 class RunTimeline:
     """A run's memory at times ``t_s`` (MiB, by series) and its requests.
 
-    ``requests`` may be a part of all requests; ``num_requests`` is the number of all.
+    ``requests`` may be only a sample of the run's ``num_requests`` requests.
     """
 
     arm: str

@@ -53,7 +53,7 @@ def speed_quality_points(cell: Json, qualities: Sequence[TextQuality]) -> list[S
 
 
 def frontier(points: Sequence[SpeedAndQuality]) -> list[SpeedAndQuality]:
-    """Return the Pareto frontier: no other point is both faster and closer; the closest first."""
+    """Return the Pareto frontier of speed and KL divergence, the smallest divergence first."""
     best: list[SpeedAndQuality] = []
     for point in sorted(points, key=lambda p: (p.kl.estimate, -p.speed.estimate)):
         if not best or point.speed.estimate > best[-1].speed.estimate:

@@ -61,7 +61,7 @@ def step_player_section(report: CellReport) -> Iterator[Part]:
 
 
 def player_html(runs: Sequence[TracedRun], max_bytes: int) -> str:
-    """Return the player of ``runs`` as HTML. It leaves out last steps to fit ``max_bytes``."""
+    """Return the player as HTML. It leaves out each run's last steps to fit ``max_bytes``."""
     share = max_bytes // len(runs)
     # "<" could end the element that holds the data.
     data = json.dumps([_player_data(run, share) for run in runs], separators=(",", ":"))

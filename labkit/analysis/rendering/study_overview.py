@@ -132,7 +132,10 @@ def cells_table(
 
 
 def _values(analyses: Sequence[CellAnalysis]) -> list[Column[CellLine]]:
-    """Return a column of medians and quartiles, if cells have one arm and one primary metric."""
+    """Return a column of medians and quartiles, or an empty list if the cells cannot share one.
+
+    They can if no cell compares arms and every cell has one primary row, of the same metric.
+    """
     primary = [[row for row in a.json["rows"] if row["primary"]] for a in analyses]
     metrics = {(row["metric"], row["unit"]) for rows in primary for row in rows}
     alone = not any(analysis.data.treatment_arms for analysis in analyses)

@@ -77,9 +77,9 @@ def settings_tables(cell: Json) -> list[Table[Values]]:
 
 
 def settings_table(cell: Json, best: Json) -> Table[Values]:
-    """Return a table of every setting's value in a row.
+    """Return a table of every setting's value in the row of ``best``.
 
-    With several options, the table has a column for each value of one option.
+    If the sweep varies several options, the values of one of them become columns.
     """
     options = swept_options(cell)
     across = _option_of_columns(options)
@@ -135,7 +135,10 @@ def _value(best: Json, arms: Mapping[Values, str], rest: Values) -> Callable[[Va
 def _shade(
     best: Json, arms: Mapping[Values, str], rest: Values
 ) -> Callable[[Values], float | None]:
-    """Return a function that maps a line to its value, scaled from 0 (worst) to 1 (best)."""
+    """Return a function that maps a line to its value, scaled from 0 (worst) to 1 (best).
+
+    A line holds the values of the options that are not columns; ``rest`` is the column's value.
+    """
     known = list(best["values"].values())
     worst, top = (min(known), max(known)) if known else (0.0, 0.0)
     if best["better"] == "lower":

@@ -161,7 +161,7 @@ def _short_heading(column: Column[ResultLine]) -> str:
 
 
 def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
-    """Return a cell's text without the unit, which the heading has, and without a reason."""
+    """Return a cell's text without its unit, which is in the heading, and without a reason."""
     text = column.text(line)
     if column.is_verdict:
         return text.partition(":")[0]

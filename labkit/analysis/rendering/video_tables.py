@@ -51,7 +51,10 @@ EVENTS_NOTE = (
 
 @dataclass(frozen=True)
 class ArmPicks:
-    """The frames that an arm picked from a clip, the record's notes, and which events they show."""
+    """The frames that an arm picked from a clip, with the record's notes on the clip.
+
+    ``evidence`` says which planted events the picked frames show.
+    """
 
     picks: Sequence[int]
     notes: Json

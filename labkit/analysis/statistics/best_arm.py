@@ -15,8 +15,8 @@ Shaikh and D. Wilhelm, 2024, *Review of Economic Studies* 91, give sets of ranks
 the largest, so its observed difference is too large on average, and the usual interval covers the
 truth too seldom. The interval here conditions on having been chosen: the difference follows a
 distribution that is truncated where another arm would have won. It is the hybrid interval of
-I. Andrews, T. Kitagawa and A. McCloskey (2024, *Quarterly Journal of Economics* 139), which spends
-a tenth of alpha on a simultaneous interval, beyond which it never reaches. The distribution is
+I. Andrews, T. Kitagawa and A. McCloskey (2024, *Quarterly Journal of Economics* 139). It spends a
+tenth of alpha on a simultaneous interval and never extends beyond that one. The distribution is
 Student's t, with the variance of the two arms alone, because arms may differ in their noise. The
 estimate is the median-unbiased one: the true difference lies above it as often as below it.
 """
@@ -129,9 +129,10 @@ def possibly_best(values: Floats, alpha: float) -> tuple[int, ...]:
 
 
 def _critical_value(arms: ArmValues, alpha: float) -> float:
-    """Return the ``1 - alpha`` quantile of an arm's largest statistic if no arms differ.
+    """Return the ``1 - alpha`` quantile of an arm's largest statistic under "no arms differ".
 
-    Residuals are exchangeable between arms, so all arms' statistics come from one distribution.
+    Residuals are exchangeable between arms, so the statistics of all arms have the same
+    distribution.
     """
     statistics = np.concatenate([_largest_statistics(part) for part in _permuted(arms.residuals)])
     return float(np.quantile(statistics, 1.0 - alpha, method="higher"))
@@ -217,11 +218,11 @@ def winner(values: Floats, reference: int, alpha: float) -> Winner:
 def _selected_range(
     means: Floats, best: int, reference: int, ordered: list[tuple[int, int]]
 ) -> tuple[float, float]:
-    """Return the range of the observed difference in which the same arms are chosen.
+    """Return the range of observed differences for which the same two arms would be chosen.
 
-    ``ordered`` lists the pairs (larger, smaller) of arms whose order decides the choice. With equal
-    variances, a difference larger by ``x`` means that the best arm's mean is larger by ``x / 2``
-    and the reference's mean smaller by ``x / 2``.
+    ``ordered`` lists the pairs (larger, smaller) of arms whose order decides the choice. Variances
+    are taken to be equal: if the difference were larger by ``x``, the best arm's mean would be
+    larger by ``x / 2`` and the reference's mean smaller by ``x / 2``.
     """
     share = np.zeros(len(means))
     share[best], share[reference] = 0.5, -0.5
@@ -240,9 +241,10 @@ def _selected_range(
 class _SelectedDifference:
     """The observed difference of two arms that were chosen because of their values.
 
-    The choice means that the difference lies between ``low`` and ``high``: its distribution is
-    truncated there. Its standard error ``error`` has ``df`` degrees of freedom. The true difference
-    is assumed to lie within ``reach`` standard errors of the observed one.
+    With a difference below ``low`` or above ``high``, other arms would have been chosen, so its
+    distribution is truncated to this range. ``error`` is its standard error, with ``df`` degrees of
+    freedom. The true difference is assumed to lie within ``reach`` standard errors of
+    ``observed``.
     """
 
     observed: float
@@ -272,10 +274,10 @@ class _SelectedDifference:
         return self._between(low, middle) / total if total > 0.0 else float(true < self.observed)
 
     def _between(self, low: float, high: float) -> float:
-        """Return the probability of a range under Student's t.
+        """Return the probability that Student's t lies between ``low`` and ``high``.
 
-        A range above 0 is mirrored to below 0: subtracting probabilities close to 1 would lose
-        digits.
+        If both are above 0, the range is mirrored to negative values, because the difference of two
+        probabilities close to 1 would lose digits.
         """
         if low > 0.0:
             low, high = -high, -low

@@ -82,7 +82,7 @@ def _segments(
 def _change(
     values: Floats, start: int, level_per_value: float, rng: np.random.Generator
 ) -> ChangePoint | None:
-    """Return the best split of a segment, or None if its p is too large.
+    """Return the split of a segment with the largest statistic, or None if its p is too large.
 
     ``start`` is the index of the segment's first value in the series.
     """
@@ -121,8 +121,8 @@ def _statistics(orders: Floats) -> Floats:
 
 
 def smallest_p(n: int) -> float:
-    """Return a bound below the p-value of every series of ``n`` different values.
+    """Return a lower bound on the p-value of any series of ``n`` distinct values.
 
-    The bound is the share of orders that do not mix the two halves of the series.
+    The bound is the share of orders that keep the first ``n // 2`` values on one side of the rest.
     """
     return 2 / math.comb(n, n // 2)

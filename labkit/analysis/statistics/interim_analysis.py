@@ -3,9 +3,9 @@
 Looks are numbers of blocks, declared before the first run. Each look spends a fixed part of
 alpha. The parts sum to at most alpha (C. E. Bonferroni), so the chance of a false claim does not
 exceed alpha, whatever the number of looks. At a look, the test and the interval use only that
-look's part. A study never stops early for another reason. Nothing is claimed between looks, before
-the end, or after blocks were added to a study whose results had already been shown (an undeclared
-look): then effects are only estimated.
+look's part. A study never stops early for another reason. Effects are only estimated, and nothing
+is claimed, between looks, before the end of a study without looks, and after an undeclared look:
+blocks were added after results had been shown.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def withheld_reason(
     Parameters
     ----------
     planned
-        Number of blocks of the design, or up to the next look if the design has looks.
+        Number of blocks of the design. If the design has looks, the number up to the next look.
     shown
         Numbers of blocks after which results were shown.
     """

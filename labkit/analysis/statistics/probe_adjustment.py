@@ -1,11 +1,12 @@
-"""Covariate adjustment by the arm-blind machine probe.
+"""Covariate adjustment by the machine probe.
 
-The probe times fixed kernels in each process before the arm's path is loaded. For every
-hypothetical effect ``delta``, three steps follow. ``delta`` is subtracted from the arm's values.
-The probe is regressed out of all values within blocks (``theta = sum(dv dp) / sum(dp^2)`` over the
-runs' deviations from their block's mean). The permutation test is applied to the residuals. This is
-the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17, section 3). Labels do
-not enter the fit, so under ``delta`` the test is exact.
+The probe times fixed kernels in each process before the arm is loaded. Every hypothetical effect
+``delta`` is tested in three steps. ``delta`` is subtracted from the arm's values. The probe is
+regressed out of all values within blocks: ``theta = sum(dv dp) / sum(dp^2)``, where ``dv`` and
+``dp`` are the deviations of a run's value and probe from the means of its block. The permutation
+test is applied to the residuals. This is the covariance adjustment of P. R. Rosenbaum (2002,
+*Statistical Science* 17, section 3). Labels do not enter the fit, so the test is exact if the true
+effect is ``delta``.
 
 ``theta`` is fitted anew at every ``delta``: fitted once, at 0, it would attribute part of the
 effect to the probe. The fit is linear, so the residual is ``e_v - delta e_x``, where ``e_v``
@@ -82,9 +83,9 @@ def _within(values: Floats, blocks: int) -> Floats:
 def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
     """Return the smallest shift whose one-sided p is above ``alpha / 2``; None if there is none.
 
-    ``a`` and ``c``, float64 [relabellings], are those of the module's docstring. Relabelling ``j``
-    reaches the observed statistic at shifts above the breakpoint ``(a_0 - a_j) / (c_0 - c_j)``, or,
-    if ``c_j`` exceeds ``c_0``, at shifts below that breakpoint.
+    ``a`` and ``c``, float64 [relabellings], are as in the module's docstring. Relabelling ``j`` has
+    at least the observed statistic at shifts above the breakpoint ``(a_0 - a_j) / (c_0 - c_j)``. If
+    ``c_j`` exceeds ``c_0``, this holds at shifts below that breakpoint instead.
     """
     gap = c[0] - c
     rising, falling = gap > 1e-9, gap < -1e-9
@@ -103,8 +104,8 @@ def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
 def noise_correlation(values: Floats, probe: Floats) -> float:
     """Return the correlation of values and probe within blocks, -1 to 1.
 
-    The computation does not use which run belongs to which arm, so an arm's effect can only hide a
-    correlation.
+    The computation ignores which arm a run belongs to. So an arm's effect is noise here: it can
+    hide a correlation but not produce one.
 
     Parameters
     ----------
