@@ -86,9 +86,9 @@ class PrefixCache(Enum):
 class PrefixAlign(Enum):
     """Where the reused part of a cached prefix may end.
 
-    block: at the end of any KV block. chunk: only where a prefill chunk ends, so that a prompt is
-    split into the same chunks with and without a cache (if only engine.scheduler.chunk limits the
-    chunks).
+    block: at the end of any KV block. chunk: only at the end of a prefill chunk. A prompt is then
+    split into the same chunks with and without a cache, if no option but engine.scheduler.chunk
+    limits the chunks.
     """
 
     block = "block"

@@ -32,7 +32,8 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
         The cell's folder.
     blocks_given
         Whether the command sets ``design.blocks``. If so, the cell ends after that many blocks of
-        the size with which it began. If not, it ends where its first command declared.
+        the size with which it began. If not, it ends after the number of blocks that was
+        declared when it began.
     """
     begun: dict[str, Any] = {}
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it

@@ -43,7 +43,10 @@ class Progress:
         """Show a line of text to the user."""
 
     def _failure(self, record: Record) -> str:
-        """Return why a run failed and its log, or which other run ended the process of both."""
+        """Return the reason that a run failed, with the path of its log.
+
+        If another run ended the process that both runs shared, this other run is the reason.
+        """
         culprit = record.notes.get("failed_by")
         if culprit is not None:
             return f"{record.outcome}: {culprit} ended the process that it shared with this run"

@@ -291,7 +291,7 @@ def known_options(
     Raises
     ------
     RevisionError
-        An option that the other revision does not have is not at its default.
+        The config changes an option that the other revision does not have.
     """
     known: dict[str, Any] = {}
     for key, value in config.items():

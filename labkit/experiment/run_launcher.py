@@ -64,7 +64,7 @@ class ProcessLauncher:
         self._previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
     def prepare(self, cell: Cell) -> None:
-        """Prepare every distinct arm that this machine has not prepared with the same code.
+        """Build and compile what the arms need, except arms prepared earlier with the same code.
 
         Interleaved arms are prepared in one process, other arms in one process each.
         """

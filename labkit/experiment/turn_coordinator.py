@@ -293,7 +293,7 @@ def run(
     order
         Random stream for the order of turns.
     timeout_s
-        Seconds that each process may work, after which it is killed.
+        Seconds of work after which a process is killed. Time without a turn does not count.
     on_tick
         Called about once a second.
 

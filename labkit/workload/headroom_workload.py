@@ -107,7 +107,7 @@ class MemoryClaimKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
-        """Return an object that computes the arms' claims when it is measured."""
+        """Return an object whose ``measure`` computes the arms' claims."""
         return MemoryClaims(experiments)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -151,7 +151,7 @@ class KernelBatch:
 class NumpyBatch(KernelBatch):
     """A batch on NumPy arrays. A launch runs when it is called; there are no chains.
 
-    All kernels compute in float32, whatever type the inputs were rounded to.
+    All kernels compute in float32, even if the inputs were rounded to another type.
     """
 
     dtype = Precision.float32

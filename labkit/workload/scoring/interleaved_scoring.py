@@ -247,7 +247,7 @@ class InterleavedScoring:
     def _num_compared(self, arm: ScoringArm) -> int:
         """Return how many tokens of each position are compared one by one for an arm.
 
-        For a server this is a maximum, because only tokens that both arms return are compared.
+        For a server this is a maximum: only tokens that server and baseline return are compared.
         """
         limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
         return min(limit, self._reference_width)
