@@ -21,7 +21,7 @@ EXTERNAL_ENGINES = ("mlx_lm", "openai")  # engines that are not labkit's own
 
 
 class Blas(Enum):
-    """BLAS library of MLX's CPU build (Linux). stock: the reference BLAS that its wheel links."""
+    """BLAS library of MLX's CPU build (Linux). stock: the reference BLAS that MLX's wheel links."""
 
     openblas = "openblas"
     stock = "stock"
@@ -42,8 +42,9 @@ class DType(Enum):
 class Weights(Enum):
     """Storage of the weight matrices of linear layers and embeddings.
 
-    model: quantised or in half precision, as the checkpoint stores them, if labkit's own CPU
-    kernels do the matrix products. float32: converted when the model is loaded.
+    model: as the checkpoint stores them (quantised or in half precision) if labkit's own CPU
+    kernels do the matrix products; otherwise quantised matrices stay quantised, and the others have
+    the precision of the computation. float32: all are converted when the model is loaded.
     """
 
     model = "model"
@@ -85,9 +86,9 @@ class PrefixCache(Enum):
 class PrefixAlign(Enum):
     """Where the reused part of a cached prefix may end.
 
-    block: at the end of any KV block. chunk: only where a prefill chunk ends, so that a prompt is
-    split into the same chunks with and without a cache (if only engine.scheduler.chunk limits the
-    chunks).
+    block: at the end of any KV block. chunk: only at the end of a prefill chunk. A prompt is then
+    split into the same chunks with and without a cache, if no option but engine.scheduler.chunk
+    limits the chunks.
     """
 
     block = "block"
@@ -293,7 +294,7 @@ class Engine(Group, place="engine"):
         )
 
     def _check_blockless(self, layout: KVLayout) -> None:
-        """Refuse options that need KV blocks."""
+        """Refuse options that need KV blocks, which ``layout`` does not have."""
         rules = {
             "prefix_cache": (self.prefix_cache, "has no KV blocks to share; leave it none"),
             "decode_shape": (
@@ -388,7 +389,7 @@ class Engine(Group, place="engine"):
             )
 
     def _check_external(self) -> None:
-        """Refuse options of labkit's own engine that are not at their defaults."""
+        """Check that every option which only labkit's own engine has is at its default."""
         for group in self.groups():
             for name, spec, _ in group.options():
                 if not getattr(spec, self.name) and group is not self.server:

@@ -292,7 +292,10 @@ class Experiment(Group):
         )
 
     def _check_identity(self) -> None:
-        """Refuse a claim about frames for a workload of tokens, and about tokens for video."""
+        """Check that the workload has the outputs that the claim is about.
+
+        A video workload has frames and no tokens. All other workloads have no frames.
+        """
         identity, video = self.ablation.claims.identity, not self.workload.has_engine
         of_video = (Identity.frames, Identity.bitwise, Identity.none)
         require(
@@ -332,7 +335,10 @@ class Experiment(Group):
             require(missing is None, f"{where}: workload={workload.name} needs {missing} for it")
 
     def _check_quality(self) -> None:
-        """Check that limits of quality are set if quality is claimed, for a scoring workload."""
+        """Check that limits of quality are set if, and only if, quality is claimed.
+
+        Only a scoring workload may have this claim.
+        """
         claims = self.ablation.claims
         claimed = claims.identity is Identity.quality
         require(

@@ -240,7 +240,7 @@ class OpenAIServer(Group, place="engine.server"):
         return f"{self.command or self.server_preset.command} {self.args}".strip()
 
     def check_startable(self) -> None:
-        """Raise ``ConfigError`` if labkit can neither start nor reach the server."""
+        """Raise ``ConfigError`` if the server has neither a start command nor a URL."""
         require(
             self.url is not None or bool(self.command or self.server_preset.command),
             f"engine.server.preset={self.preset} has no start command; start the server "

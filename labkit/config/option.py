@@ -77,8 +77,8 @@ class Option:
     ge, gt, le, multiple_of
         Allowed range if the option is a number; the names are those of pydantic.
     choices
-        Allowed values in addition to the range. If empty, only the type and the range restrict
-        the value.
+        Allowed values; if there is also a range, they are allowed besides the numbers in the range.
+        If empty, only the type and the range restrict the value.
     class_path
         Whether the value may be a user's class, ``package.module:Class``.
     null_means
@@ -183,7 +183,7 @@ class Group:
         cls.place = place
 
     def __post_init__(self) -> None:
-        """Check every option's value, and refuse options that are set but not read."""
+        """Check every option's value, and refuse options that are set but have no effect."""
         for name, spec, value in self.options():
             where = f"{self.key(name)}={override_text(value)}"
             require(spec.accepts(value), f"{where}: must be {spec.allowed}")

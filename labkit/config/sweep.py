@@ -44,7 +44,7 @@ def key_parts(key: str) -> list[str]:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return a short name by option key: the shortest ending that no other key has.
+    """Return a short name for each option key: the shortest ending that no other key has.
 
     >>> list(short_names(["engine.dtype", "engine.kv.dtype", "engine.scheduler.order"]).values())
     ['engine.dtype', 'kv.dtype', 'order']

@@ -298,10 +298,10 @@ class Workload(Group, place="workload"):
 
     @property
     def primary_metrics(self) -> tuple[str, ...]:
-        """The primary metrics of an ablation that sets none.
+        """The primary metrics if ``ablation.metric`` is null.
 
-        If the arrival times are given, the throughput only equals the offered load, so latency is
-        primary. The tuple is empty for a workload class of the user's own.
+        If a rate or a trace sets the arrival times, the throughput only equals the offered load, so
+        latency is primary. The tuple is empty for a workload class of the user's own.
         """
         if self.kind in PRIMARY_METRICS:
             return (PRIMARY_METRICS[self.kind],)

@@ -142,7 +142,8 @@ class Cell:
     def schedule_after_looks(self, kept: Mapping[int, Sequence[str]]) -> list[Run]:
         """Return the runs that remain when interim looks have dropped arms, in order.
 
-        ``kept``: the remaining arms, by the number of blocks at the look that dropped the others.
+        ``kept``: for each look that dropped arms, the look's number of blocks and the names of the
+        arms that remain.
         """
         stages = {0: [arm.name for arm in self.arms], **kept}
         starts = sorted(stages)

@@ -66,8 +66,8 @@ class ComposedCell:
     isolation
         ``in_process``, ``live`` or ``process``, never ``auto``.
     separate_processes_reason
-        Why the arms do not share a process and, with isolation ``process``, also why their
-        processes do not take turns. None if the arms share a process.
+        Why the arms do not share a process; None if they do. With isolation ``process`` it also
+        says why the arms' processes do not take turns.
     overrides
         The overrides that name the cell.
     blocks_given
@@ -200,9 +200,10 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
 
 
 def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm, Imports]:
-    """Build and test an arm's environment; return the arm with it, and what it imports.
+    """Build an arm's environment, and import labkit in it as a test.
 
-    Options that the environment's revision of labkit lacks are left out of the arm's config.
+    Returns the arm with this environment, and the results of the import. Options that the
+    environment's revision of labkit lacks are left out of the arm's config.
     """
     modules = {path.partition(":")[0] for path in user_classes(experiment.engine).values()}
     try:
@@ -227,8 +228,8 @@ def resolve_isolation(
     Raises
     ------
     ConfigError
-        The design sets ``in_process`` or ``live``, which the arms do not allow; or the arms would
-        run one after another, and the workload must compare them while they run.
+        The arms do not allow the isolation that the design sets (``in_process`` or ``live``). Or
+        the workload compares arms while they run, and these arms would run one after another.
     """
     from labkit import workload
 

@@ -54,7 +54,7 @@ def _exists(cell: Cell) -> bool:
 
 
 def _old_design(cell: Cell) -> Mapping[str, Any]:
-    """Return the design in the existing manifest, or an empty mapping."""
+    """Return the design in the cell's manifest, or an empty mapping if there is no manifest."""
     design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
     return design
 
@@ -120,7 +120,7 @@ def refuse_changes(cell: Cell) -> None:
 
 
 def _difference(cell: Cell) -> str | None:
-    """Return the first difference between the cell and its folder (arms, design), or None."""
+    """Return the first difference of arms or design from those in the cell's folder, or None."""
     old = {arm.name: arm for arm in read_arms(cell.dir)}
     new = {arm.name: arm for arm in cell.arms}
     if not _exists(cell):  # killed before all arms and the manifest were written
@@ -153,7 +153,7 @@ def _design_difference(cell: Cell) -> str | None:
 def _older_blocks(key: str, cell: Cell, old: Mapping[str, Any]) -> str:
     """Return a hint if the cell may have been begun by an earlier version, else an empty string.
 
-    Where arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
+    If arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
     """
     blocks, looks = cell.design.blocks, old.get("looks")
     end = looks[-1]["blocks"] if looks else old.get("blocks")
@@ -228,8 +228,9 @@ def write_manifest(cell: Cell, blocks: int) -> None:
 def blocks_when_shown(cell: Cell) -> list[int]:
     """Return the numbers of blocks after which the cell's results were shown.
 
-    The analysis adds a number to ``cell.json`` when it writes the results of a finished cell. If an
-    older manifest has results but no such numbers, they count as shown after its last block.
+    The analysis adds a number to ``cell.json`` when it writes the results of a finished cell. An
+    older manifest may have results but no such numbers. Its results count as shown after its last
+    block.
     """
     if not _exists(cell):
         return []
@@ -239,7 +240,10 @@ def blocks_when_shown(cell: Cell) -> list[int]:
 
 
 def exploratory_warning(cell: Cell) -> str | None:
-    """Return a warning if blocks are added after results were shown (except at a look), or None."""
+    """Return a warning if blocks are added to a cell whose results were already shown, or None.
+
+    Results that were shown at an interim look do not count.
+    """
     looks = [look.blocks for look in cell.design.looks]
     shown = [n for n in blocks_when_shown(cell) if n < cell.design.blocks and n not in looks]
     if not shown:
@@ -253,7 +257,10 @@ def exploratory_warning(cell: Cell) -> str | None:
 
 
 def kept_arms(cell: Cell) -> dict[int, list[str]]:
-    """Return the arms that remain after each look that dropped arms, by the look's blocks."""
+    """Return the names of the arms that remain after each look that dropped arms.
+
+    The keys are the looks' numbers of blocks.
+    """
     taken = _old_design(cell).get("looks_taken", [])
     return {int(look["blocks"]): list(look["kept"]) for look in taken if "kept" in look}
 

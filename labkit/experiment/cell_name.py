@@ -18,14 +18,14 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
 
     Characters that are awkward in paths become ``_``. If the command line defines arms or claims,
-    the name omits the definitions: it has the arms' names after the ablation's, as in
-    ``ablation=seq_map+numpy-`` followed by a hash of all overrides. The hash distinguishes cells
-    with different definitions. The arms' files in the folder have the definitions. A sweep of arms
-    is named as it was typed: ``engine.threads=1,2``. A name of over 120 characters is cut and ends
-    in a hash.
+    the name omits the definitions. It has only the arms' names, after the name of the ablation,
+    and ends in a hash of all overrides: ``ablation=seq_map+numpy-1f2e3d4c``. The hash distinguishes
+    cells with different definitions, which stand in the files of the arms. A sweep of arms is
+    named as it was typed: ``engine.threads=1,2``. A name of over 120 characters is cut and ends in
+    a hash.
 
     Earlier versions of labkit wrote all definitions into the name. If the study's folder
-    (``out=DIR``) has this cell under such a name, that name is returned.
+    (``out=DIR``) has this cell under its earlier name, the earlier name is returned.
     """
     overrides = list(task_overrides)
     named = sorted(named_overrides(overrides))
@@ -57,7 +57,7 @@ def named_overrides(task_overrides: Iterable[str]) -> list[str]:
 
 
 def _swept_apart(override: str) -> list[str]:
-    """Return a sweep of arms as one ``option=values`` per option; other overrides unchanged."""
+    """Split a sweep of arms into one ``option=values`` per option; keep any other override."""
     if _key(override) != SWEEP:
         return [override]
     return [f"{key}={values}" for key, values in SWEPT_VALUES.findall(override)] or [override]

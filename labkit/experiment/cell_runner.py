@@ -192,7 +192,10 @@ class _BlockRunner:
 
 
 def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
-    """Return one group of runs per process: each run alone, or the block's runs interleaved."""
+    """Return the runs that are launched together: the block's runs if arms take turns.
+
+    Otherwise every run is launched alone.
+    """
     return [[run] for run in block] if isolation is Isolation.process else [block]
 
 
@@ -215,7 +218,10 @@ def _scheduled_blocks(cell: Cell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records, and why the block must run (again); None if it is finished."""
+    """A block's records so far.
+
+    ``run_reason``: why the block must run (again); None if the block is finished.
+    """
 
     records: list[Record]
     run_reason: str | None

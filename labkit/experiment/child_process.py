@@ -121,7 +121,8 @@ class ChildProcess:
         Returns
         -------
         bool
-            Whether the deadline has passed. The child then had time to print its traceback.
+            Whether the deadline has passed. If so, the child has received SIGABRT and has had
+            time to print its traceback.
 
         Raises
         ------
@@ -212,7 +213,10 @@ def run(
 
 
 def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignals) -> None:
-    """Wait briefly for a signal that ended a child, because it may reach this process later."""
+    """If SIGINT or SIGTERM ended a child, wait briefly until this process receives it, too.
+
+    A signal to a whole job may reach the child first.
+    """
     if any(-ending.code in STOP_SIGNALS for ending in endings):
         select.select(signals.fds, [], [], TRACEBACK_S)
 
@@ -220,8 +224,8 @@ def await_signal_of_job(endings: Sequence[ProcessExit], signals: InterruptSignal
 def _ends_before(deadline: float, child: subprocess.Popen[bytes]) -> bool:
     """Wait until the child ends or the deadline (monotonic clock) passes; return whether it ended.
 
-    ``Popen.wait`` with a timeout sleeps until absolute times. Under a simulated clock that is set
-    back (libfaketime) such a sleep fails with EINVAL, whereas the timeout of ``select`` works.
+    ``Popen.wait`` with a timeout sleeps until an absolute time. If a simulated clock (libfaketime)
+    is set back, this sleep fails with EINVAL, but the timeout of ``select`` still works.
     """
     pause = MIN_POLL_S
     while child.poll() is None:

@@ -37,7 +37,7 @@ class GrantedTurns:
         self._ask("hello", VERSION, "load")
 
     def _ask(self, verb: str, value: Any, *answers: str) -> Message:
-        """Send a message and wait for one of ``answers``."""
+        """Send a message, and return the reply, which must have one of the verbs ``answers``."""
         with self._timer.paused():
             self._channel.send(verb, value)
             return self._channel.expect(*answers)
@@ -53,7 +53,7 @@ class GrantedTurns:
             verb, turn = self._ask("done", None, "turn", "end")
 
     def slices(self, unfinished: Callable[[], list[int]]) -> Iterator[int]:
-        """Yield this process's arm at each slice that is granted, until it has finished."""
+        """Yield 0, the index of the only arm, for each granted slice until the arm has finished."""
         _, self.slice_s = self._ask("slices", None, "turn")
         while unfinished():
             yield 0
@@ -61,6 +61,6 @@ class GrantedTurns:
                 _, self.slice_s = self._ask("done", None, "turn")
 
     def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
-        """Exchange values with the other processes; see ``TurnOrder``."""
+        """Exchange values with the other processes; see ``TurnOrder.gather``."""
         _, (gathered, first) = self._ask("values", list(values), "gathered")
         return gathered, first

@@ -1,8 +1,8 @@
 """The Hydra composer: from overrides in Hydra's grammar to a checked config.
 
-Reading files takes most of a composition's time. Overrides of single values that follow all file
-choices (``engine.threads=2``) are applied to the composed tree, so arms and cells that differ only
-in such values share one tree.
+Reading files takes most of a composition's time. So Hydra composes the choices of files to a tree
+once, and overrides of single values (``engine.threads=2``) are applied to a copy of the tree. Arms
+and cells that differ only in such values share one tree.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Composer:
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
         """Split overrides into those composed by Hydra, and single values applied afterwards.
 
-        A value before an override that adds or deletes keys is also composed by Hydra.
+        A single value that precedes an override which adds or deletes keys is left to Hydra, too.
         """
         parsed = [self._parse(override) for override in overrides]
         last = max((i for i, item in enumerate(parsed) if _changes_keys(item)), default=-1)

@@ -180,14 +180,14 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _range(key: str) -> str:
-    """Return ``: 1 to 1024 ...`` for an option with a range, else an empty string."""
+    """Return a colon and the option's allowed values (``: 1 to 1024``); empty if unknown."""
     entry = option_index.find_option(key)
     allowed = entry.option.allowed if entry is not None else ""
     return f": {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
-    """Return the options of a group in parentheses."""
+    """Return the names of a group's options in parentheses; empty if ``key`` is not a group."""
     names = option_index.child_names(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 

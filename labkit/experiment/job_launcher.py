@@ -48,7 +48,7 @@ class FinishedJobs:
         """Return immediately, because every job has ended."""
 
     def failures(self) -> list[str]:
-        """Return an empty list: the launcher does not report single jobs."""
+        """Return an empty list: the launcher does not report the state of its jobs."""
         return []
 
 
@@ -56,8 +56,8 @@ class FinishedJobs:
 class JobLauncher:
     """A launcher: its name in ``hydra/launcher=NAME`` and the class behind it.
 
-    ``sweeper`` is the name of the sweeper whose cells it runs. ``is_search``: whether this sweeper
-    chooses each cell by the results of earlier cells.
+    ``target``: the path of the class. ``sweeper``: the name of the sweeper that makes the cells.
+    ``is_search``: whether the sweeper chooses each cell by the results of earlier cells.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Older designs: a cell that an earlier version of labkit began continues as it began.
 
-Earlier versions ran separate processes where arms take turns today, and blocks of them had 2 runs
-of each arm unless ``design.runs_per_block`` said otherwise.
+Arms that take turns today ran in separate processes in earlier versions. A block then had 2 runs
+of each arm, unless ``design.runs_per_block`` set another number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUNS_PER_BLOCK = 2  # the default of earlier versions
 
 
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
-    """Return the design that continues the cell in ``folder``, with its isolation resolved.
+    """Return the design that continues the cell in ``folder``, with a resolved isolation.
 
     If there is no such cell, or this version began it, ``design`` is continued unchanged.
 
@@ -31,8 +31,9 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     folder
         The cell's folder.
     blocks_given
-        Whether the command sets ``design.blocks``, which then counts blocks of the cell's own
-        size. If not, the cell keeps the end that was declared when it began.
+        Whether the command sets ``design.blocks``. If so, the cell ends after that many blocks of
+        the size with which it began. If not, it ends after the number of blocks that was
+        declared when it began.
     """
     begun: dict[str, Any] = {}
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it

@@ -1,8 +1,8 @@
 """Known-answer test of MLX, run before and after a measurement. Records call it the canary.
 
-An exception inside an MLX evaluation can leave arrays marked as evaluated whose memory was never
-written (ml-explore/mlx #3675, up to 0.32.0): later results are then stale bytes that look like
-numbers. The test computes values that no earlier buffer holds.
+An exception inside an MLX evaluation can leave arrays that are marked as evaluated, although their
+memory was never written (ml-explore/mlx #3675, up to 0.32.0). Later results are then stale bytes
+that look like numbers. The test computes values that no earlier buffer holds, so stale bytes fail.
 """
 
 from __future__ import annotations

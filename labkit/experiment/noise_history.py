@@ -79,11 +79,11 @@ def _manifests(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class CellNoise:
-    """The noise of those rows of a cell that have certain metrics: medians over rows and arms.
+    """The noise of a cell: medians over its arms and over its rows of certain metrics.
 
-    ``sd``: standard deviation between runs, log scale, with ``degrees_of_freedom``.
-    ``alpha_share``: the share of an arm's alpha that each of its rows gets; None if no p-value
-    could reach alpha.
+    ``sd``: standard deviation between runs (log scale). ``alpha_share``: the share of an arm's
+    alpha that each of its rows gets; None if no p-value could reach alpha.
+    ``degrees_of_freedom``: those of ``sd``, the smallest of all rows and arms.
     """
 
     sd: float

@@ -42,8 +42,8 @@ class CellPlan:
     to_run
         The number of runs not done yet.
     seconds, bytes
-        The estimated seconds of the runs to do, and the bytes of memory that the largest run needs
-        or, if arms take turns, that all arms of a block need together.
+        The estimated wall seconds of the runs to do, and the estimated bytes of memory: of the
+        largest run or, if arms take turns, of all arms of a block together.
     detectable_effect, one_minute, start_up
         Lines of text for the plan, from the functions ``detectable_effect_line``,
         ``one_minute_line`` and ``start_up_line`` of :mod:`labkit.experiment.power_forecast`.

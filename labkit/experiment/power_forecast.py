@@ -1,6 +1,7 @@
 """Power forecast: the smallest effect that a planned cell detects, and its start-up cost per run.
 
-The noise comes from earlier studies of the same workload on this machine, else from the doctor.
+The noise comes from earlier studies of the same workload on this machine or, if there are none,
+from the doctor's measurements.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ TARGET_PCT = 1.0  # the plan gives the number of blocks that would detect this e
 def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the smallest effect that the cell detects, and the blocks needed for 1 %.
 
-    In a design with looks, it is the smallest effect that any single look detects. The whole study
-    detects that effect at least as often, because it takes all looks.
+    In a design with looks, the line has the smallest effect that any single look detects. The study
+    detects this effect at least as often as the single look, because it takes all looks.
     """
     design = cell.design
     if composed.metrics and all(
@@ -83,7 +84,8 @@ class _KnownNoise:
     """Standard deviation between runs (log scale), and its source.
 
     ``alpha_share``: a row's share of one arm's alpha; None if not known. ``degrees_of_freedom``:
-    those of ``sd``; None if not known. ``is_doctor_s``: whether the doctor measured ``sd``.
+    those of ``sd``; None if not known. ``is_doctor_s``: whether the doctor measured ``sd``; if not,
+    an earlier study did.
     """
 
     sd: float
@@ -135,7 +137,7 @@ def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
 
 
 def _possible_isolations(arms: Sequence[Experiment]) -> list[Isolation]:
-    """Return the finest isolation that the arms allow, and separate processes."""
+    """Return the isolations to forecast: in turns, if the arms allow it, and separate processes."""
     if workload.apart(arms) is None:
         return [Isolation.in_process, Isolation.process]
     live = workload.not_live(arms) is None

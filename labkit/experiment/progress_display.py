@@ -43,7 +43,10 @@ class Progress:
         """Show a line of text to the user."""
 
     def _failure(self, record: Record) -> str:
-        """Return a failed run's reason and log path, or the run that ended its process."""
+        """Return the reason that a run failed, with the path of its log.
+
+        If another run ended the process that both runs shared, this other run is the reason.
+        """
         culprit = record.notes.get("failed_by")
         if culprit is not None:
             return f"{record.outcome}: {culprit} ended the process that it shared with this run"
@@ -68,7 +71,7 @@ class RemainingTime:
         self._spent = 0.0
 
     def started(self, runs_in_process: int = 1) -> None:
-        """Start timing a process with ``runs_in_process`` runs. Time before it does not count."""
+        """Start timing a process with ``runs_in_process`` runs. Idle time before is not counted."""
         self._started, self._runs_in_process = time.monotonic(), runs_in_process
 
     def run_ended(self) -> None:

@@ -1,7 +1,7 @@
 """Published rows: an article's own numbers, limited to those that belong to a cell.
 
 A row of ``ablation.published`` may have ``when: {option: value}``, such as ``{workload.concurrency:
-8}``. Only the cells of a sweep with these values show it.
+8}``. In a sweep, only the cells with these values show the row.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _belongs(row: Mapping[str, Any], experiment: Experiment) -> bool:
 
 
 def _value(experiment: Experiment, key: str) -> Any:
-    """Return an option's value as YAML writes it; for a group, the group's name."""
+    """Return an option's value as YAML writes it; for the key of a group, the group's ``name``."""
     value: Any = experiment
     for name in key.split("."):
         if not hasattr(value, name):

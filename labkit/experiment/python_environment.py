@@ -1,10 +1,10 @@
 """Python environments: the interpreter and the packages that an arm's worker imports.
 
 ``ablation.arms.NAME.environment`` (:class:`labkit.config.Environment`) names another interpreter,
-versions of packages, or a revision of a Git checkout. Requirements and revisions become folders of
-the cache that precede everything else on the Python path, so an arm differs from the others only in
-what its environment names. The arm's identity holds the full hash of the commit, so a study
-is not continued after the revision has moved.
+versions of packages, or a revision of a Git checkout. The packages and the revision are installed
+in folders of the cache, which come first on the Python path. Everything else is imported as in the
+other arms. The arm's identity holds the full hash of the commit, so a study is not continued after
+the revision (a branch, for example) has moved.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RevisionError(ConfigError):
 
 @dataclass
 class _Arm:
-    """A stand-in for an arm, so that error messages name the key ``environment``."""
+    """An environment under the key ``environment``, so that error messages name this key."""
 
     environment: Environment
 
@@ -69,11 +69,11 @@ class Imports:
     Parameters
     ----------
     protocol
-        The version of the turn protocol in its labkit; None if it has no turn protocol.
+        The version of the turn protocol in the imported labkit; None if it has no turn protocol.
     defaults
-        The default value of each option that its labkit has.
+        The default value of each option of the imported labkit.
     missing
-        The modules that the arm names and the environment lacks.
+        Those modules of the user's own that do not exist in the environment.
     """
 
     protocol: int | None
@@ -179,12 +179,13 @@ class PythonEnvironment:
         }
 
     def imports(self, modules: Sequence[str]) -> Imports:
-        """Import the modules of a worker in this environment, and return the results.
+        """Import labkit and its dependencies in this environment, and return the results.
 
         Parameters
         ----------
         modules
-            Modules of the user's own that the arm names.
+            Modules of the user's own that the arm's options name. They are not imported; the result
+            says which are missing.
 
         Raises
         ------
@@ -262,7 +263,7 @@ class PythonEnvironment:
 
 @cache
 def imports_of(environment: PythonEnvironment, modules: tuple[str, ...]) -> Imports:
-    """Build an environment and return what it imports, once per process."""
+    """Build an environment and import labkit in it. The result is cached for this process."""
     environment.build()
     return environment.imports(modules)
 
@@ -290,7 +291,7 @@ def known_options(
     Raises
     ------
     RevisionError
-        An option that the other revision does not have is not at its default.
+        The config changes an option that the other revision does not have.
     """
     known: dict[str, Any] = {}
     for key, value in config.items():
@@ -313,7 +314,11 @@ def _commit(revision: str, repository: str | None) -> str:
 
 
 def _git(repository: str | None, *arguments: str, of: str | None = None) -> bytes:
-    """Return the output of a Git command in a checkout (None: labkit's own)."""
+    """Return the output of a Git command in a checkout (``repository``; None: labkit's own).
+
+    ``of``: a revision that the command looks up. If the command fails, the error message says
+    that this revision does not exist; without ``of`` it is Git's own message.
+    """
     checkout = Path(repository) if repository is not None else code_revision.CHECKOUT
     where = "environment.repository" if repository is not None else "environment.revision"
     require((checkout / ".git").exists(), f"{where}: {checkout} is not a Git checkout")

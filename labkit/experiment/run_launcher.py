@@ -64,7 +64,7 @@ class ProcessLauncher:
         self._previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
     def prepare(self, cell: Cell) -> None:
-        """Prepare every distinct arm that this machine has not prepared with the same code.
+        """Build and compile what the arms need, except arms prepared earlier with the same code.
 
         Interleaved arms are prepared in one process, other arms in one process each.
         """
@@ -160,7 +160,7 @@ class ProcessLauncher:
     def _run_live_set(
         self, runs: Sequence[Run], cell: Cell, tick: Callable[[], None]
     ) -> list[child_process.ProcessExit]:
-        """Run a process for each of ``runs``, which take turns."""
+        """Run one process for each of ``runs``. The processes take turns."""
         commands = {
             run.arm: LiveCommand(
                 (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
@@ -193,7 +193,10 @@ def config_digest(arm: Arm) -> str:
 
 
 def _tree_state(arm: Arm) -> dict[str, Any]:
-    """Return the record's ``git_changes`` for an exported revision, else an empty dict."""
+    """Return the record's ``git_changes`` of an arm that imports labkit from a revision.
+
+    An exported revision has no uncommitted changes. Returns an empty dict for other arms.
+    """
     environment = PythonEnvironment.of(arm.environment)
     return {"git_changes": code_revision.CLEAN} if environment.replaces_labkit else {}
 
@@ -261,7 +264,10 @@ def _collect(
 
 
 def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
-    """Return the worker's environment variables, and the names of inherited ones left out."""
+    """Return the environment variables of the arm's worker.
+
+    Also returns the names of this process's variables that the worker does not inherit.
+    """
     engine = from_plain(Engine, arm.config.get("engine", {}))
     cores = worker_environment.core_count()
     environ, removed = worker_environment.worker_environment(

@@ -30,10 +30,11 @@ def sweep_as_arms(
 ) -> list[str]:
     """Return a command's overrides with its swept options as one sweep of arms.
 
-    The overrides are returned unchanged if no option can become arms, if the ablation has arms of
-    its own, or if the study's folder already has a cell for one combination, which then continues.
-    ``hydra`` are the command's overrides of Hydra itself, for example of its search path. Hydra
-    must be initialised.
+    The overrides are returned unchanged if no swept option can become arms or if the ablation has
+    arms of its own. They are also unchanged if the study's folder already has a cell for one of the
+    combinations, because the command then continues the study with one cell per combination.
+    ``hydra``: the command's overrides of Hydra itself, for example of its search path. Hydra must
+    be initialised.
     """
     given = list(overrides)
     swept, others = _split(given)
@@ -128,7 +129,7 @@ def _question(ablation: Ablation) -> str:
 
 
 def _has(experiment: Experiment, overrides: dict[str, Any]) -> bool:
-    """Return whether an experiment's options have these values without the overrides."""
+    """Return whether an experiment's options already have the values that ``overrides`` set."""
     return all(_configured(experiment, key) == value for key, value in overrides.items())
 
 

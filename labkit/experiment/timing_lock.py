@@ -1,9 +1,10 @@
 """The timing lock: a host times only one cell at a time, in the order of arrival.
 
-A process that wants to time takes a ticket, a numbered file in a folder that all users of the host
-share, and holds the kernel's lock (``flock``) on it until it ends, however it ends. Its turn comes
-when no ticket with a smaller number is locked. The ticket of a killed process is not locked, so it
-holds up nobody; the next process that takes a ticket removes it. Workers do not inherit the lock.
+A process that wants to time takes a ticket: a numbered file in a folder that all users of the host
+share. The process locks the ticket (``flock``) and may time as soon as no ticket with a smaller
+number is locked. The kernel releases the lock when the process ends, even if it is killed, so the
+ticket of a killed process delays nobody. The next process that takes a ticket removes the dead
+ones. Workers do not inherit the lock.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def timing_lock(
 def _take_ticket(holder: str, device: str) -> Iterator[tuple[Ticket, int]]:
     """Take the next ticket, yield it with its locked file's descriptor, and remove it at the end.
 
-    While the folder is locked, no other process takes a ticket.
+    The folder is locked while the ticket is taken, so that no two tickets have the same number.
     """
     folder = _folder()
     with suppress(FileExistsError):
@@ -192,7 +193,7 @@ def _live_tickets(mine: Ticket, device: str) -> list[Ticket]:
 
 
 def _queue_text(others: int) -> str:
-    """Return a phrase on the number of other processes that come first."""
+    """Return a phrase on the ``others`` processes that also come first; empty if there are none."""
     if not others:
         return ""
     return f"; {others} more {'comes' if others == 1 else 'come'} first"

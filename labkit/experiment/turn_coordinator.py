@@ -119,7 +119,7 @@ class LiveWorker:
         return message
 
     def _stop(self) -> None:
-        """Stop the process and its servers, and let the cleanup watch their new descendants."""
+        """Stop the process and its servers, and register their new descendants for the cleanup."""
         for pid in self._child.stop():
             self._cleanup.kill(pid)
             self._watched.append(pid)
@@ -214,7 +214,7 @@ class LiveSet:
                 worker.close_if_ended()
 
     def _ask(self, arm: int, verb: str, value: Any = None) -> Message:
-        """Send a message to a worker and return its answer; nothing is sent to an ended one."""
+        """Send a message to a worker and return its answer; ``("ended", None)`` if it has ended."""
         worker, self._active_arm = self._workers[arm], arm
         if not worker.alive:
             return "ended", None
@@ -293,7 +293,7 @@ def run(
     order
         Random stream for the order of turns.
     timeout_s
-        Seconds that each process may work, after which it is killed.
+        Seconds of work after which a process is killed. Time without a turn does not count.
     on_tick
         Called about once a second.
 

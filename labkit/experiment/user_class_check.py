@@ -53,7 +53,11 @@ def _classes(experiment: Experiment) -> Iterable[tuple[str, str]]:
 
 
 def _import(paths: Sequence[str]) -> dict[str, str | None]:
-    """Return each class's error, or None if it was imported; unreached classes are absent."""
+    """Return the error of each class's import, or None for a class that was imported.
+
+    If an import ends the process, its class and all later classes are absent. If the imports take
+    too long, the result is empty.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", CODE, *paths],

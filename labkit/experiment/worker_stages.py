@@ -134,7 +134,7 @@ def thread_budget(experiment: Experiment) -> int:
 
 
 def apply_thread_budget(threads: int) -> None:
-    """Let numba's kernels use ``threads`` threads from now on, at most those of the pool."""
+    """Let numba's kernels use ``threads`` threads from now on, but not more than its pool has."""
     import numba
 
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
@@ -152,7 +152,7 @@ def needs_peak_rates(experiment: Experiment, block: int) -> bool:
 
 
 def measure_peak_rates(experiment: Experiment) -> Mapping[str, float]:
-    """Return the machine's peak rates with the arm's number of threads."""
+    """Return the peak rates of memory reads and matrix products with the arm's threads."""
     from labkit.cpu import roofline_peaks
 
     threads = thread_budget(experiment)

@@ -17,7 +17,7 @@ def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np
     """Draw ``count`` gaps between arrivals, in seconds: float64 [count].
 
     The gaps are not rescaled to meet the rate exactly in a short run, because then they would no
-    longer follow the distribution. The record holds the rate that the drawn gaps amount to.
+    longer follow the distribution. The record holds the actual rate of the drawn gaps.
     """
     mean = 1 / (arrivals.rate or 1.0)
     if arrivals.kind is ArrivalKind.poisson:

@@ -43,7 +43,7 @@ def shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = Fa
 
 
 def _prefixes(prompt: Prompt, block_size: int) -> list[bytes]:
-    """Return a digest of the first block, of the first two blocks, and so on."""
+    """Return the digests of the prompt's first block, of its first two blocks, and so on."""
     digest, prefixes = hashlib.blake2b(digest_size=16), []
     ids = np.asarray(prompt.token_ids, "<u4")
     for end in range(block_size, len(ids) + 1, block_size):

@@ -7,7 +7,10 @@ from labkit.machine.macos import has_metal
 
 
 def queued(attention: Attention) -> bool:
-    """Return whether launches wait in a device's queue: with Metal only, not with MLX on a CPU."""
+    """Return whether launches wait in a device's queue.
+
+    Only Metal has such a queue; labkit's CPU kernels and MLX on a CPU have none.
+    """
     on_mlx = attention.device is Device.metal or attention.backend == "gather"
     return on_mlx and has_metal()
 

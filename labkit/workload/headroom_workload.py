@@ -1,7 +1,7 @@
-"""Memory claims (``workload.kind=headroom``): the RAM each arm's budget would take, by arithmetic.
+"""Memory claims (``workload.kind=headroom``): the RAM that each arm's budget would take.
 
-Nothing is loaded or served. The machine may be simulated (``engine.budget.machine``), so the
-claims on a large Mac can be computed on a small computer.
+The claims are computed; nothing is loaded or served. The machine may be simulated
+(``engine.budget.machine``), so the claims on a large Mac can be computed on a small computer.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class MemoryClaimKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
-        """Return an object that computes the arms' claims when it is measured."""
+        """Return an object whose ``measure`` computes the arms' claims."""
         return MemoryClaims(experiments)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -67,12 +67,12 @@ def _one_pool(engines: Sequence[Engine]) -> str | None:
 
     The threads of MLX and its BLAS would compete with the kernels' threads for the cores.
 
-    This was measured on two cores (workload ``uniform``, four requests, labkit's pool). Beside
-    mlx_lm with two BLAS threads, drained at the end of each turn, the paged engine took 1.4 to 1.7
-    times as long as beside another paged engine. With one BLAS thread it took 1.1 to 1.4 times as
-    long. With OpenMP under the kernels it took 1.5 to 3 times as long, even if OpenBLAS's threads
-    ended with each turn. On a Mac mlx_lm also raises Metal's wired limit, which the whole process
-    shares.
+    This was measured on two cores with the workload ``uniform``, four requests and labkit's thread
+    pool. mlx_lm finished its steps in flight at the end of each turn. If mlx_lm had two BLAS
+    threads, the paged engine took 1.4 to 1.7 times as long as beside another paged engine. With
+    one BLAS thread it took 1.1 to 1.4 times as long. If OpenMP was the kernels' thread pool, the
+    paged engine took 1.5 to 3 times as long, even if OpenBLAS's threads ended with each turn. On a
+    Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None
@@ -132,7 +132,11 @@ def _no_server(engines: Sequence[Engine]) -> str | None:
 
 
 def _kept_servers(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that a server which labkit did not start cannot be stopped, or None."""
+    """Return the reason that a server at ``engine.server.url`` cannot be paused, or None.
+
+    labkit did not start such a server. It may stop the server during the turns of other arms if
+    ``engine.server.pause`` is set and no other arm uses the same server.
+    """
     servers = [engine.server for engine in engines if engine.server.url is not None]
     used: set[int] = set()
     for server in servers:

@@ -5,8 +5,8 @@ the whole process. A round begins with a pulse: a fixed piece of work, the same 
 which is timed and wakes the threads. Then every arm has a *turn*, in random order; of every n
 rounds of n arms, each arm has each position once:
 
-1. On hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
-   leaves there and not what the previous arm left. On cold caches a flush evicts both.
+1. For hot caches the arm first launches a wash-out, so that the caches hold what *this* arm
+   leaves there and not what the previous arm left. For cold caches a flush evicts everything.
 2. The output is poisoned, the launch is timed, the output is checked. Small batches on hot
    caches are launched three times and the fastest counts (``kernel_cases.TIMED_LAUNCHES``).
    On a device with a queue, a chain of launches is timed and then a single launch. On cold
@@ -82,12 +82,13 @@ class InterleavedKernels:
         self._warmup = KernelWarmup(self._arms, context, clock)
 
     def prepare(self) -> None:
-        """Compile the kernels in two processes, one from the first case on and one from the last.
+        """Compile the kernels of all cases, in two processes if possible.
 
-        Each process finds in numba's cache what the other has compiled, so they meet in the
-        middle. With a launch queue, one process prepares everything, because a forked process
-        cannot use the device and the device's kernels are not in numba's cache. On macOS one
-        process prepares everything too, because system libraries do not survive a fork.
+        One process begins with the first case, the other with the last case and goes backwards.
+        Each finds in numba's cache what the other has compiled, so the compilation is complete
+        when they meet. With a launch queue a single process compiles, because a forked process
+        cannot use the device and the device's kernels are not in numba's cache. On macOS a single
+        process compiles too, because system libraries do not survive a fork.
         """
         if self._arms.queue is not None or sys.platform == "darwin":
             self.warm_up()

@@ -53,7 +53,7 @@ class ServingProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The seconds of each of an arm's steps, and the tokens that each computed.
+    """The duration (seconds) and the number of computed tokens of each step of an arm.
 
     ``schedule``: digest of the requests that received tokens in each step.
     """

@@ -121,7 +121,7 @@ class KernelArms:
         return by_kind if self.queue is None else by_kind | {"mlx": memory.moved(self.queue.put)}
 
     def case_names(self) -> list[str]:
-        """Return the names of all cases without duplicates: the first arm's first."""
+        """Return the names of all arms' cases without duplicates, in the order of the arms."""
         names = (case.name for arm in self.arms for case in arm.workload.cases)
         return list(dict.fromkeys(names))
 

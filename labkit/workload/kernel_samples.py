@@ -68,10 +68,10 @@ class PreparedArm:
 
 @dataclass
 class ArmSamples:
-    """Times of one arm in the rounds of a case. All lists have one entry per round.
+    """Times of one arm in the rounds of a case. The lists have one entry per round.
 
     ``seconds``: time of one launch, or of a chain divided by its length. ``single_s``: time of a
-    launch outside a chain; empty if no chains are timed. ``host_s``: time the host took to
+    launch outside a chain; an empty list if no chains are timed. ``host_s``: time the host took to
     describe a launch. ``positions``: the arm's position in the round's order. ``report``: the
     report of the latest single launch.
     """
@@ -106,7 +106,7 @@ class CaseRounds:
 
     @property
     def part(self) -> Part:
-        """The rounds as a part of the measurement."""
+        """These rounds as the ``Part`` that the turn order needs."""
         return Part(self.label, self.rounds, tuple(arm.prepared.arm for arm in self.arms))
 
     def samples(self, arm: int) -> ArmSamples:
@@ -162,7 +162,7 @@ def digest(out: NDArray[Any]) -> bytes:
 
 
 def refuse_nan(out: NDArray[Any], where: str) -> None:
-    """Raise ``InvalidOutput`` if an output holds NaN, whether left from poisoning or computed."""
+    """Raise ``InvalidOutput`` if an output holds NaN, computed or left over from poisoning."""
     values = kernel_cases.as_float32(out)
     if np.isnan(values.min()):
         token, head, _ = np.argwhere(np.isnan(values))[0]

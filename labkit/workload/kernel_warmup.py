@@ -28,7 +28,7 @@ class KernelWarmup:
 
     Every arm launches each case once for its output. Then rounds of wash-out launches follow
     until a round improves on the fastest earlier round by at most 2 %. There are at least
-    ``1 + workload.warmup`` rounds and, unless that is more, at most 20.
+    ``1 + workload.warmup`` rounds. There are at most 20 rounds, unless this minimum is larger.
     """
 
     def __init__(self, arms: KernelArms, context: TurnContext, clock: Clock) -> None:
@@ -98,7 +98,10 @@ class KernelWarmup:
         return tuple(map(kernel_samples.digest, launch.outputs))
 
     def _same_kernel(self, prepared: PreparedArm) -> bool:
-        """Return whether the wash-out runs the same kernel, and partitions, as the whole batch."""
+        """Return whether a launch of the wash-out is like one of the whole batch.
+
+        Both must run the same kernel with the same partitions.
+        """
         if prepared.washout is prepared.batch:
             return True
         with self._context.turn(prepared.arm):

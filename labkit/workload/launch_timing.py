@@ -34,7 +34,7 @@ TIMED_PLANS = 5  # how often planning is timed; the median counts
 
 
 class LaunchQueue(Protocol):
-    """A device with lazy arrays; NumPy arrays have the types of ``NUMPY_DTYPES``."""
+    """A device with lazy arrays. ``NUMPY_DTYPES`` gives the NumPy types of the arrays it copies."""
 
     def put(self, array: NDArray[Any]) -> Any:
         """Copy an array to the device and wait until the copy is complete."""
@@ -53,7 +53,7 @@ class LaunchQueue(Protocol):
         """
 
     def empty(self, start: Any) -> Any:
-        """Return a lazy launch that does almost nothing; it depends on ``start`` unless None."""
+        """Return a lazy launch that does almost nothing. It depends on ``start``, if not None."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,10 @@ class KernelBatch:
         raise NotImplementedError
 
     def planning_times(self, clock: Clock) -> tuple[float, float]:
-        """Return the median times to plan (seconds) and, within that, to build maps (us)."""
+        """Return the median times of planning (seconds) and of building the maps (us).
+
+        The resolver's maps are built during planning, so the first time includes the second.
+        """
         times, maps = zip(*(self._plan_once(clock) for _ in range(TIMED_PLANS)), strict=True)
         return statistics.median(times), statistics.median(maps)
 
@@ -148,7 +151,7 @@ class KernelBatch:
 class NumpyBatch(KernelBatch):
     """A batch on NumPy arrays. A launch runs when it is called; there are no chains.
 
-    All kernels compute in float32, whatever type the inputs were rounded to.
+    All kernels compute in float32, even if the inputs were rounded to another type.
     """
 
     dtype = Precision.float32
@@ -214,10 +217,11 @@ class QueuedBatch(KernelBatch):
         return outs
 
     def _plan_once(self, clock: Clock) -> tuple[float, float]:
-        """Time planning, including the arrays that the first launch prepares on the device.
+        """Return the times of planning (seconds) and of building the maps (microseconds).
 
-        The host prepares these arrays while it describes the first launch. So the time by which the
-        first description takes longer than the second counts as planning.
+        Planning includes the preparation of arrays on the device. The host prepares them while it
+        describes the plan's first launch. So the planning time is that of the plan and the first
+        description together, minus the time of the second description.
         """
         if not self.queued:
             return super()._plan_once(clock)

@@ -48,8 +48,8 @@ class LoadGenerator:
     A token's time is the end of the step that produced it, which is the earliest moment at which
     a client could have it. With a server it is the time of receipt. In an open loop a request
     counts as submitted when its client sends it, even if the engine is in the middle of a step
-    and accepts it later, because that wait is the engine's. A delay that the load generator itself
-    adds is recorded as ``late``.
+    and accepts it later, because the engine causes this wait. A delay that the load generator
+    itself adds is recorded as ``late``.
 
     Parameters
     ----------
@@ -182,7 +182,10 @@ class LoadGenerator:
         return True
 
     def _until_due(self) -> float:
-        """Return the seconds until the next request can be sent, at most ``PERIOD_S``."""
+        """Return the seconds until the next request is due, at most ``PERIOD_S``.
+
+        Returns ``PERIOD_S`` if no request can be sent before another one ends.
+        """
         assert self._start is not None
         due, elapsed = self._clients.next_due(), self._clock() - self._start
         if due is None or not self._clients.has_room(elapsed):
@@ -248,7 +251,7 @@ class LoadGenerator:
 
 
 def _add_event(entry: ServedRequest, event: TokenEvent) -> bool:
-    """Add an event to its request; return whether it carries output."""
+    """Add an event to its request; return whether the event carries output."""
     if isinstance(event, StreamEvent):
         if event.finish_reason is not None:
             entry.counted, entry.text = event.counted, event.whole

@@ -55,9 +55,9 @@ class MemoryTimeline:
         self._entries[entry.request_id] = entry
 
     def stepped(self, start: float, end: float) -> None:
-        """Take a sample if one is due, and note admissions, after a step.
+        """After a step, note admissions, and take a sample if one is due.
 
-        ``start`` and ``end`` of the step are seconds on the load generator's clock.
+        ``start``, ``end``: the step's times in seconds on the load generator's clock.
         """
         if self._static is not None:
             for request_id in self._static.lingering_requests():

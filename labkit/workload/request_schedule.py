@@ -103,7 +103,7 @@ class ClientPool:
         return self._ready[0][0] if self._ready else None
 
     def finished(self, index: int, elapsed: float) -> None:
-        """Remove an ended request from those in flight and make its session's next turn ready."""
+        """Note that a request in flight has ended, so its session's next request may be sent."""
         if self._in_flight == self._schedule.concurrency:
             self._full_until = elapsed
         self._in_flight -= 1

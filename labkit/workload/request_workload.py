@@ -33,7 +33,7 @@ MAX_PROMPT_TOKENS = 20_000_000  # token ids are cached as text
 class RequestKind:
     """Serves the prompts of a source, by default the one named by ``workload.prompts.source``.
 
-    A user's own kind may subclass it with a source of its own.
+    A user's own kind may be a subclass that overrides ``source``.
     """
 
     def __init__(self, source: PromptSource | None = None) -> None:

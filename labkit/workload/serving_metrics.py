@@ -4,10 +4,10 @@ TTFT is the time from submission to the first token, E2E from submission to the 
 ``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ``tpot_incl_first`` is ``E2E /
 tokens``, for tables that count the first token too. ITL is the gap between two chunks of one
 request, pooled over all requests. A chunk is the output of one engine step for a request: one
-token, or several with speculation. Over HTTP a chunk is the text of one read by the client,
-whatever number of tokens it holds. Goodput counts the requests that met every limit. For goodput, a
-request with a single token has a TPOT of 0. All metrics cover served requests only. Refused and
-failed requests are counted separately and never toward goodput.
+token, or several with speculation. Over HTTP a chunk is the text that the client gets from one
+read; it may hold any number of tokens. Goodput counts the requests that met every limit. For
+goodput, a request with a single token has a TPOT of 0. All metrics cover served requests only.
+Refused and failed requests are counted separately and never toward goodput.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class ServedRequest:
     """Tokens and times of one request; times are seconds on the load generator's clock.
 
     ``admitted``: start of the request's first step; None if the engine does not report admissions.
-    ``stayed_steps``: steps that computed the request's row after it had ended. ``due``: the time
-    at which it should have been sent; None in a closed loop. ``late``: seconds by which the load
-    generator sent it late. ``error``: the reason that it was refused or failed. ``counted`` and
-    ``text``: number and text of its tokens, if a server reports no token ids.
+    ``stayed_steps``: steps that computed the request's row after the request had ended. ``due``:
+    the time at which the request should have been sent; None in a closed loop. ``late``: seconds
+    by which the load generator sent the request late. ``error``: the reason that the request was
+    refused or failed. ``counted``, ``text``: number and text of the request's tokens, if a server
+    reports no token ids.
     """
 
     request_id: str

@@ -329,7 +329,7 @@ def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
 
 
 def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
-    """Return ``case``, whose metrics exclude stalls, with those of ``measured`` as a note."""
+    """Return ``case``, whose metrics exclude stalls, with the metrics of ``measured`` as a note."""
     as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
     return replace(case, notes={**case.notes, "as_measured": as_measured})
 

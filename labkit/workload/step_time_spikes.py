@@ -5,23 +5,31 @@ would charge it to that arm. Stalls only add time, and only to a few steps. So a
 more than ``SPIKE_RATIO`` times its expected time is counted with the expected time. Every other
 step counts as measured.
 
-If all arms ran the same schedule, step j of one arm computed the same as step j of another, and
-the expected time comes from the other arms. Their times are scaled by the two arms' ratio in steps
-of about the same length, so a speed-up or slowdown of one kind of step is preserved. If the
-schedules differ, the expected time is the median of the same arm's steps that computed about as
-many tokens. This estimate is rougher, so only a step over ``ROUGH_SPIKE_RATIO`` times its expected
-time counts as a spike. A step with few similar steps (a long prefill) counts as measured.
+If all arms ran the same schedule, step j of one arm computed the same as step j of another. The
+expected time is then the time of another arm's step j, multiplied by the median ratio of the two
+arms' times in steps of about the same length. So a speed-up or slowdown of one kind of step is
+preserved. With several other arms, the smallest of these times is the expected time.
+
+If the schedules differ, the expected time is the median of the same arm's steps that computed about
+as many tokens. This estimate is rougher, so only a step over ``ROUGH_SPIKE_RATIO`` times its
+expected time counts as a spike. A step with few similar steps (a long prefill) counts as measured.
 
 Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
 The times of a single process cannot tell the two apart, but those of many processes can
 (:mod:`labkit.analysis.machine_or_arm_stalls`).
 
-This was measured with chat on tiny (two cores, three arms, one pass, 8 processes) as the paired
-standard deviation between processes. On an idle machine it is 1.0 % for a copy of the baseline and
-0.5 % for an arm with a planted difference of 3 %; for ratios of total times it is 0.9 % and 1.1 %.
-The planted difference is estimated as 3.0 %, and from total times as 2.7 %. Beside one busy
-process, with OpenMP's pool, the standard deviations are 2.2 % and 2.3 %, and 5.9 % and 7.6 % for
-ratios of total times.
+This was measured with ``workload=chat`` and ``model=tiny`` on two cores, in 8 processes that each
+served the requests once. Two arms were compared with the baseline: a copy of it, and an arm with a
+planted difference of 3 %. On the idle machine the planted difference is estimated as 3.0 % (from
+total times: 2.7 %). The paired standard deviations between processes are::
+
+                                                      copy    planted
+    idle machine, without stalls                      1.0 %   0.5 %
+    idle machine, total times                         0.9 %   1.1 %
+    beside a busy process (OpenMP), without stalls    2.2 %   2.3 %
+    beside a busy process (OpenMP), total times       5.9 %   7.6 %
+
+"OpenMP": the kernels' threads were those of OpenMP's pool.
 """
 
 from __future__ import annotations
@@ -88,7 +96,10 @@ def _excess(times: Array, expected: Array, ratio: float) -> Array:
 
 
 def running_median(values: Array, along: Array) -> Array:
-    """Return the running median of ``values``, sorted by ``along``: float64 [n], in input order."""
+    """Return for each value the median of the values with about the same ``along``.
+
+    Returns float64 [n], in the order of ``values``.
+    """
     order = np.argsort(along, kind="stable")
     width = min(NEIGHBOURS, len(values))
     windows = np.lib.stride_tricks.sliding_window_view(values[order], width)

@@ -28,7 +28,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of the part with the index ``part``: pairs of an arm and its position, from 0."""
+    """One round of the part with the index ``part``.
+
+    ``turns``: pairs of an arm's index and the arm's position in the round, both from 0.
+    """
 
     part: int
     turns: tuple[tuple[int, int], ...]
@@ -37,7 +40,7 @@ class Round:
 class TurnOrder(Protocol):
     """Gives the arms of a process their turns, and lets them exchange values.
 
-    ``slice_s``: the seconds that a turn lasts, where arms have slices and not rounds.
+    ``slice_s``: the seconds that a turn lasts, if the arms have slices instead of rounds.
     ``other_processes``: whether arms of other processes have turns as well.
     """
 
@@ -93,7 +96,7 @@ class RandomTurnOrder:
             yield Round(index, tuple((arm, position) for position, arm in enumerate(arms)))
 
     def _balanced_orders(self, arms: Sequence[int]) -> list[list[int]]:
-        """Draw the orders of the next rounds: as many as there are arms."""
+        """Draw the order of the arms in each of the next n rounds of a part with n arms."""
         drawn = self._order.sample(arms, len(arms))
         orders = [drawn[k:] + drawn[:k] for k in range(len(drawn))]
         self._order.shuffle(orders)
@@ -106,7 +109,7 @@ class RandomTurnOrder:
             yield from arms
 
     def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
-        """Return the values: all arms are in this process."""
+        """Return ``values`` and 0, because all arms are in this process."""
         return list(values), 0
 
 

@@ -245,7 +245,10 @@ class InterleavedScoring:
         return exchange_reference(self._order, windows, None if baseline is None else own)
 
     def _num_compared(self, arm: ScoringArm) -> int:
-        """Return how many tokens per position are compared one by one for an arm, at most."""
+        """Return how many tokens of each position are compared one by one for an arm.
+
+        For a server this is a maximum: only tokens that server and baseline return are compared.
+        """
         limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
         return min(limit, self._reference_width)
 

@@ -1,7 +1,8 @@
 """The baseline's log probabilities of a round, sent to arms that have processes of their own.
 
-For each position, ``SENT_TOP`` tokens are sent with float64 log probabilities, which takes 1,035
-bytes in base64. So the message for a round of 1,024 tokens has 1 MB.
+For each position, the ids and the float64 log probabilities of the ``SENT_TOP`` likeliest tokens
+are sent. This takes 1,035 bytes per position in base64, so the message for a round of 1,024 tokens
+takes about 1 MB.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ SENT_TOP = 64
 def exchange_reference(
     order: TurnOrder, windows: Sequence[Prompt], own: Sequence[PromptLogprobs] | None
 ) -> list[PromptLogprobs]:
-    """Return the baseline's log probabilities of a round's windows, from its process.
+    """Exchange messages between the arms' processes; return the baseline's log probabilities.
 
-    ``own``: the log probabilities of this process's arm if it is the baseline, else None.
+    ``windows``: the windows of the round. ``own``: the log probabilities of this process's arm if
+    this arm is the baseline, else None.
 
     Raises
     ------
@@ -57,7 +59,7 @@ def _digest(windows: Sequence[Prompt]) -> str:
 
 
 def _encoded(part: PromptLogprobs) -> dict[str, Any]:
-    """Return the baseline's arrays that ``prediction_distance`` needs, as JSON types."""
+    """Return the arrays of the baseline that ``prediction_distance`` needs, as JSON types."""
     return {
         "tokens": _text(part.tokens, "<f8"),
         "top": _text(part.top, "<f8"),

@@ -17,10 +17,10 @@ PACKAGED_TEXTS = 10  # number of texts at the start of the corpus; the rest are 
 
 
 def read_texts(path: str | None) -> tuple[str, ...]:
-    """Return the texts of ``workload.texts``: a text file, a JSON-lines file, or packaged texts.
+    """Return the texts of ``workload.texts``, or packaged texts if ``path`` is None.
 
-    A file whose name ends with ``.jsonl`` has an object with the key ``text`` per line. Any other
-    file is one text.
+    If the name of the file ends with ``.jsonl``, each line is an object with the key ``text``. Any
+    other file is one text.
 
     Raises
     ------
@@ -104,10 +104,10 @@ def _check_count(experiment: Experiment, available: int, qualifier: str) -> None
 
 
 def windows_of(experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-    """Return the windows: ``workload.window_tokens`` tokens each, the first ``num_windows``.
+    """Return the first ``workload.num_windows`` windows of ``workload.window_tokens`` tokens.
 
-    The windows of a text do not overlap, and what remains at its end is not scored. A window is
-    scored on its own: its first token has no log probability.
+    The windows of a text do not overlap. Tokens after a text's last whole window are not scored. A
+    window is scored on its own, so its first token has no log probability.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Read large text files of requests piece by piece, as untrusted data.
 
-A published trace may have a gigabyte, and a workload needs only its beginning. So reading stops
+A published trace may be a gigabyte large, and a workload needs only its beginning. So reading stops
 after the requests that are needed, and no line or item may exceed a limit.
 """
 
@@ -23,9 +23,10 @@ SPACE = " \t\r\n"
 
 
 def limit(experiment: Experiment) -> int:
-    """Return the number of requests to read: ``workload.num_requests``, or one above the maximum.
+    """Return the number of requests to read: ``workload.num_requests`` if it is set.
 
-    With one more than :data:`MAX_REQUESTS`, :func:`refuse_more` notices that there are too many.
+    Otherwise the number is :data:`MAX_REQUESTS` plus 1, so that :func:`refuse_more` notices a file
+    with too many requests.
     """
     count = experiment.workload.num_requests
     return MAX_REQUESTS + 1 if count is None else count
@@ -122,7 +123,10 @@ def array_items(path: str) -> Iterator[tuple[str, Any]]:
 def _item(
     where: str, path: str, file: IO[str], text: str, decoder: json.JSONDecoder
 ) -> tuple[Any, str]:
-    """Decode the item at the start of ``text``, reading on if it is incomplete; return the rest."""
+    """Decode the item at the start of ``text``, and read more of the file if it is incomplete.
+
+    Returns the item and the text after the item.
+    """
     while True:
         try:
             item, end = decoder.raw_decode(text)

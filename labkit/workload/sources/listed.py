@@ -14,7 +14,7 @@ SEED_STREAM = 6  # number of this source's random stream, used together with the
 
 
 def texts(experiment: Experiment, listed: Sequence[ListedRequest]) -> list[TextRequest]:
-    """Return the listed requests, with drawn output lengths where ``max_tokens`` is not set."""
+    """Return the listed requests, with a drawn output length if ``max_tokens`` is not set."""
     prompts = experiment.workload.prompts
     seed = experiment.seed if prompts.seed is None else prompts.seed
     drawn = request_lengths.draw(

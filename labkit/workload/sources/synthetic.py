@@ -16,10 +16,10 @@ GROUP, ANSWER = 4, 5  # numbers of the random streams of shared prefixes and of 
 
 
 class SyntheticSource:
-    """The first ``workload.num_requests`` of ``workload.prompts.requests`` random prompts.
+    """Random prompts: the first ``workload.num_requests`` of ``workload.prompts.requests``.
 
     All prompt lengths, then all output lengths, then the token ids are drawn from one stream. So
-    with a smaller ``workload.num_requests`` the prompts are the first ones of the same list. All
+    ``workload.num_requests`` selects the first prompts of a list that does not depend on it. All
     turns of a session come before those of the next session. The sessions' shared prefixes
     alternate between the prefix groups. A turn's prompt begins with the previous turn's prompt,
     followed by random ids in place of the model's answer, so that all arms get the same prompts.

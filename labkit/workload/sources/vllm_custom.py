@@ -1,7 +1,7 @@
 """Requests of vLLM's custom dataset: JSON lines such as ``{"prompt": ..., "output_tokens": 20}``.
 
-As in ``vllm bench serve --dataset-name custom``, the prompt is one user message where the model has
-a chat template, and other keys are ignored. Without ``output_tokens`` the output length is drawn
+As in ``vllm bench serve --dataset-name custom``, the prompt is one user message if the model has a
+chat template, and other keys are ignored. Without ``output_tokens`` the output length is drawn
 from ``workload.prompts.output``.
 """
 

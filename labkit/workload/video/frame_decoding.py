@@ -128,7 +128,7 @@ def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) ->
 def _opencv(path: Path, num_frames: int, threads: int) -> DecodedFrames:
     """Decode with OpenCV: grab all frames up to the last pick, and retrieve the picks.
 
-    The baseline of the article on frame picking does the same.
+    The baseline of the article behind ``ablation=keyframes`` does the same.
     """
     import cv2
 

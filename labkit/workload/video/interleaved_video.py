@@ -163,7 +163,11 @@ class InterleavedVideo:
             )
 
     def _check(self) -> None:
-        """Check each arm's frames against the reference, and its counts against its pick method."""
+        """Check the frames and the decoder's counts of each arm's first request for each clip.
+
+        The digests of the frames are recorded beside those of the reference decode. If the counts
+        do not match the arm's pick method, the arm's requests for the clip count as failed.
+        """
         for clip, reference in enumerate(self._references):
             firsts = [first for clips in self._samples if (first := clips[clip].first) is not None]
             reference.decode({place for first in firsts for place in first.picks})
@@ -269,7 +273,8 @@ class InterleavedVideo:
     def _answers(self, arm: int) -> dict[str, Any]:
         """Ask the model about the picked frames of every clip whose requests all succeeded.
 
-        Returns the counts under the key ``answers``, or an empty dict without questions.
+        Returns the result of ``VideoQuiz.ask`` under the key ``answers``, or an empty dict if no
+        questions are configured.
         """
         if self._quiz is None:
             return {}

@@ -40,10 +40,11 @@ class Event:
 def planted(clip: Clip) -> list[Event]:
     """Return a clip's events, grouped by kind, in order of time within each kind.
 
-    One frame shows a colour, so a colour change needs one frame on each side, between the previous
-    and the next change. It takes two frames to show a direction, so a direction change needs two on
-    each side. A collision needs one frame on each side within a second, because earlier and later
-    the shapes are too far apart to suggest a collision.
+    The frames before an event reach back to the previous event of its kind, and the frames after it
+    reach to the next. A colour change is visible if one frame before it and one after it are
+    picked. A direction change needs two frames before and two after, because one frame shows no
+    direction. A collision needs one frame in the second before and one in the second after, because
+    at other times the shapes are too far apart to suggest a collision.
     """
     events: list[Event] = []
     for kind in KINDS:
@@ -60,7 +61,11 @@ def planted(clip: Clip) -> list[Event]:
 
 
 def event_frames(clip: Clip, kind: str) -> list[int]:
-    """Draw the frames of a clip's events of one kind: one in each of ``clip.events`` parts."""
+    """Return the first changed frame of each event of one kind, in ascending order.
+
+    The clip is divided into ``clip.events`` parts of about equal length. Each part has one event,
+    whose frame is drawn from the clip's seed.
+    """
     if clip.events == 0:
         return []
     draw = random.Random(f"labkit events/{clip.seed}/{kind}/{clip.length}/{clip.events}")
@@ -69,7 +74,7 @@ def event_frames(clip: Clip, kind: str) -> list[int]:
 
 
 def shares(events: Sequence[Event], picks: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Return the number of planted events, and the number that the picks show, by kind."""
+    """Count, by kind, the events (``planted``) and those that the picks show (``visible``)."""
     by_kind: dict[str, dict[str, int]] = {}
     for event in events:
         counts = by_kind.setdefault(event.kind, {"visible": 0, "planted": 0})

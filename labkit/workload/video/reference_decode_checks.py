@@ -1,4 +1,4 @@
-"""Checks of a request's frames: pixels against a reference decode, picks against the formula."""
+"""Checks of a request: its picks against the pick method, its pixels against a reference."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class VideoQuiz:
     def ask(self, frames: Mapping[str, Sequence[Pixels]]) -> dict[str, int]:
         """Ask the questions on the clips in ``frames``.
 
-        Returns the numbers of all questions, of questions asked and of right answers, by name.
+        Returns three numbers: of all ``questions``, of those ``asked``, and of ``right`` answers.
         """
         questions = [question for question in self.questions if question.clip in frames]
         right = sum(q.is_right(self.model.answer(frames[q.clip], q.prompt)) for q in questions)
