@@ -31,9 +31,10 @@ class WiredAdvice:
 def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]:
     """Return advice for an engine that needs ``needed_bytes`` for weights, activations and pool.
 
-    The result is empty outside macOS, and if no setting stands in the way.
+    The result is empty outside macOS, if no setting stands in the way, and if none helps because
+    more is needed than the machine has.
     """
-    if machine.wired is None:
+    if machine.wired is None or needed_bytes > machine.total:
         return ()
     advice = []
     if needed_bytes > machine.working_set:
