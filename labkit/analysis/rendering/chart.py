@@ -152,11 +152,11 @@ class Chart:
 
     def line(self, points: Sequence[Point], style: str, arm: str = "") -> None:
         """Draw a line through points. Of very many points, extremes are drawn."""
-        self.marks.append(Line(tuple(self._thinned(points, arm)), style, arm))
+        self.marks.append(Line(tuple(self.thin(points, arm)), style, arm))
 
     def dots(self, points: Sequence[Point], style: str, mark: str, arm: str = "") -> None:
-        """Draw marks that share a style and are described by ``x_names``."""
-        self.marks.append(Dots(tuple(self._thinned(points, arm)), style, mark, arm))
+        """Draw marks that share a style and have no tips of their own. Of very many, extremes."""
+        self.marks.append(Dots(tuple(self.thin(points, arm)), style, mark, arm))
 
     def dot(
         self, x: float, y: float, style: str, mark: str = "circle", tip: str = "", link: str = "",
@@ -212,15 +212,18 @@ class Chart:
         run = self.x_names[round(dots.points[index][0]) - 1]
         return f"{self.record_folder}runs/{run}.json"
 
-    def _thinned(self, points: Sequence[Point], name: str) -> Sequence[Point]:
-        """Return the points, or of too many the lowest and highest of equal parts of the x axis."""
-        if len(points) <= MAX_POINTS:
+    def thin(self, points: Sequence[Point], name: str, most: int = MAX_POINTS) -> Sequence[Point]:
+        """Return the points, or of more than ``most`` the extremes of equal parts of the x axis.
+
+        If points are left out, a note in ``thinned`` says so. ``name``: of the points, or empty.
+        """
+        if len(points) <= most:
             return points
-        kept = extremes(points, MAX_POINTS // 2)
+        kept = extremes(points, most // 2)
         of = f" of {name}" if name else ""
         note = (
             f"{len(kept):,} of {count_text(len(points), 'point')}{of} are drawn: the lowest and "
-            f"the highest of each of {MAX_POINTS // 2} parts of the axis"
+            f"the highest of each of {most // 2} parts of the axis"
         )
         if note not in self.thinned:
             self.thinned.append(note)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_LEGEND = 160  # characters of arms that stay in view
+MAX_LINES = 300  # of a table that explains results; tables of results are complete
 MAX_PICTURES = 6  # of the charts of rows that readers without JavaScript see
 SCRIPTS = ("charts.js", "report.js")  # in this order
 
@@ -117,6 +118,7 @@ def study_html(
             for index, a in enumerate(analyses)
         ],
         charts=PageCharts(),
+        max_lines=MAX_LINES,
         max_pictures=MAX_PICTURES,
         svg=chart_svg,
         style=(TEMPLATES / "report.css").read_text("utf-8"),
