@@ -214,7 +214,8 @@ def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) 
         return _no_change(by_arm, baseline, rest)
     order = sorted(decided, key=lambda arm: -_middle(decided[arm]))
     parts = [f"{arm_text(arm)} {_sizes(decided[arm])}" for arm in order]
-    first = f"{_capitalised(arm_text(order[0]))} {verb} {_sizes(decided[order[0]])}"
+    best = arm_text(order[0])
+    first = f"{_capitalised(best) if verb == 'is' else best} {verb} {_sizes(decided[order[0]])}"
     shown = [f"{first} than {baseline}{rest}.", f"{first} than {baseline}.", f"{first}."]
     if verb == "is" and len(by_arm) > MAX_NAMED_ARMS:
         return [*_most(by_arm, order[0], baseline), *shown]
