@@ -101,8 +101,9 @@ def short_answer(analysis: CellAnalysis) -> str:
     effects = _effects(analysis)
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if not effects or all(e.verdict == "invalid" for e in effects):
-        gate = f": the gate {join_names(failed)} failed" if failed else ": nothing was measured"
-        return f"No answer{gate}."
+        gates = "gate" if len(failed) == 1 else "gates"
+        cause = f"the {gates} {join_names(failed)} failed" if failed else "nothing was measured"
+        return f"No answer: {cause}."
     return shortest(_candidates(analysis, [e for e in effects if e.verdict != "invalid"]))
 
 

@@ -30,7 +30,8 @@ HIDDEN_TEXTS = """(() => {
     if (node.parentElement.closest("script, title, .contents, .tools")) continue;
     if (!node.textContent.trim()) continue;
     range.selectNodeContents(node);
-    if (!range.getBoundingClientRect().height) hidden.push(node.textContent);
+    const seen = node.parentElement.checkVisibility() && range.getBoundingClientRect().height;
+    if (!seen) hidden.push(node.textContent);
   }
   return hidden;
 })()"""

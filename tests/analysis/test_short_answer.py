@@ -67,6 +67,16 @@ def test_a_failed_gate_leaves_no_answer(make_cell, make_array):
     assert answer(make_cell(change=differ)) == "No answer: the gate identical failed."
 
 
+def test_several_failed_gates_are_all_named(make_cell):
+    def fail(record):
+        if record.arm != "seq_map":
+            return record
+        return replace(record, outcome="oom", detail="no room", cases=())
+
+    expected = "No answer: the gates healthy, engaged and identical failed."
+    assert answer(make_cell(change=fail)) == expected
+
+
 def test_nothing_to_compare_gives_the_value(make_cell):
     text = answer(make_cell(effects={}, requests=True))
     assert text.startswith("Nothing to compare: binary search has throughput 50") or (
