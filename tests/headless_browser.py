@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -74,13 +75,21 @@ class HeadlessBrowser:
         text, self._buffer = self._buffer.split(b"\0", 1)
         return json.loads(text)
 
-    def open(self, path, size=DESKTOP, scheme="light", fragment="", media="screen"):
-        """Load a file and wait until it is complete. ``scheme`` is light or dark."""
+    def resize(self, size):
+        """Set the size of the window."""
         width, height = size
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=size == PHONE,
         )  # fmt: skip
+
+    def open(self, path, size=DESKTOP, scheme="light", fragment="", media="screen", scripts=True):
+        """Load a file and wait until it is complete.
+
+        ``scheme`` is light or dark; ``scripts``: whether the page's own scripts run.
+        """
+        self.resize(size)
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features, media=media)
         self.call("Page.navigate", url="about:blank")
@@ -92,6 +101,19 @@ class HeadlessBrowser:
                 return
             time.sleep(0.02)
         raise AssertionError(f"{url} did not load")
+
+    def wait(self, condition):
+        """Wait until a JavaScript expression is true."""
+        for _ in range(500):
+            if self.evaluate(condition):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"never true: {condition}")
+
+    def printed_pages(self):
+        """Return the number of pages of the page as a PDF on A4."""
+        data = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"]
+        return len(re.findall(rb"/Type /Page\b", base64.b64decode(data)))
 
     def evaluate(self, expression):
         """Evaluate JavaScript and return its value, which must be JSON."""

@@ -17,7 +17,9 @@ def run(programs, value):
     bodies = ", ".join(f"(input) => {{ {program}\n}}" for program in programs)
     code = f"JSON.stringify([{bodies}].map((program) => program({json.dumps(value)})))"
     if not NODE:
-        with tempfile.TemporaryDirectory() as profile, HeadlessBrowser(profile) as browser:
+        # The browser's children may still write while the folder is removed.
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        with folder as profile, HeadlessBrowser(profile) as browser:
             return json.loads(browser.evaluate(code))
     done = subprocess.run(
         [NODE, "-"], input=f"console.log({code})", capture_output=True, text=True, timeout=120

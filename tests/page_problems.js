@@ -60,7 +60,7 @@
   const { scrollWidth, clientWidth } = document.documentElement;
   if (scrollWidth > clientWidth) problems.push(`the page is ${scrollWidth} px wide, the window ${clientWidth}`);
   for (const element of document.querySelectorAll(".scroll")) {
-    if (element.scrollWidth > element.clientWidth + 1) problems.push(`${about(element)} scrolls sideways`);
+    if (shown(element) && element.scrollWidth > element.clientWidth + 1) problems.push(`${about(element)} scrolls sideways`);
   }
   for (const control of document.querySelectorAll("input, select, textarea, button, a[href], [role=radio], [role=img], [role=group], [role=radiogroup]")) {
     const name = control.getAttribute("aria-label") || control.labels?.[0]?.textContent || control.textContent || control.title

@@ -104,8 +104,9 @@ def short_answer(analysis: CellAnalysis) -> str:
     effects = _effects(analysis)
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if not effects or all(e.verdict == "invalid" for e in effects):
-        gate = f": the gate {join_names(failed)} failed" if failed else ": nothing was measured"
-        return f"No answer{gate}."
+        gates = "gate" if len(failed) == 1 else "gates"
+        cause = f"the {gates} {join_names(failed)} failed" if failed else "nothing was measured"
+        return f"No answer: {cause}."
     return shortest(_candidates(analysis, [e for e in effects if e.verdict != "invalid"]))
 
 
@@ -220,7 +221,8 @@ def _several(by_arm: Mapping[str, Sequence[_Effect]], baseline: str, verb: str) 
         return _no_change(by_arm, baseline, rest)
     order = sorted(decided, key=lambda arm: -_middle(decided[arm]))
     parts = [f"{arm_text(arm)} {_sizes(decided[arm])}" for arm in order]
-    first = f"{_capitalised(arm_text(order[0]))} {verb} {_sizes(decided[order[0]])}"
+    best = arm_text(order[0])
+    first = f"{_capitalised(best) if verb == 'is' else best} {verb} {_sizes(decided[order[0]])}"
     shown = [f"{first} than {baseline}{rest}.", f"{first} than {baseline}.", f"{first}."]
     if verb == "is" and len(by_arm) > MAX_NAMED_ARMS:
         return [*_most(by_arm, order[0], baseline), *shown]

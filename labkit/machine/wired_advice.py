@@ -31,9 +31,10 @@ class WiredAdvice:
 def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]:
     """Return advice for an engine that needs ``needed_bytes`` for weights, activations and KV.
 
-    The result is empty outside macOS, and if the settings need no change.
+    The result is empty outside macOS, if the settings need no change, and if the engine needs more
+    than the machine has.
     """
-    if machine.wired is None:
+    if machine.wired is None or needed_bytes > machine.total:
         return ()
     advice = []
     if needed_bytes > machine.working_set:

@@ -114,6 +114,13 @@ def test_no_advice_without_an_obstacle():
     assert wired_advice.advise(none, 31 * GIB) == ()
 
 
+def test_no_advice_helps_where_more_is_needed_than_the_machine_has():
+    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
+    limit, _ = wired_advice.advise(machine, 32 * GIB)
+    assert "0.0 GiB" in limit.risk
+    assert wired_advice.advise(machine, 32 * GIB + 1) == ()
+
+
 # --------------------------------------------------------------------------- this process
 
 

@@ -152,11 +152,11 @@ class Chart:
 
     def line(self, points: Sequence[Point], style: str, arm: str = "") -> None:
         """Draw a line through points, or through their extremes if there are very many."""
-        self.marks.append(Line(tuple(self._thinned(points, arm)), style, arm))
+        self.marks.append(Line(tuple(self.thin(points, arm)), style, arm))
 
     def dots(self, points: Sequence[Point], style: str, mark: str, arm: str = "") -> None:
         """Draw marks of one style whose tooltips use ``x_names``."""
-        self.marks.append(Dots(tuple(self._thinned(points, arm)), style, mark, arm))
+        self.marks.append(Dots(tuple(self.thin(points, arm)), style, mark, arm))
 
     def dot(
         self, x: float, y: float, style: str, mark: str = "circle", tip: str = "", link: str = "",
@@ -212,15 +212,18 @@ class Chart:
         run = self.x_names[round(dots.points[index][0]) - 1]
         return f"{self.record_folder}runs/{run}.json"
 
-    def _thinned(self, points: Sequence[Point], name: str) -> Sequence[Point]:
-        """Return the points, or their :func:`extremes` if there are more than ``MAX_POINTS``."""
-        if len(points) <= MAX_POINTS:
+    def thin(self, points: Sequence[Point], name: str, most: int = MAX_POINTS) -> Sequence[Point]:
+        """Return the points, or their :func:`extremes` if there are more than ``most``.
+
+        If points are left out, ``thinned`` gets a note, which names the points ``name``.
+        """
+        if len(points) <= most:
             return points
-        kept = extremes(points, MAX_POINTS // 2)
+        kept = extremes(points, most // 2)
         of = f" of {name}" if name else ""
         note = (
             f"{len(kept):,} of {count_text(len(points), 'point')}{of} are drawn: the lowest and "
-            f"the highest of each of {MAX_POINTS // 2} parts of the axis"
+            f"the highest of each of {most // 2} parts of the axis"
         )
         if note not in self.thinned:
             self.thinned.append(note)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_LEGEND = 160  # characters of all names; a longer legend does not stay in view
+MAX_LINES = 300  # of a table that explains results; tables of results are complete
 MAX_PICTURES = 6  # charts of rows that a reader without JavaScript sees
 SCRIPTS = ("charts.js", "report.js")  # in this order
 
@@ -118,6 +119,7 @@ def study_html(
             for index, a in enumerate(analyses)
         ],
         charts=PageCharts(),
+        max_lines=MAX_LINES,
         max_pictures=MAX_PICTURES,
         svg=chart_svg,
         style=(TEMPLATES / "report.css").read_text("utf-8"),

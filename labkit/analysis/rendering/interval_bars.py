@@ -91,6 +91,7 @@ class CardBars:
     scale: IntervalScale
     arms: Sequence[ArmBars]
     several_rows: bool
+    has_intervals: bool
     left_out: int
 
     @property
@@ -101,7 +102,8 @@ class CardBars:
     @property
     def caption(self) -> str:
         """What the bars show."""
-        what = "each dot is a row" if self.several_rows else "the effect with its interval"
+        interval = " with its interval" if self.has_intervals else ""
+        what = "each dot is a row" if self.several_rows else f"the effect{interval}"
         more = f"; further arms in the table: {self.left_out}" if self.left_out else ""
         return f"{what}; axis {self.scale.text}{more}"
 
@@ -125,7 +127,8 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
         return None
     styles = arm_classes(cell)
     shown = dict(list(found.items())[:MAX_ARMS])
-    scale = IntervalScale.of([c for own in shown.values() for c in own], margin)
+    comparisons = [c for own in shown.values() for c in own]
+    scale = IntervalScale.of(comparisons, margin)
     lines = [
         ArmBars(
             arm,
@@ -136,7 +139,8 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
         for arm, own in shown.items()
     ]
     several_rows = any(len(own) > 1 for own in shown.values())
-    return CardBars(scale, lines, several_rows, len(found) - len(shown))
+    has_intervals = any(c["ci_low_pct"] is not None for c in comparisons)
+    return CardBars(scale, lines, several_rows, has_intervals, len(found) - len(shown))
 
 
 def _effects(cell: Json, arms: Sequence[str]) -> dict[str, list[Json]]:

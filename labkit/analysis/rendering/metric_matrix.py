@@ -181,11 +181,14 @@ def _notes(cell: Json) -> Iterator[str]:
         )  # fmt: skip
         yield f"Estimates only: {next(reasons)}."
     text = "Values are medians over runs"
+    known = [c["ci_low_pct"] for row in cell["rows"] for c in row["comparisons"]]
+    bars = f"adjusted {level_text(cell)} intervals" if any(k is not None for k in known) else (
+        "the differences, without intervals"
+    )  # fmt: skip
     if words:
         text += (
             "; differences are estimated within blocks, so they may differ from the quotient of "
-            f"two medians. Bars: adjusted {level_text(cell)} intervals, margin "
-            f"±{cell['design']['margin_pct']:g} % shaded"
+            f"two medians. Bars: {bars}, margin ±{cell['design']['margin_pct']:g} % shaded"
         )
     yield f"{text}."
     meanings = {

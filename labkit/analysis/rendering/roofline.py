@@ -30,6 +30,7 @@ Y_LABEL = "GFLOP/s"
 PADDING_DECADES = 0.1  # between the outermost points and the edges
 MARK_SPACING = 0.018  # between marks of one case, as a share of the panel's width
 MAX_LABELS = 60  # more labels would cover the marks; then only the tooltips name the cases
+MAX_POINTS = 300  # of an arm; more are thinned
 LABEL_WIDTH, LABEL_HEIGHT = 0.03, 0.045  # of a case's number, as shares of the panel
 ExponentRange = tuple[float, float]  # exponents of ten
 
@@ -253,7 +254,15 @@ def roofline_chart(cell: Json, points: Sequence[RooflinePoint]) -> Chart:
     roof = [(log10(a), log10(b)) for a, b in _roof(points, x)]
     if roof:
         chart.line(roof, "zero")
-    for p, position in zip(points, _mark_positions(points, x), strict=True):
+    positions = _mark_positions(points, x)
+    drawn = {
+        arm: set(chart.thin([at for p, at in zip(points, positions, strict=True) if p.arm == arm],
+                            arm, MAX_POINTS))
+        for arm in dict.fromkeys(p.arm for p in points)
+    }  # fmt: skip
+    for p, position in zip(points, positions, strict=True):
+        if position not in drawn[p.arm]:
+            continue
         style, mark = styles[p.arm]
         share = "" if p.share is None else f", {p.share:.0%} of the limit"
         tip = f"{p.case}, {p.arm}: {p.gflop_s:,.1f} GFLOP/s, {p.gb_s:,.1f} GB/s{share}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
 
 Json = Mapping[str, Any]
-MAX_LINKS = 4_000  # per cell; if a cell has more values, only its charts link to records
+MAX_VALUES = 4_000  # per cell; if a cell has more values, only its charts show them
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class RowRuns:
 class RunList:
     """The runs behind the rows of a cell; HTML only.
 
-    ``links``: whether values are linked to their records.
+    ``has_values``: whether each run's value is shown, linked to its record.
     """
 
     rows: Sequence[RowRuns]
-    links: bool
+    has_values: bool
     kind: ClassVar[str] = "runs"
 
 
@@ -61,7 +61,7 @@ def run_list(cell: Json, claim: str, record_folder: str) -> RunList:
         if row["skipped"] is None
     ]
     count = sum(len(arm.runs) for row in rows for arm in row.arms)
-    return RunList(rows, count <= MAX_LINKS)
+    return RunList(rows, count <= MAX_VALUES)
 
 
 def _arms(row: Json, record_folder: str) -> Iterator[ArmRuns]:

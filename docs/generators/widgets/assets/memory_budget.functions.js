@@ -54,6 +54,7 @@ function memoryOutcome(machine, needed) {
 function advise(machine, needed, texts) {
   const gib = (bytes) => `${fixed(bytes / 2 ** 30, 1)} GiB`;
   const advice = [];
+  if (needed > machine.total) return advice;
   if (needed > machine.working_set) {
     const setBy = machine.limit_mb ? `${machine.limit_mb} MiB` : "the default";
     advice.push([`${gib(needed)} are needed, but Metal wires only ${gib(machine.working_set)} (wired limit: ${setBy})`,

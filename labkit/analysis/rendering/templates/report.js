@@ -366,6 +366,26 @@
   addEventListener("hashchange", () => { go(anchorOf(location.hash)); save(); });
   for (const fold of folds) fold.addEventListener("toggle", save);
 
+  // -------------------------------------------------------------- tables on narrow screens
+
+  /** Show a table that a narrow screen would cut as a block for each line. */
+  const narrow = matchMedia("(max-width: 40rem)"), widths = new Map();
+  function stack(box) {
+    const table = box.querySelector("table.sortable:not(.matrix)");
+    if (!table || !box.clientWidth || widths.get(box) === box.clientWidth) return;
+    widths.set(box, box.clientWidth);
+    table.classList.remove("stacked");
+    if (!narrow.matches || box.scrollWidth <= box.clientWidth + 1) return;
+    const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => {
+      cell.dataset.head = heads[i];
+      cell.classList.toggle("blank", !cell.textContent.trim());
+    });
+    table.classList.add("stacked");
+  }
+  const boxes = new ResizeObserver((entries) => { for (const { target } of entries) stack(target); });
+  for (const box of document.querySelectorAll(".scroll")) boxes.observe(box);
+
   // -------------------------------------------------------------- contents and print
 
   const links = new Map();
