@@ -178,10 +178,12 @@ class _BlockRunner:
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)
-            for record in self.launcher.launch(runs, self.cell):
+            ended = self.launcher.launch(runs, self.cell)
+            for record in ended:
                 publish_record(self.cell.dir, record)
-                records.append(record)
                 self._show(record)
+            records += ended
+            self.progress.block_ended(ended)
         return records
 
     def _show(self, record: Record) -> None:

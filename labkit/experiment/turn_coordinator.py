@@ -50,13 +50,15 @@ class LiveCommand:
     """A worker's command, to which ``--turns FD`` is appended, its environment and its log.
 
     ``servers``: the ids of processes that labkit did not start, and that are stopped together with
-    the worker, with their descendants. They are never killed.
+    the worker, with their descendants. They are never killed. ``pass_fds``: further file
+    descriptors that the worker inherits.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
     servers: tuple[int, ...] = ()
+    pass_fds: tuple[int, ...] = ()
 
 
 class LiveWorker:
@@ -73,7 +75,7 @@ class LiveWorker:
                 (*command.command, *turns),
                 environment=command.environment,
                 log=command.log,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *command.pass_fds),
             )
         cleanup.kill(self._child.pid)
         self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]
