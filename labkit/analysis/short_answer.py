@@ -101,9 +101,19 @@ def short_answer(analysis: CellAnalysis) -> str:
     effects = _effects(analysis)
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if not effects or all(e.verdict == "invalid" for e in effects):
-        gate = f": the gate {join_names(failed)} failed" if failed else ": nothing was measured"
-        return f"No answer{gate}."
+        return f"No answer: {_no_answer_reason(analysis, failed)}."
     return shortest(_candidates(analysis, [e for e in effects if e.verdict != "invalid"]))
+
+
+def _no_answer_reason(analysis: CellAnalysis, failed_gates: Sequence[str]) -> str:
+    """Return which arms ended their own runs or, if none did, which gates failed."""
+    records = analysis.data.records
+    failed = [r.arm for r in records if not r.ok and "failed_by" not in r.notes]
+    if failed and not any(record.ok for record in records):
+        return f"nothing was measured, because {join_names(list(dict.fromkeys(failed)))} failed"
+    if not failed_gates:
+        return "nothing was measured"
+    return f"the gate{'s' * (len(failed_gates) > 1)} {join_names(failed_gates)} failed"
 
 
 def _effects(analysis: CellAnalysis) -> list[_Effect]:

@@ -77,7 +77,7 @@ def print_cell(
             out.print(Text(note, style="dim"))
     results = () if report.settings else (report.results, report.secondary_results)
     for table in results:
-        if table.lines or table is report.results:
+        if table.lines:
             out.print(_rich_table(table, out.width))
     hidden = report.results.notes if report.settings else ()
     for note in report.notes:
