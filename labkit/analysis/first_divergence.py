@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.analysis.number_format import significant_text
 from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]
@@ -112,7 +113,11 @@ def token_difference(a: Outputs, b: Outputs) -> str:
     at = first_difference(mine, theirs)
     tokens = f"{_token(a, mine, at)} against {_token(b, theirs, at)}"
     margins = first.get("margins")
-    margin = f", logit margin {margins[at]:.3g}" if margins and at < len(margins) else ""
+    margin = (
+        f", logit margin {significant_text(margins[at], 3)}"
+        if margins and at < len(margins)
+        else ""
+    )
     return f"first in request {first['id']} at position {at}: {tokens}{margin} {count}"
 
 

@@ -18,6 +18,7 @@ from labkit.analysis.number_format import (
     interval_text,
     p_text,
     percent_text,
+    significant_text,
     unit_name,
     value_text,
 )
@@ -272,7 +273,7 @@ def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
 
 
 def _kl_text(value: float) -> str:
-    return f"{value:.3g}"
+    return significant_text(value, 3)
 
 
 def _share_text(value: float) -> str:
