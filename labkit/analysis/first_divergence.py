@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.number_format import significant_text
+from labkit.analysis.number_format import count_text, significant_text
 from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]
@@ -106,7 +106,7 @@ def token_difference(a: Outputs, b: Outputs) -> str:
     if not differing:
         return "digests differ, but no request's tokens do"
     first = differing[0]
-    count = f"({len(differing)} of {len(a['requests'])} requests)"
+    count = f"({len(differing)} of {count_text(len(a['requests']), 'request')})"
     if first["id"] not in others:
         return f"request {first['id']} is missing {count}"
     mine, theirs = first["tokens"], others[first["id"]]["tokens"]
@@ -130,7 +130,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
     if not differing:
         return None
-    count = f"({len(differing)} of {len(a['requests'])} requests, compared as text)"
+    count = f"({len(differing)} of {count_text(len(a['requests']), 'request')}, compared as text)"
     first, mine, theirs = differing[0], _texts(a), _texts(b)
     if first not in theirs:
         return f"request {first} is missing {count}"

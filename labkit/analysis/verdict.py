@@ -101,7 +101,7 @@ def judge(
     if comparison.p_floor is None or comparison.p_floor > criteria.alpha:
         return Verdict(
             "estimate_only",
-            f"{comparison.blocks} blocks cannot reach p = {criteria.alpha:g} "
+            f"{count_text(comparison.blocks, 'block')} cannot reach p = {criteria.alpha:g} "
             f"(smallest: {comparison.p_floor:.2g})",
         )
     significant = comparison.p_adjusted <= criteria.alpha

@@ -189,7 +189,8 @@ class _BlockRunner:
     def _show(self, record: Record) -> None:
         compiled = record.notes.get("compiles", {}).get("measure", 0)
         if compiled:
-            self.progress.note(f"{record.run}: {compiled} kernels were compiled while measuring")
+            kernels = "1 kernel was" if compiled == 1 else f"{compiled} kernels were"
+            self.progress.note(f"{record.run}: {kernels} compiled while measuring")
         self.progress.run_ended(record)
 
 

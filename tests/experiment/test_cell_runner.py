@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.config import ConfigError
-from labkit.experiment import StudyError, child_process, run_launcher
+from labkit.experiment import StudyError, cell_runner, child_process, run_launcher
 from labkit.experiment.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.progress_display import Progress
@@ -337,3 +338,11 @@ def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell, launcher):
         assert run_cell(make_cell(control=False), launcher, NoWait()).already_done == 2
         with pytest.raises(StudyError, match="/studies/other"):
             run_cell(make_cell(control=False, blocks=2), launcher, NoWait())
+
+
+def test_one_compiled_kernel_is_singular():
+    lines = []
+    progress = SimpleNamespace(note=lines.append, run_ended=lambda record: None)
+    runner = cell_runner._BlockRunner(None, None, progress, None)
+    runner._show(SimpleNamespace(run="b00-p00-base", notes={"compiles": {"measure": 1}}))
+    assert lines == ["b00-p00-base: 1 kernel was compiled while measuring"]

@@ -74,7 +74,8 @@ def _arms(row: Json, record_folder: str) -> Iterator[ArmRuns]:
             parts = [f": median {median}, quartiles {q1} to {q3}, {count}"]
         comparison = comparisons.get(arm, {})
         if comparison.get("wins") is not None:
-            parts.append(f"better in {comparison['wins']} of {comparison['blocks']} blocks")
+            blocks = count_text(comparison["blocks"], "block")
+            parts.append(f"better in {comparison['wins']} of {blocks}")
         if comparison.get("mde_pct") is not None:
             parts.append(f"smallest detectable effect {comparison['mde_pct']:.1f} %")
         runs = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.number_format import significant_text
+from labkit.analysis.number_format import count_text, significant_text
 from labkit.analysis.quality_answer import interval_text, share_text
 from labkit.analysis.rendering.report_parts import ChartPart, Parts, section, table_parts
 from labkit.analysis.rendering.speed_quality_chart import CAPTION, speed_quality_chart
@@ -56,7 +56,8 @@ def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, 
     windows = notes["windows"]
     fewer = [arm for arm in others if by_arm[arm]["reference_top"] < notes["reference_top"]]
     return (
-        f"{len(windows):,} windows, {sum(w['tokens'] for w in windows):,} predicted tokens; 95 % "
+        f"{count_text(len(windows), 'window')}, "
+        f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; 95 % "
         "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
         f"KL divergence compares the baseline's {notes['reference_top']:,} likeliest tokens one by "
         f"one and all others, {notes['reference_rest']:.2%} of the probability on average, as "
