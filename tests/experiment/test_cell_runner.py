@@ -21,6 +21,7 @@ from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import code_revision, fingerprint
 from labkit.records import (
+    DIGESTS_FILE,
     Record,
     describe_last_session,
     read_arms,
@@ -114,6 +115,8 @@ def test_another_metric_is_refused_and_a_study_without_one_stays_so(make_cell, r
     manifest = read_cell(cell.dir)
     del manifest["design"]["metrics"]  # as an older version wrote it
     write_json(cell.dir / "cell.json", manifest)
+    for name in ("design.json", DIGESTS_FILE):
+        (cell.dir / name).unlink()
     grown = replace(cell, metrics=("e2e_p50_ms",), design=replace(cell.design, blocks=2))
     refuse_changes(grown)
     write_manifest(grown, 2)
