@@ -160,12 +160,12 @@ def print_changes(comparison: StudyComparison, out: Console) -> None:
     for line in comparison.caveats:
         out.print(Text(f"! {line}", style="yellow"))
     columns = [column for column in CHANGE_COLUMNS if out.width >= column.min_width]
-    rows = []
+    lines = []
     for change in comparison.changes:
         style = VERDICT_STYLES[change.verdict.word]
-        rows.append([Text(c.text(change), style=style if c.is_verdict else "") for c in columns])
+        lines.append([Text(c.text(change), style=style if c.is_verdict else "") for c in columns])
     headings = [TerminalColumn(c.heading, c.heading.replace("\n", " "), c.numeric) for c in columns]
-    out.print(terminal_table(headings, rows, out.width))
+    out.print(terminal_table(headings, lines, out.width))
     for line in comparison.notes:
         out.print(Text(line, style="dim"))
     for reason, rows in _rows_by_reason(comparison.changes).items():
