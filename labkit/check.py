@@ -87,7 +87,8 @@ def _check(path: str, overrides: Sequence[str]) -> int:
         if check.needed:
             print("  the remaining checks are skipped: they need this one to pass")
             break
-    print(f"{passed} of {passed + failed} checks passed")
+    total = passed + failed
+    print(f"{passed} of {total} check{'s' * (total != 1)} passed")
     return int(failed > 0)
 
 

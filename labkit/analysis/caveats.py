@@ -191,8 +191,8 @@ def _unserved(analysis: CellAnalysis) -> Iterator[str]:
             refused, failed = (sum(n[key] for n in notes) for key in ("refused", "failed"))
             total, first = sum(n["requests"] for n in notes), unserved[0]
             yield (
-                f"{arm}: {refused} of {total} requests were refused and {failed} failed (request "
-                f"{first['id']}: {first['error']}); its numbers describe the rest"
+                f"{arm}: {refused} of {count_text(total, 'request')} were refused and {failed} "
+                f"failed (request {first['id']}: {first['error']}); its numbers describe the rest"
             )
 
 
@@ -279,7 +279,7 @@ def _busy(records: Sequence[Record]) -> Iterator[str]:
 def _heat_and_power(records: Sequence[Record]) -> Iterator[str]:
     hot = sum(map(throttled, records))
     if hot:
-        yield f"heat slowed the CPU in {hot} of {len(records)} runs"
+        yield f"heat slowed the CPU in {hot} of {count_text(len(records), 'run')}"
     if any((r.environment.get("power") or {}).get("source") == "Battery Power" for r in records):
         yield "the machine ran on battery"
     if any(r.environment.get("low_power_mode") for r in records):

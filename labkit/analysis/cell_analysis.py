@@ -369,11 +369,7 @@ class CellAnalysis:
             },
             "gates": {name: gate.to_json() for name, gate in self.gates.items()},
             "rows": [self._row(i) for i in range(len(self.rows))],
-            "failures": [
-                {"run": r.run, "outcome": r.outcome, "detail": r.detail}
-                for r in data.records
-                if not r.ok
-            ],
+            "failures": [_failure(r) for r in data.records if not r.ok],
             "environment": self.environment,
             "published": data.manifest.get("published"),
             **self._optional_json(),
@@ -457,6 +453,12 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
         another schema version.
     """
     return analyse(cell_dir).json
+
+
+def _failure(record: Record) -> dict[str, Any]:
+    """Return a failed run; ``failed_by`` is the run that ended its process, if another one did."""
+    optional = {key: record.notes[key] for key in ("failed_by", "log") if key in record.notes}
+    return {"run": record.run, "outcome": record.outcome, "detail": record.detail, **optional}
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:

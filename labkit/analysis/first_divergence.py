@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.analysis.number_format import count_text, significant_text
 from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]
@@ -106,14 +107,18 @@ def token_difference(a: Outputs, b: Outputs) -> str:
     if not differing:
         return "the digests differ, but the tokens of all requests agree"
     first = differing[0]
-    count = f"({len(differing)} of {len(a['requests'])} requests)"
+    count = f"({len(differing)} of {count_text(len(a['requests']), 'request')})"
     if first["id"] not in others:
         return f"request {first['id']} is missing {count}"
     mine, theirs = first["tokens"], others[first["id"]]["tokens"]
     at = first_difference(mine, theirs)
     tokens = f"{_token(a, mine, at)} against {_token(b, theirs, at)}"
     margins = first.get("margins")
-    margin = f", logit margin {margins[at]:.3g}" if margins and at < len(margins) else ""
+    margin = (
+        f", logit margin {significant_text(margins[at], 3)}"
+        if margins and at < len(margins)
+        else ""
+    )
     return f"first in request {first['id']} at position {at}: {tokens}{margin} {count}"
 
 
@@ -126,7 +131,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
     if not differing:
         return None
-    count = f"({len(differing)} of {len(a['requests'])} requests, compared as text)"
+    count = f"({len(differing)} of {count_text(len(a['requests']), 'request')}, compared as text)"
     first, mine, theirs = differing[0], _texts(a), _texts(b)
     if first not in theirs:
         return f"request {first} is missing {count}"

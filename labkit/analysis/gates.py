@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analysis import server_arm_caveats
+from labkit.analysis.number_format import count_text
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.quality_limits import broken_limits
 from labkit.analysis.text_quality import text_qualities
@@ -61,13 +62,15 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
     gate = Gate("pass")
     if not records:
         gate.fail("no run has left a record", None, "no runs")
+    for alike in _own_failures(records):
+        record = alike[0]
+        more = f"; {count_text(len(alike) - 1, 'more run')} failed alike" if len(alike) > 1 else ""
+        gate.fail(
+            f"{record.run}: {record.outcome}: {record.detail}{_aftermath(record, records)}{more}",
+            None,
+            f"run {record.run} failed ({record.outcome})",
+        )
     for record in records:
-        if record.outcome not in ("ok", "vacuous") and not _failed_with_another(record, records):
-            gate.fail(
-                f"{record.run}: {record.outcome}: {record.detail}{_aftermath(record, records)}",
-                None,
-                f"run {record.run} failed ({record.outcome})",
-            )
         growth = _used_swap(record.environment_end) - _used_swap(record.environment)
         if growth > SWAP_GROWTH_BYTES:
             gate.fail(
@@ -82,6 +85,15 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
             runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
             gate.fail(f"runs are from different hosts: {runs}", None, "the host changed")
     return gate
+
+
+def _own_failures(records: Sequence[Record]) -> Iterable[list[Record]]:
+    """Return the runs that failed by themselves, in groups of one arm with the same reason."""
+    groups: dict[tuple[str, str, str | None], list[Record]] = {}
+    for record in records:
+        if record.outcome not in ("ok", "vacuous") and not _failed_with_another(record, records):
+            groups.setdefault((record.arm, record.outcome, record.detail), []).append(record)
+    return groups.values()
 
 
 def _failed_with_another(record: Record, records: Sequence[Record]) -> bool:

@@ -21,6 +21,7 @@ from labkit.analysis.effect_wording import (
     size_text,
     value_with_unit,
 )
+from labkit.analysis.frames_answer import frames_sentences
 from labkit.analysis.number_format import count_text, join_names, magnitude_text, percent_text
 from labkit.analysis.observations import MetricRow, summary
 from labkit.analysis.outputs_answer import outputs_answer
@@ -108,6 +109,7 @@ def headline(analysis: CellAnalysis) -> str:
         sentences.append(_measured_sentence(analysis, measured))
     sentences += _computed_sentences(computed, analysis.data.baseline)
     sentences += quality_sentences(analysis.data)
+    sentences += frames_sentences(analysis.data)
     return " ".join(sentences)
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from labkit.analysis.number_format import p_text
+from labkit.analysis.number_format import p_text, significant_text
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats, min_p, permutation_test
 from labkit.analysis.verdict import DECIDED_WORDS, Verdict
@@ -80,7 +80,10 @@ class StallAttribution:
             return Verdict("inconclusive", self.unclear_reasons[arm])
         bound = self.own_work_bounds_pct.get(arm, 0.0)
         if verdict.word in WITHIN_MARGIN and bound > margin_pct:
-            reason = f"stalls were excluded, but up to {bound:.2g} % may be the arm's own work"
+            reason = (
+                f"stalls were excluded, but up to {significant_text(bound, 2)} % may be the arm's "
+                "own work"
+            )
             return Verdict("inconclusive", reason)
         return verdict
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 
@@ -39,7 +40,22 @@ def value_text(value: float | None, unit: str | None = None) -> str:
     printed = scaled(value, unit)
     if abs(printed) >= 100 or printed == 0:
         return f"{printed:,.1f}"
-    return f"{printed:,.2f}" if abs(printed) >= 1 else f"{printed:.3g}"
+    return f"{printed:,.2f}" if abs(printed) >= 1 else significant_text(printed, 3)
+
+
+def significant_text(value: float, digits: int) -> str:
+    """Write a number with ``digits`` significant digits and never an exponent.
+
+    Digits before the decimal point are all written, zeros at the end are not: ``0.000012``,
+    ``1,024``, ``0.5``.
+    """
+    rounded = float(f"{value:.{digits}g}")
+    if rounded == 0 or not math.isfinite(rounded):
+        return f"{rounded:g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    if decimals <= 0:
+        return f"{value:,.0f}"
+    return f"{rounded:,.{decimals}f}".rstrip("0").removesuffix(".")
 
 
 def percent_text(value: float | None) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.analysis.text_quality import INTERVAL_KEYS, TextQuality
 
@@ -50,7 +51,10 @@ def broken_limits(quality: TextQuality, limits: Mapping[str, float]) -> Iterator
         if interval.low is None or interval.high is None:
             yield f"{name} is not decided: too few windows for an interval"
             continue
-        extent = f"{interval.estimate:.4g} ({interval.low:.4g} to {interval.high:.4g})"
+        extent = (
+            f"{significant_text(interval.estimate, 4)} ({significant_text(interval.low, 4)} to "
+            f"{significant_text(interval.high, 4)})"
+        )
         inside, outside = interval.high <= limit, interval.low > limit
         if not metric.is_upper:
             inside, outside = interval.low >= limit, interval.high < limit

@@ -15,6 +15,7 @@ import numpy as np
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.latency_throughput import load_of
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.records import Record
 
@@ -43,7 +44,11 @@ class ServingCapacity:
         if low is None:
             return f"{self.arm} does not keep {kept} at {high:g} requests/s {confidence}."
         refuted = f", but not at {high:g}" if high is not None else ""
-        estimate = f"; estimated capacity {about:.3g} requests/s" if about is not None else ""
+        estimate = (
+            f"; estimated capacity {significant_text(about, 3)} requests/s"
+            if about is not None
+            else ""
+        )
         return f"{self.arm} keeps {kept} at {low:g} requests/s{refuted} {confidence}{estimate}."
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from labkit.analysis.best_setting import setting_text
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.effect_wording import change_word
+from labkit.analysis.frames_answer import frames_clauses
 from labkit.analysis.number_format import (
     join_names,
     magnitude_text,
@@ -104,10 +105,38 @@ def short_answer(analysis: CellAnalysis) -> str:
     effects = _effects(analysis)
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if not effects or all(e.verdict == "invalid" for e in effects):
-        gates = "gate" if len(failed) == 1 else "gates"
-        cause = f"the {gates} {join_names(failed)} failed" if failed else "nothing was measured"
-        return f"No answer: {cause}."
-    return shortest(_candidates(analysis, [e for e in effects if e.verdict != "invalid"]))
+        return f"No answer: {_no_answer_reason(analysis, failed)}."
+    valid = [e for e in effects if e.verdict != "invalid"]
+    return shortest([*_with_frames(analysis, valid), *_candidates(analysis, valid)])
+
+
+def _with_frames(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
+    """Return answers with the best arm's effect and what its video frames show, if it has any."""
+    decided: dict[str, list[_Effect]] = {}
+    for effect in effects:
+        if effect.verdict in DECIDED:
+            decided.setdefault(effect.arm, []).append(effect)
+    if not decided:
+        return []
+    best = max(decided, key=lambda arm: _middle(decided[arm]))
+    first = f"{_capitalised(arm_text(best))} is {_sizes(decided[best])}"
+    baseline = arm_text(analysis.data.baseline)
+    return [
+        text
+        for clause in frames_clauses(analysis.data, best)
+        for text in (f"{first} than {baseline}; {clause}.", f"{first}; {clause}.")
+    ]
+
+
+def _no_answer_reason(analysis: CellAnalysis, failed_gates: Sequence[str]) -> str:
+    """Return which arms ended their own runs or, if none did, which gates failed."""
+    records = analysis.data.records
+    failed = [r.arm for r in records if not r.ok and "failed_by" not in r.notes]
+    if failed and not any(record.ok for record in records):
+        return f"nothing was measured, because {join_names(list(dict.fromkeys(failed)))} failed"
+    if not failed_gates:
+        return "nothing was measured"
+    return f"the gate{'s' * (len(failed_gates) > 1)} {join_names(failed_gates)} failed"
 
 
 def _effects(analysis: CellAnalysis) -> list[_Effect]:

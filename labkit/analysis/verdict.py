@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria
-from labkit.analysis.number_format import count_text, magnitude_text
+from labkit.analysis.number_format import count_text, magnitude_text, significant_text
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,
@@ -101,7 +101,7 @@ def judge(
     if comparison.p_floor is None or comparison.p_floor > criteria.alpha:
         return Verdict(
             "estimate_only",
-            f"{comparison.blocks} blocks cannot reach p = {criteria.alpha:g} "
+            f"{count_text(comparison.blocks, 'block')} cannot reach p = {criteria.alpha:g} "
             f"(smallest: {comparison.p_floor:.2g})",
         )
     significant = comparison.p_adjusted <= criteria.alpha
@@ -139,7 +139,7 @@ def blocks_to_decide(comparison: ArmComparison, criteria: DecisionCriteria) -> i
 
 def _bound_reason(comparison: ArmComparison) -> str | None:
     bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
-    return None if bound is None else f"any difference is within ±{bound:.2g} %"
+    return None if bound is None else f"any difference is within ±{significant_text(bound, 2)} %"
 
 
 def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:

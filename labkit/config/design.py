@@ -142,7 +142,7 @@ class Design(Group, place="design"):
             floor = 2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** look.blocks
             require(
                 floor <= look.alpha,
-                f"design.looks: a look after {look.blocks} blocks of {self.runs_per_block} cannot "
-                f"reach p = {look.alpha:g} (smallest: {floor:.2g}); set more blocks for it, or "
-                "design.looks=[]",
+                f"design.looks: a look after {look.blocks} block{'s' * (look.blocks != 1)} of "
+                f"{self.runs_per_block} cannot reach p = {look.alpha:g} (smallest: {floor:.2g}); "
+                "set more blocks for it, or design.looks=[]",
             )

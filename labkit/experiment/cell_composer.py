@@ -40,6 +40,7 @@ from labkit.experiment.python_environment import (
 )
 from labkit.experiment.sweep_as_arms import with_swept_arms
 from labkit.experiment.turn_protocol import VERSION
+from labkit.experiment.user_class_check import check_workload_class
 from labkit.machine import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm
 
@@ -381,6 +382,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
 
     try:
         device_availability.check(arm)
+        check_workload_class(arm)
         workload.check(arm)
         budget.check(arm)
         parallel.check(arm)

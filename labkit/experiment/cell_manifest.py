@@ -25,6 +25,7 @@ from labkit.records import (
     Record,
     RecordError,
     publish_arm,
+    publish_design,
     read_arms,
     read_cell,
     write_json,
@@ -222,6 +223,9 @@ def write_manifest(cell: Cell, blocks: int) -> None:
         if old and "metrics" not in old:  # an older version began it: the records name the metric
             del manifest["design"]["metrics"]
         manifest["design"]["shown"] = blocks_when_shown(cell)
+        if not _exists(cell):
+            fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
+            publish_design(cell.dir, fixed)
         write_json(cell.dir / "cell.json", manifest)
 
 

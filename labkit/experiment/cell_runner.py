@@ -178,16 +178,19 @@ class _BlockRunner:
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)
-            for record in self.launcher.launch(runs, self.cell):
+            ended = self.launcher.launch(runs, self.cell)
+            for record in ended:
                 publish_record(self.cell.dir, record)
-                records.append(record)
                 self._show(record)
+            records += ended
+            self.progress.block_ended(ended)
         return records
 
     def _show(self, record: Record) -> None:
         compiled = record.notes.get("compiles", {}).get("measure", 0)
         if compiled:
-            self.progress.note(f"{record.run}: kernels compiled while measuring: {compiled}")
+            kernels = "1 kernel was" if compiled == 1 else f"{compiled} kernels were"
+            self.progress.note(f"{record.run}: {kernels} compiled while measuring")
         self.progress.run_ended(record)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -20,6 +21,11 @@ from labkit.machine.signal_names import signal_name
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.05  # between checks of a child that is about to end
+EMPTY_LOG = "its log is empty"
+MAX_CRASH_LINES = 500
+FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
+PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+NOT_OWN = (PACKAGE, f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen ")
 # Signals by which a cluster stops or warns a job; every process of the job gets them.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -182,6 +188,7 @@ def run(
     log: Path,
     timeout_s: float,
     on_tick: Callable[[int], None] = lambda pid: None,
+    pass_fds: Sequence[int] = (),
 ) -> ProcessExit:
     """Run ``command`` to its end, as a :class:`ChildProcess`.
 
@@ -191,6 +198,8 @@ def run(
         Seconds (monotonic clock) after which the child and its descendants are killed.
     on_tick
         Called about once a second with the process id.
+    pass_fds
+        Further file descriptors that the child inherits.
 
     Raises
     ------
@@ -200,7 +209,7 @@ def run(
         The log can't be written or the command can't be started.
     """
     with InterruptSignals() as signals:
-        child = ChildProcess(command, environment=environment, log=log)
+        child = ChildProcess(command, environment=environment, log=log, pass_fds=pass_fds)
         timed_out = False
         try:
             ticker = Ticker(lambda: on_tick(child.pid))
@@ -242,6 +251,25 @@ def _oom_kills() -> int:
         return linux.oom_kills()
     except (OSError, LookupError, ValueError):
         return 0  # not Linux, or the kernel does not report it
+
+
+def crash_reason(log: Path) -> str:
+    """Return the line of a dead process's log that says most about its death.
+
+    It is the last line or, after a fatal signal, the innermost Python frame outside labkit and the
+    installed packages. For a log without lines it says so.
+    """
+    lines = last_lines(log, MAX_CRASH_LINES)
+    dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
+    if not dumps:
+        return lines[-1] if lines else EMPTY_LOG
+    frames = [match for line in lines[dumps[-1] :] if (match := FRAME.fullmatch(line))]
+    own = [frame for frame in frames if not any(part in frame["file"] for part in NOT_OWN)]
+    error = lines[dumps[-1]].removeprefix("Fatal Python error: ")
+    if not frames:
+        return error
+    frame = (own or frames)[0]
+    return f"{error} ({frame['file']}:{frame['line']}, in {frame['function']})"
 
 
 def last_lines(log: Path, count: int = 10) -> list[str]:

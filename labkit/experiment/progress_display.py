@@ -6,13 +6,14 @@ It never shows an effect, so that nobody stops a study early because of one.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from labkit.analysis.number_format import count_text
+from labkit.analysis.number_format import count_text, join_names
 from labkit.experiment.permuted_blocks import Run
 from labkit.records import Record
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from labkit.experiment.cell import Cell
 
 REFRESH_S = 1.0
+PLAIN_PERIOD_S = 30.0  # between lines within one process, without a terminal
+COUNT = re.compile(r"(?P<done>\d+) of (?P<total>\d+)")
 
 
 class Progress:
@@ -36,20 +39,28 @@ class Progress:
     def tick(self) -> None:
         """Handle a tick, about once a second."""
 
+    def working(self, text: str) -> None:
+        """Take what the running process does, for example ``8 of 32 requests``; "": unknown."""
+
     def run_ended(self, record: Record) -> None:
         """Handle the end of a run, whose record is on disk."""
+
+    def block_ended(self, records: Sequence[Record]) -> None:
+        """Show in one line the runs that another run of their process has ended."""
+        lost: dict[str, list[str]] = {}
+        for record in records:
+            if "failed_by" in record.notes:
+                lost.setdefault(record.notes["failed_by"], []).append(record.arm)
+        for culprit, arms in lost.items():
+            self.note(f"also lost, because they shared its process ({culprit}): {join_names(arms)}")
 
     def note(self, line: str) -> None:
         """Show a line of text to the user."""
 
     def _failure(self, record: Record) -> str:
-        """Return the reason that a run failed, with the path of its log.
-
-        If another run ended the process that both runs shared, this other run is the reason.
-        """
-        culprit = record.notes.get("failed_by")
-        if culprit is not None:
-            return f"{record.outcome}: {culprit} ended the process that it shared with this run"
+        """Return a failed run's reason and log path, or ``lost`` if another run has ended it."""
+        if "failed_by" in record.notes:
+            return "lost"
         log = record.notes.get("log")
         where = f"; the log is {self._cell_dir / log}" if log and self._cell_dir else ""
         return f"{record.outcome}: {record.detail}{where}"
@@ -97,6 +108,20 @@ def format_duration(seconds: float) -> str:
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
+def with_share(text: str) -> str:
+    """Return a text with the share that is done: ``8 of 32 requests (25 %)``."""
+    match = COUNT.search(text)
+    if match is None or not int(match["total"]):
+        return text
+    return f"{text} ({100 * int(match['done']) / int(match['total']):.0f} %)"
+
+
+def _position(runs: Sequence[Run], blocks: int) -> str:
+    """Return the block and the arm of a process's runs, or the number of interleaved arms."""
+    arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms interleaved"
+    return f"block {runs[0].block + 1}/{blocks}, {arms}"
+
+
 class PlainProgress(Progress):
     """One line per event, for logs and pipes."""
 
@@ -104,6 +129,8 @@ class PlainProgress(Progress):
         self.stream = stream
         self._time = RemainingTime(0, 0)
         self._blocks = 0
+        self._now = self._work = ""
+        self._printed = 0.0
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """Print the number of runs and blocks."""
@@ -116,6 +143,17 @@ class PlainProgress(Progress):
     def started(self, runs: Sequence[Run]) -> None:
         """Print nothing; the line follows when the run ends."""
         self._time.started(len(runs))
+        self._now, self._work, self._printed = _position(runs, self._blocks), "", time.monotonic()
+
+    def working(self, text: str) -> None:
+        """Keep the text for the next line of a long process."""
+        self._work = with_share(text)
+
+    def tick(self) -> None:
+        """Print where a long process is, twice a minute."""
+        if self._work and time.monotonic() - self._printed >= PLAIN_PERIOD_S:
+            self._printed = time.monotonic()
+            self.note(f"{self._now}, {self._work}, {self._time.line()}")
 
     def run_ended(self, record: Record) -> None:
         """Print which run ended, and its failure if it failed."""
@@ -142,7 +180,7 @@ class LiveProgress(Progress):
         self._live: Any = Live(console=self._console, auto_refresh=False, transient=True)
         self._time = RemainingTime(0, 0)
         self._blocks = 0
-        self._now = ""
+        self._now = self._work = ""
         self._shown = 0.0
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
@@ -154,22 +192,26 @@ class LiveProgress(Progress):
     def started(self, runs: Sequence[Run]) -> None:
         """Show the run's arm, or the number of interleaved arms."""
         self._time.started(len(runs))
-        arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms interleaved"
-        self._now = f"block {runs[0].block + 1}/{self._blocks}, {arms}"
+        self._now, self._work = _position(runs, self._blocks), ""
         self.tick()
+
+    def working(self, text: str) -> None:
+        """Show the text in the live line."""
+        self._work = with_share(text)
 
     def tick(self) -> None:
         """Refresh the line, at most once a second."""
         now = time.monotonic()
         if now - self._shown >= REFRESH_S:
             self._shown = now
-            line = ", ".join(part for part in (self._now, self._time.line()) if part)
+            line = ", ".join(part for part in (self._now, self._work, self._time.line()) if part)
             self._live.update(self._text(line), refresh=True)
 
     def run_ended(self, record: Record) -> None:
-        """Count the run, and print its failure if it failed."""
+        """Count the run, and print its failure, unless another run has caused it."""
         self._time.run_ended()
-        if not record.ok:
+        self._work = ""
+        if not record.ok and "failed_by" not in record.notes:
             self.note(f"{record.run}: {self._failure(record)}")
 
     def note(self, line: str) -> None:

@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,13 +22,13 @@ from labkit.experiment.progress_display import Progress
 from labkit.experiment.python_environment import PythonEnvironment
 from labkit.experiment.run_failures import RunFailure
 from labkit.experiment.turn_coordinator import LiveCommand
+from labkit.experiment.worker_status import SharedStatus
 from labkit.machine import cache_dir, code_revision, fingerprint, worker_environment
 from labkit.machine.listening_processes import NoListener, find_listeners
 from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read_record
 
 PREPARE_TIMEOUT_S = 1800.0
-EMPTY_LOG = "its log is empty"
 
 
 class RunLauncher(Protocol):
@@ -108,17 +109,21 @@ class ProcessLauncher:
         """Start one worker for ``runs``, or one for each, watch them, and return the records."""
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver()
-
-        def tick(pid: int) -> None:
-            observer.sample(pid)
-            self.progress.tick()
-
         live = cell.design.isolation is Isolation.live
-        before, started = fingerprint.surroundings(), fingerprint.utc_now()
-        if live:
-            endings = self._run_live_set(runs, cell, lambda: tick(os.getpid()))
-        else:
-            endings = [self._run_process(runs, cell, tick)] * len(runs)
+        with ExitStack() as stack:
+            statuses = [stack.enter_context(SharedStatus()) for _ in (runs if live else runs[:1])]
+
+            def tick(pid: int) -> None:
+                observer.sample(pid)
+                self.progress.working(_work_text(runs, statuses))
+                self.progress.tick()
+
+            before, started = fingerprint.surroundings(), fingerprint.utc_now()
+            if live:
+                endings = self._run_live_set(runs, cell, statuses, lambda: tick(os.getpid()))
+            else:
+                endings = [self._run_process(runs, cell, statuses[0], tick)] * len(runs)
+            in_turn = None if live else _run_in_turn(runs, statuses[0])
         wall_s = max(ending.wall_s for ending in endings)
         after = fingerprint.surroundings()
         seconds = round(wall_s / len(runs), 6)
@@ -132,7 +137,7 @@ class ProcessLauncher:
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
             log = cell.paths.log(run if live else runs[0])
-            record = _record(run, cell, ending, log, started, seconds)
+            record = _record(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             records.append(
                 replace(
@@ -146,29 +151,35 @@ class ProcessLauncher:
         return records
 
     def _run_process(
-        self, runs: Sequence[Run], cell: Cell, tick: Callable[[int], None]
+        self, runs: Sequence[Run], cell: Cell, status: SharedStatus, tick: Callable[[int], None]
     ) -> child_process.ProcessExit:
         """Run one process that does all ``runs``."""
         return child_process.run(
             [*self._command(cell.arm(runs[0].arm)), *_arguments(runs, cell)],
-            environment=_environment(cell.arm(runs[0].arm))[0],
+            environment=_environment(cell.arm(runs[0].arm))[0] | status.environment,
             log=cell.paths.log(runs[0]),
             timeout_s=cell.design.timeout_s * len(runs),
             on_tick=tick,
+            pass_fds=(status.fd,),
         )
 
     def _run_live_set(
-        self, runs: Sequence[Run], cell: Cell, tick: Callable[[], None]
+        self,
+        runs: Sequence[Run],
+        cell: Cell,
+        statuses: Sequence[SharedStatus],
+        tick: Callable[[], None],
     ) -> list[child_process.ProcessExit]:
         """Run one process for each of ``runs``. The processes take turns."""
         commands = {
             run.arm: LiveCommand(
                 (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
-                _environment(cell.arm(run.arm))[0],
+                _environment(cell.arm(run.arm))[0] | status.environment,
                 cell.paths.log(run),
                 _paused_servers(cell.arm(run.arm)),
+                (status.fd,),
             )
-            for run in runs
+            for run, status in zip(runs, statuses, strict=True)
         }
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
         timeout_s = cell.design.timeout_s
@@ -209,14 +220,47 @@ def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
         yield from ("--keep", str(cell.dir))
 
 
+def _run_in_turn(runs: Sequence[Run], status: SharedStatus) -> Run | None:
+    """Return the run whose arm had the turn last; None if it is unknown or there is one run."""
+    turn = status.turn
+    return runs[turn] if turn is not None and len(runs) > 1 and turn < len(runs) else None
+
+
+def _work_text(runs: Sequence[Run], statuses: Sequence[SharedStatus]) -> str:
+    """Return what the workers do: ``loading base``, or a count such as ``8 of 32 requests``."""
+    in_turn = [status for status in statuses if status.turn is not None]
+    status = (in_turn or statuses)[0]
+    text, turn = status.text, status.turn
+    if not text or turn is None or len(runs) == 1 or text[0].isdigit():
+        return text
+    run = runs[turn] if len(statuses) == 1 else runs[statuses.index(status)]
+    return f"{text} {run.arm}"
+
+
 def _record(
-    run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path, started: str, seconds: float
+    run: Run,
+    cell: Cell,
+    ending: child_process.ProcessExit,
+    log: Path,
+    started: str,
+    seconds: float,
+    in_turn: Run | None,
 ) -> Record:
-    """Return the worker's record, or one that says how the run ended without a record."""
+    """Return the worker's record, or one that says how the run ended without a record.
+
+    ``in_turn``: the run whose arm had the turn when the process that the runs share died.
+    """
     collected = _collect(run, cell, ending, log)
     if isinstance(collected, Record):
         status = {} if ending.code == 0 else {"exit": ending.signal_name or ending.code}
         return replace(collected, notes={**collected.notes, **status})
+    notes: dict[str, Any] = {"log_tail": child_process.last_lines(log)}
+    detail = collected.detail
+    if in_turn is not None and collected.outcome == "timeout":
+        detail = f"{detail} (in the turn of {in_turn.arm})"
+    elif in_turn is not None and in_turn != run:
+        notes["failed_by"] = in_turn.name
+        detail = f"in one process with {in_turn.name}: {detail}"
     return Record(
         run.arm,
         cell.arm(run.arm).role,
@@ -224,11 +268,11 @@ def _record(
         run.position,
         cell.seed,
         outcome=collected.outcome,
-        detail=collected.detail,
+        detail=detail,
         started=started,
         environment=fingerprint.take(),
         seconds={"total": seconds},
-        notes={"log_tail": child_process.last_lines(log)},
+        notes=notes,
     )
 
 
@@ -239,10 +283,7 @@ def _collect(
     if ending.code == os.EX_IOERR:
         lines = child_process.last_lines(log, 1) or ["the worker cannot write its record"]
         raise StudyError(lines[0])
-    pending, last = (
-        cell.paths.pending_record(run),
-        (child_process.last_lines(log, 1) or [EMPTY_LOG])[0],
-    )
+    pending, last = cell.paths.pending_record(run), child_process.crash_reason(log)
     if ending.timed_out:
         return RunFailure("timeout", f"killed after {ending.wall_s:.0f} s: {last}")
     if pending.exists():

@@ -51,12 +51,14 @@ class LiveCommand:
 
     ``servers``: the ids of server processes that labkit did not start. They and their descendants
     are stopped together with the worker, but never killed.
+    ``pass_fds``: further file descriptors that the worker inherits.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
     servers: tuple[int, ...] = ()
+    pass_fds: tuple[int, ...] = ()
 
 
 class LiveWorker:
@@ -73,7 +75,7 @@ class LiveWorker:
                 (*command.command, *turns),
                 environment=command.environment,
                 log=command.log,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *command.pass_fds),
             )
         cleanup.kill(self._child.pid)
         self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]

@@ -34,6 +34,7 @@ from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import Channel
 from labkit.experiment.worker_run import WorkerProcess
+from labkit.experiment.worker_status import WorkerStatus
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.exception_text import one_line
 from labkit.records import (
@@ -81,7 +82,7 @@ def perform(
     timer.seconds["startup"] = timer.since_spawn()
     granted = None if turns is None else GrantedTurns(turns, timer)
     records = list(map(_new_record, arms, arm_paths, run_paths))
-    process = WorkerProcess(records, arms, timer, granted)
+    process = WorkerProcess(records, arms, timer, granted, WorkerStatus.from_environment())
     records = process.run()
     _store_outputs(outputs_dir, process.output_values)
     traces = zip(records, process.step_traces, strict=True)

@@ -24,6 +24,7 @@ from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.experiment.worker_stages import experiment_of
+from labkit.experiment.worker_status import WorkerStatus
 from labkit.machine import fingerprint
 from labkit.records import Arm, Record
 from labkit.workload.workload_protocols import MachineKernels, TurnContext
@@ -54,7 +55,8 @@ class WorkerProcess:
 
     ``shared``: the draft of the stages and facts that all arms share. ``running``: the arm that
     is being measured; None outside the arms' turns. ``granted``: the source of this process's turns
-    if it takes turns with other processes; else None.
+    if it takes turns with other processes; else None. ``status``: what the parent can see of this
+    process while it runs, and after it has died.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class WorkerProcess:
         arms: Sequence[Arm],
         timer: StageTimer,
         granted: GrantedTurns | None = None,
+        status: WorkerStatus | None = None,
     ) -> None:
         self.granted = granted
+        self.status = WorkerStatus() if status is None else status
         self.shared = RunDraft(records[0], timer)
         self.runs = [
             ArmRun(
@@ -104,15 +108,19 @@ class WorkerProcess:
 
     def _measure(self, probe: Any) -> Sequence[Measurement]:
         """Load the arms, warm up, measure and close them. MLX is tested before and after."""
-        shared = self.shared
+        shared, show = self.shared, self.status.show
+        show("loading")
         with shared.stage("load"):
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
         try:
             self._test_known_answers()
+            show("warming up")
             with shared.stage("warm_up"):
                 arms.warm_up()
+            show("measuring")
             with shared.stage("measure"):
-                measurements = arms.measure(lambda progress: None)
+                measurements = arms.measure(show)
+            show("checking")
             self._test_known_answers()
         finally:
             arms.close()
@@ -177,13 +185,16 @@ class WorkerProcess:
     def _turn(self, arm: int) -> Iterator[None]:
         """Run one turn of an arm: apply its thread budget and time the body.
 
-        If the body raises, ``running`` stays this arm, so the failure is attributed to this arm.
+        If the body raises or ends the process, ``running`` and the status still name this arm, so the
+        failure is attributed to it.
         """
+        self.status.begin_turn(arm)
         run = self.running = self.runs[arm]
         worker_stages.apply_thread_budget(run.threads)
         with run.draft.stage("turns"):
             yield
         self.running = None
+        self.status.end_turn()
 
     def _record(self, run: ArmRun) -> Record:
         """Return an arm's record. The arms share the seconds of common stages equally."""

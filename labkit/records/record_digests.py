@@ -1,6 +1,7 @@
-"""Digests of a cell's records and arms, which show later edits.
+"""Digests of a cell's records, arms and design, which show later edits.
 
-``SHA256SUMS`` in a cell's folder has the SHA-256 of every record and arm, in the format that
+``SHA256SUMS`` in a cell's folder has the SHA-256 of every record and arm and of ``design.json``,
+the part of ``cell.json`` that is fixed before the first run. It has the format that
 ``sha256sum -c`` reads. The runner lists a file just before it publishes the file, and no other
 program changes the list. A reader refuses a file whose digest is not the listed one. Studies by
 older versions of labkit have no list, so edits of their files cannot be noticed; reports say so.

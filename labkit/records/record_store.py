@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 from labkit.records import record_codec
 from labkit.records.record_codec import read_json, to_bytes, write_json, write_synced
 from labkit.records.record_digests import check_digest, list_digest, read_digests
-from labkit.records.record_schema import ROLES, Arm, Record, RecordError, require
+from labkit.records.record_schema import ROLES, SCHEMA_VERSION, Arm, Record, RecordError, require
 from labkit.records.study_archive import StudyPath
+
+DESIGN_FILE = "design.json"
 
 
 def read_record(path: StudyPath, digest: str | None = None) -> Record:
@@ -85,7 +87,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def check_digests(cell_dir: StudyPath) -> None:
-    """Check every record and arm of a cell against its listed digest, without parsing the files.
+    """Check the records, arms and design of a cell against their digests, without parsing the files.
 
     Raises
     ------
@@ -99,6 +101,8 @@ def check_digests(cell_dir: StudyPath) -> None:
         except OSError as error:
             raise RecordError(f"{path}: {error.strerror or error}") from None
         check_digest(path, content, digests.get(f"{path.parent.name}/{path.name}"))
+    if (cell_dir / "cell.json").is_file():
+        read_cell(cell_dir)
 
 
 def read_arm(path: StudyPath, digest: str | None = None) -> Arm:
@@ -135,13 +139,53 @@ def name_order(name: str) -> list[tuple[int, float, str]]:
 
 
 def read_cell(cell_dir: StudyPath) -> dict[str, Any]:
-    """Read ``cell.json``; raises :class:`RecordError`."""
+    """Read ``cell.json``, and check its design against the one that the cell began with.
+
+    Raises
+    ------
+    RecordError
+        A file is not valid or was edited. The message names the file and the part of the design.
+    """
     path = cell_dir / "cell.json"
     data = read_json(path)
     try:
-        return record_codec.check_cell_json(data)
+        cell = record_codec.check_cell_json(data)
     except ValueError as error:
         raise RecordError(f"{path} is not a valid cell: {error}") from None
+    _check_design(cell_dir, cell["design"])
+    return cell
+
+
+def publish_design(cell_dir: Path, design: Mapping[str, Any]) -> None:
+    """Write ``design.json`` and list its digest: what must not change while a cell grows.
+
+    ``design``: keys and values of the design in ``cell.json``. Of its looks all but the last are
+    kept, because the last moves if blocks are added. The caller must hold the cell's lock, and
+    writes ``cell.json`` afterwards.
+    """
+    path = cell_dir / DESIGN_FILE
+    looks = list(design["looks"][:-1])
+    content = to_bytes({"schema_version": SCHEMA_VERSION, "design": {**design, "looks": looks}})
+    list_digest(cell_dir, path, content)
+    write_synced(path, content)
+
+
+def _check_design(cell_dir: StudyPath, design: Mapping[str, Any]) -> None:
+    """Compare the design in ``cell.json`` with ``design.json``, which older studies lack."""
+    path, digests = cell_dir / DESIGN_FILE, read_digests(cell_dir)
+    if not path.is_file():
+        if DESIGN_FILE in digests:
+            raise RecordError(f"{path} is missing; restore it from a copy")
+        return
+    for key, began in read_json(path, digests.get(DESIGN_FILE))["design"].items():
+        now = design.get(key)
+        if key == "looks":
+            now = list(now or [])[: len(began)]
+        if now != began:
+            raise RecordError(
+                f"{cell_dir / 'cell.json'} was edited: {key} of its design is {now}, and the cell "
+                f"began with {began}; restore it from a copy"
+            )
 
 
 def output_values_path(cell_dir: Path, digest: str) -> Path:

@@ -123,7 +123,7 @@ class InterleavedKernels:
                 self._time_empty_launches(case)
                 for arm, position in now.turns:
                     self._measure_turn(case.samples(arm), case, position)
-                heartbeat(f"round {number} of {total}")
+                heartbeat(f"{number} of {total} rounds")
         return [self._measurement(index) for index in range(len(self._arms.arms))]
 
     def _pulse(self) -> float:

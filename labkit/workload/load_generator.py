@@ -90,6 +90,7 @@ class LoadGenerator:
         self._clients = ClientPool(schedule)
         self._clock, self._wait = clock, wait
         self._heartbeat = heartbeat
+        self._total = f"{len(self.requests)} request{'s' * (len(self.requests) != 1)}"
         self._sent: dict[int, ServedRequest] = {}
         self._live: dict[str, int] = {}
         self._start: float | None = None
@@ -177,7 +178,7 @@ class LoadGenerator:
         self.timeline.stepped(start, now)
         if finished:
             done = len(self._sent) - len(self._live)
-            self._heartbeat(f"{done} of {len(self.requests)} requests")
+            self._heartbeat(f"{done} of {self._total}")
         self.cpu_s += time.thread_time() - cpu
         return True
 

@@ -1,15 +1,20 @@
 """Whole cells from records: the fields of cell.json, the gates and the verdicts."""
 
+import io
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from labkit.analysis import analyse_cell, exit_code, gates, load, write_study
 from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.rendering.sensitivity_analyses_and_failed_runs_tables import failures_table
+from labkit.analysis.rendering.terminal_report import print_cell
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,
@@ -419,3 +424,50 @@ def test_the_question_s_metrics_are_primary_and_one_family(make_cell):
         for a in (analyse(make_cell("c/x", requests=True, metrics=["output_tok_s"])), asked)
     )
     assert one["seq_map"].alpha_row > both["seq_map"].alpha_row, "two metrics share alpha"
+
+
+def test_failed_runs_that_are_alike_are_one_line_and_those_lost_are_one_note():
+    def failure(block, position, arm, **more):
+        run = f"b{block:02d}-p{position:02d}-{arm}"
+        return {"run": run, "outcome": "crashed", "detail": "KeyError: 'x' (mine.py:3)", **more}
+
+    failures = []
+    for block in range(5):
+        mine = failure(block, 1, "mine", log=f"runs/b{block:02d}-p00-base.log")
+        lost = [failure(block, p, arm, failed_by=mine["run"]) for p, arm in ((0, "base"), (2, "c"))]
+        failures += [lost[0], mine, lost[1]]
+    table = failures_table({"failures": failures})
+    assert [table.cells(line) for line in table.lines] == [
+        [
+            "mine",
+            "b00-p01-mine and 4 more",
+            "crashed",
+            "KeyError: 'x' (mine.py:3)",
+            "runs/b00-p00-base.log",
+        ]
+    ]
+    (note,) = table.notes
+    assert note.startswith("Also lost, because they shared its process: b00-p00-base, b00-p02-c, ")
+    assert note.endswith("and 4 more.")
+    orphan = failures_table({"failures": failures[:1]})  # the record of the culprit is missing
+    assert len(orphan.lines) == 1 and orphan.notes == ()
+
+
+def test_a_study_in_which_nothing_was_measured_shows_no_empty_table_or_legend(make_cell):
+    def crash(record):
+        notes = {} if record.arm == "seq_map" else {"failed_by": "another run"}
+        return replace(
+            record, outcome="crashed", detail="SIGKILL: gone", cases=(), counters={}, notes=notes
+        )
+
+    path = make_cell(change=crash)
+    write_study(path.parent)
+    page = (path.parent / "report.html").read_text()
+    text = (path.parent / "report.md").read_text()
+    printed = Console(file=io.StringIO(), width=100)
+    print_cell(path, printed)
+    assert "nothing was measured, because seq_map failed" in page
+    assert 'class="gate pass"' not in page and 'class="arms"' not in page
+    assert not re.search(r"<tbody>\s*</table>", page) and "<h3>Tests by row</h3></div>" not in page
+    assert not re.search(r"\| [-: |]+ \|\n\n", text)
+    assert "verdict" not in printed.file.getvalue().split("!")[0]

@@ -65,6 +65,8 @@ def test_an_arm_that_failed_in_every_run_shows_the_outcome():
     ]
     died = failure_outcomes({"failures": failures})
     assert died == {"padded_tight": "oom", "naive-2": "timeout"}
+    lost = {"run": "b00-p00-base", "outcome": "oom", "failed_by": "b00-p02-padded_tight"}
+    assert failure_outcomes({"failures": [lost]}) == {"base": "lost"}
     medians = {"base": {"median": 250.0}, "padded_tight": {"median": None}}
     row = {"case": "all", "metric": "total_tok_s", "unit": "tok/s", "primary": True}
     row |= {"skipped": None, "arms": medians, "comparisons": []}

@@ -9,7 +9,7 @@ import pytest
 from labkit import check
 from labkit.config import RESOLVERS
 from labkit.conformance import attention_checks
-from labkit.conformance.engine_checks import engine_checks
+from labkit.conformance.engine_checks import _reference, engine_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
 
 NUMBERS = itertools.count()
@@ -200,3 +200,14 @@ def test_a_module_that_raises_shows_its_traceback(tmp_path, monkeypatch, capsys)
     code, out = run("maps", "import no_such_thing", tmp_path, monkeypatch, capsys)
     assert code == 1 and "cannot be imported" in out
     assert "import no_such_thing" in out and "ModuleNotFoundError" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({}, "mlx_lm"), ({"engine.kv.block_size": "32"}, "paged")]
+)
+def test_the_reference_is_mlx_lm_unless_it_lacks_an_option(compose, monkeypatch, options, name):
+    """mlx_lm compiles no kernels: the paged engine's first start takes up to a minute."""
+    names = []
+    monkeypatch.setattr("labkit.engine.create", lambda engine, path: names.append(engine.name))
+    _reference(lambda own: compose({**own, **options}))
+    assert names == [name]

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.config import ConfigError
-from labkit.experiment import StudyError, child_process, run_launcher
+from labkit.experiment import StudyError, cell_runner, child_process, run_launcher
 from labkit.experiment.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.progress_display import Progress
@@ -20,6 +21,7 @@ from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import code_revision, fingerprint
 from labkit.records import (
+    DIGESTS_FILE,
     Record,
     describe_last_session,
     read_arms,
@@ -113,6 +115,8 @@ def test_another_metric_is_refused_and_a_study_without_one_stays_so(make_cell, r
     manifest = read_cell(cell.dir)
     del manifest["design"]["metrics"]  # as an older version wrote it
     write_json(cell.dir / "cell.json", manifest)
+    for name in ("design.json", DIGESTS_FILE):
+        (cell.dir / name).unlink()
     grown = replace(cell, metrics=("e2e_p50_ms",), design=replace(cell.design, blocks=2))
     refuse_changes(grown)
     write_manifest(grown, 2)
@@ -263,7 +267,7 @@ def test_a_compilation_inside_a_measurement_is_reported(make_cell, launcher, mon
     run_cell(cell, launcher, progress)
     message = [line for line in progress.lines if "compiled while measuring" in line]
     (name,) = [run.name for run in cell.schedule() if run.arm == "seq_map"]
-    assert message == [f"{name}: kernels compiled while measuring: 2"]
+    assert message == [f"{name}: 2 kernels were compiled while measuring"]
 
 
 def test_every_record_names_the_changed_environment(make_cell, launcher, monkeypatch):
@@ -337,3 +341,11 @@ def test_a_finished_cell_does_not_wait_for_the_timing_lock(make_cell, launcher):
         assert run_cell(make_cell(control=False), launcher, NoWait()).already_done == 2
         with pytest.raises(StudyError, match="/studies/other"):
             run_cell(make_cell(control=False, blocks=2), launcher, NoWait())
+
+
+def test_one_compiled_kernel_is_singular():
+    lines = []
+    progress = SimpleNamespace(note=lines.append, run_ended=lambda record: None)
+    runner = cell_runner._BlockRunner(None, None, progress, None)
+    runner._show(SimpleNamespace(run="b00-p00-base", notes={"compiles": {"measure": 1}}))
+    assert lines == ["b00-p00-base: 1 kernel was compiled while measuring"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -97,3 +98,53 @@ def test_one_run_in_one_block_is_singular(make_cell):
     out = io.StringIO()
     progress_display.create_progress(out).begin(make_cell(blocks=1), 1, 0)
     assert "1 run in 1 block\n" in out.getvalue()
+
+
+def test_the_share_done_within_a_process_is_shown(make_cell, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    show = progress_display.create_progress(out)
+    shown = []
+    monkeypatch.setattr(show._live, "update", lambda line, refresh: shown.append(str(line)))
+    monkeypatch.setattr(progress_display, "REFRESH_S", 0.0)
+    show.begin(make_cell(blocks=2), 6, 0)
+    show.started([Run(0, 1, "seq_map"), Run(0, 2, "base")])
+    show.working("8 of 32 requests")
+    show.tick()
+    show.started([Run(1, 1, "seq_map"), Run(1, 2, "base")])
+    show.end()
+    assert shown[-2].startswith("block 1/2, 2 arms interleaved, 8 of 32 requests (25 %), run 1/6")
+    assert shown[-1].startswith("block 2/2, 2 arms interleaved, run 1/6")
+
+
+def test_without_a_terminal_a_long_process_has_a_line_now_and_then(make_cell, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    show = progress_display.create_progress(out)
+    show.begin(make_cell(blocks=1), 3, 0)
+    show.started([Run(0, 1, "seq_map")])
+    for _ in range(90):
+        now[0] += 1
+        show.working("warming up")
+        show.tick()
+    lines = [line for line in out.getvalue().splitlines() if "warming up" in line]
+    assert len(lines) == 3 and lines[0].startswith("block 1/1, seq_map, warming up, run 1/3")
+
+
+def test_runs_lost_with_another_are_one_line(make_cell, monkeypatch):
+    out = Terminal()
+    show = progress_display.create_progress(out)
+    show.begin(make_cell(blocks=1), 3, 0)
+    lost = [
+        dataclasses.replace(a_record("crashed", "x"), arm=arm, notes={"failed_by": "b00-p00-mine"})
+        for arm in ("base", "control")
+    ]
+    for record in lost:
+        show.run_ended(record)
+    show.block_ended(lost)
+    show.end()
+    assert out.getvalue().count("b00-p00-mine") == 1
+    assert "also lost, because they shared its process (b00-p00-mine): base and control" in (
+        " ".join(out.getvalue().split())
+    )

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -286,7 +287,8 @@ def test_the_order_of_turns_depends_on_the_seed_and_the_block(make_cell, launche
         monkeypatch.setattr(
             turn_coordinator, "run", lambda commands, *, order, **_: drawn.append(order.random())
         )
-        launcher._run_live_set(runs, cell, lambda: None)
+        statuses = [SimpleNamespace(fd=0, environment={}) for _ in runs]
+        launcher._run_live_set(runs, cell, statuses, lambda: None)
         return drawn
 
     places = [(seed, block) for seed in (0, 1) for block in (0, 1)]

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit import app
 from labkit.config import Attention, ConfigError, Engine
-from labkit.experiment.user_class_check import check_imports
+from labkit.experiment.user_class_check import check_imports, check_workload_class
 
 GOOD = "print('hello')\nprint('[1]')\nclass Map:\n    pass\n"
 
@@ -56,3 +57,44 @@ def test_a_class_that_cannot_be_imported_is_refused_in_the_plan(folder, source, 
 
 def test_a_class_of_another_environment_is_not_imported_here(folder):
     check_imports(cells("absent:Map", environment={"python": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import os\nos._exit(3)\n", "importing it ended the process, or took too long"),
+        ("x = {}['gone']\n", r"KeyError: 'gone' \(.*:1, in <module>: x = "),
+        ("class Mop:\n    pass\n", "AttributeError: module .* has no attribute 'Kind'"),
+    ],
+)
+def test_a_workload_class_is_imported_in_a_child_before_this_process_needs_it(
+    folder, source, reason
+):
+    module = f"kind_{abs(hash(source))}"
+    (folder / f"{module}.py").write_text(source)
+    experiment = SimpleNamespace(workload=SimpleNamespace(kind=f"{module}:Kind"))
+    with pytest.raises(ConfigError, match=rf"^workload.kind={module}:Kind: {reason}"):
+        check_workload_class(experiment)
+    assert module not in sys.modules
+
+
+def test_one_child_imports_a_workload_class_and_none_a_kind_of_labkit(folder):
+    (folder / "kind_counted.py").write_text(
+        f"open({str(folder / 'count')!r}, 'a').write('x')\nclass Kind:\n    pass\n"
+    )
+    experiment = SimpleNamespace(workload=SimpleNamespace(kind="kind_counted:Kind"))
+    for _ in range(3):
+        check_workload_class(experiment)
+    assert (folder / "count").read_text() == "x"
+    check_workload_class(SimpleNamespace(workload=SimpleNamespace(kind="requests")))
+
+
+def test_a_plan_names_the_arm_whose_workload_class_ends_its_process(folder, monkeypatch, capfd):
+    (folder / "kind_dies.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    words = ["plan=true", "ablation=none", "workload.kind=kind_dies:Kind", "out=never"]
+    with pytest.raises(SystemExit, match="2"):
+        app.main(words)
+    assert "arm base: workload.kind=kind_dies:Kind: importing it ended" in capfd.readouterr().err
+    assert not (folder / "never").exists()

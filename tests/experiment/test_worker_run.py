@@ -13,6 +13,7 @@ from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
 from labkit.experiment import worker_run, worker_stages
 from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.machine import cache_dir
@@ -268,9 +269,55 @@ def test_a_killed_process_fails_all_its_runs(make, launcher, monkeypatch):
     cell = make(blocks=1)
     run_cell(cell, launcher)
     (block,) = blocks_of(cell)
-    assert [(r.outcome, r.detail.split(":")[0]) for r in block] == [("crashed", "SIGKILL")] * 3
+    assert {r.outcome for r in block} == {"crashed"}
+    assert all("SIGKILL: " in r.detail for r in block)
     monkeypatch.setenv("LABKIT_TEST_FAULT", "")
     assert run_cell(cell, launcher, redo_failed=True).failed == ()
+
+
+@pytest.mark.parametrize("stage", ["load", "warm_up", "measure"])
+@pytest.mark.parametrize(
+    ("death", "detail"),
+    [("kill", "SIGKILL: "), ("exit", "exit status 7: "), ("segv", "SIGSEGV: ")],
+)
+def test_a_process_that_dies_names_the_arm_in_turn(
+    make, launcher, monkeypatch, stage, death, detail
+):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", f"{stage}:{death}:seq_map")
+    cell = make(blocks=1)
+    shown = []
+    progress = Progress()
+    monkeypatch.setattr(progress, "note", shown.append)
+    run_cell(cell, launcher, progress)
+    (block,) = blocks_of(cell)
+    culprit = next(r for r in block if r.arm == "seq_map")
+    assert culprit.detail.startswith(detail) and "failed_by" not in culprit.notes
+    for record in block:
+        assert record.outcome == "crashed"
+        if record is not culprit:
+            assert record.notes["failed_by"] == culprit.run
+            assert record.detail == f"in one process with {culprit.run}: {culprit.detail}"
+    lost = [line for line in shown if "also lost" in line]
+    assert len(lost) == 1 and "base" in lost[0] and "control" in lost[0]
+    (reason,) = analysis.analyse_cell(cell.dir)["gates"]["healthy"]["reasons"]
+    assert reason.startswith(culprit.run) and "log: runs/" in reason
+
+
+def test_a_process_that_hangs_names_the_arm_in_turn(make, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
+    cell = make(blocks=1, timeout_s=1.0)
+    run_cell(cell, launcher)
+    (block,) = blocks_of(cell)
+    assert {r.outcome for r in block} == {"timeout"}
+    assert all(r.detail.endswith("(in the turn of seq_map)") for r in block)
+
+
+def test_a_process_that_dies_between_turns_blames_no_arm(make, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "write:kill")
+    cell = make(blocks=1)
+    run_cell(cell, launcher)
+    (block,) = blocks_of(cell)
+    assert not any("failed_by" in r.notes for r in block)
 
 
 def test_a_process_killed_while_measuring_loses_only_its_own_runs(make, launcher, monkeypatch):

@@ -100,7 +100,7 @@ def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
     assert decode.metrics[0].primary and decode.metrics[0].better == "lower"
     assert len(decode.metrics[0].repeats) == 6 and len(prefill.metrics[0].repeats) == 2
     assert all(t > 0 for t in decode.metrics[0].repeats)
-    assert beats == [f"round {n} of 8" for n in range(1, 9)]
+    assert beats == [f"{n} of 8 rounds" for n in range(1, 9)]
     assert decode.notes["map_us"] == 12.5 and decode.notes["kernel"] == "decode"
     assert decode.notes["counters"]["attention.search_iterations"] == 10  # of one dispatch
     assert decode.notes["flops"] == 4 * 5 * 40 * 4 * 16

@@ -97,6 +97,11 @@ class CellReport:
         return replace(results, notes=())
 
     @cached_property
+    def has_results(self) -> bool:
+        """Whether anything was measured, so that there is a table or a chart."""
+        return any(row["skipped"] is None for row in self.cell["rows"])
+
+    @cached_property
     def notes(self) -> list[str]:
         """The lines below the results.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.number_format import value_text
+from labkit.analysis.number_format import significant_text, value_text
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
     Parts,
@@ -235,7 +235,7 @@ def count_or_measure_text(value: float) -> str:
     """Format an integer with thousands separators and any other number with 3 or more digits."""
     if float(value).is_integer():
         return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.1f}" if abs(value) >= 100 else significant_text(value, 3)
 
 
 def roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
-from labkit.analysis.number_format import value_text
+from labkit.analysis.number_format import significant_text, value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.table_model import Column, Table
@@ -89,7 +89,8 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
         chart.line(_points(curve), f"line {style}", curve.arm)
         for load, (x, y) in zip(curve.loads, _points(curve), strict=True):
             knee = ", knee" if load is curve.knee else ""
-            tip = f"{curve.arm}, {load.size:g} {curve.by}{knee}: {x:,.4g} requests/s, {y:,.4g} ms"
+            place = f"{significant_text(x, 4)} requests/s, {significant_text(y, 4)} ms"
+            tip = f"{curve.arm}, {load.size:g} {curve.by}{knee}: {place}"
             chart.dot(x, y, style, "circle", tip, arm=curve.arm)
         if curve.knee is not None:
             x, y = _point(curve.knee)

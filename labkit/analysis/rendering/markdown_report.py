@@ -71,7 +71,7 @@ def _cell_lines(report: CellReport) -> Iterator[str]:
         yield from (report.answer, "")
     for settings in report.settings:
         yield from _part_lines(TablePart(settings))
-    yield from (markdown_table(report.results), "")
+    yield from (markdown_table(report.results), "") if report.results.lines else ()
     for note in report.notes:
         yield from (note, "")
     for heading, lines in (

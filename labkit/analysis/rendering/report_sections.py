@@ -116,7 +116,8 @@ def _other_metrics(report: CellReport) -> Parts:
 
 @section("Tests by row")
 def _tests(report: CellReport) -> Parts:
-    return [*table_parts(report.results, report.secondary_results), Prose(report.notes)]
+    notes = [Prose(report.notes)] if report.notes else []
+    return [*table_parts(report.results, report.secondary_results), *notes]
 
 
 @section("Latencies")

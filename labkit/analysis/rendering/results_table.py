@@ -18,6 +18,7 @@ from labkit.analysis.number_format import (
     interval_text,
     p_text,
     percent_text,
+    significant_text,
     unit_name,
     value_text,
 )
@@ -272,7 +273,7 @@ def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
 
 
 def _kl_text(value: float) -> str:
-    return f"{value:.3g}"
+    return significant_text(value, 3)
 
 
 def _share_text(value: float) -> str:
@@ -284,11 +285,15 @@ def _value(median: float, row: Json) -> str:
 
 
 def failure_outcomes(cell: Json) -> dict[str, str]:
-    """Return, for every arm with failed runs, the names of their outcomes: ``oom, timeout``."""
+    """Return, for every arm with failed runs, the names of their outcomes: ``oom, timeout``.
+
+    A run that another run of its process has ended is ``lost``.
+    """
     outcomes: dict[str, list[str]] = {}
     for failure in cell["failures"]:
         _, _, arm = parse_run_name(failure["run"])
-        outcomes.setdefault(arm, []).append(str(failure["outcome"]))
+        outcome = "lost" if failure.get("failed_by") else str(failure["outcome"])
+        outcomes.setdefault(arm, []).append(outcome)
     return {arm: ", ".join(dict.fromkeys(names)) for arm, names in outcomes.items()}
 
 

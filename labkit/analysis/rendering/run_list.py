@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from labkit.analysis.number_format import count_text
+from labkit.analysis.number_format import count_text, significant_text
 from labkit.analysis.rendering.report_parts import Parts, section
 from labkit.analysis.verdict_sentences import verdict_sentence
 
@@ -69,16 +69,21 @@ def _arms(row: Json, record_folder: str) -> Iterator[ArmRuns]:
     for arm, values in row["arms"].items():
         parts: list[str] = [""]
         if values["n"]:
-            median, q1, q3 = (f"{values[key]:.6g}" for key in ("median", "q1", "q3"))
+            median, q1, q3 = (significant_text(values[key], 6) for key in ("median", "q1", "q3"))
             count = count_text(values["n"], "run")
             parts = [f": median {median}, quartiles {q1} to {q3}, {count}"]
         comparison = comparisons.get(arm, {})
         if comparison.get("wins") is not None:
-            parts.append(f"better in {comparison['wins']} of {comparison['blocks']} blocks")
+            blocks = count_text(comparison["blocks"], "block")
+            parts.append(f"better in {comparison['wins']} of {blocks}")
         if comparison.get("mde_pct") is not None:
             parts.append(f"smallest detectable effect {comparison['mde_pct']:.1f} %")
         runs = [
-            (run["file"].split("/")[-1], f"{run['value']:.6g}", f"{record_folder}{run['file']}")
+            (
+                run["file"].split("/")[-1],
+                significant_text(run["value"], 6),
+                f"{record_folder}{run['file']}",
+            )
             for run in values["runs"]
         ]
         yield ArmRuns(arm, "; ".join(parts), runs)

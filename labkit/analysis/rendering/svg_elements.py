@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.rendering.chart import Band, Bars, Chart, Dots, Limit, Line, Mark, Text
 
 WIDTH = 760  # of the picture, in its own units; the page scales it
@@ -53,7 +54,7 @@ def tick_text(value: float) -> str:
     """Return a tick's label."""
     if value == 0:
         return "0"
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else significant_text(value, 4)
     return text.replace("-", "−")
 
 

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.number_format import UNKNOWN, count_text, scaled, slug, unit_name, value_text
+from labkit.analysis.number_format import (
+    UNKNOWN,
+    count_text,
+    scaled,
+    significant_text,
+    slug,
+    unit_name,
+    value_text,
+)
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.report_parts import (
@@ -229,7 +237,13 @@ def curves_chart(best: Json, option: SweptOption, curves: Sequence[SettingCurve]
         chart.line(points, f"line arm{index}")
         for (x, _), (at, y) in zip(curve.points, points, strict=True):
             where = f"{curve.name}, " if curve.name else ""
-            chart.dot(at, y, f"arm{index}", "circle", f"{where}{option.name}={x:g}: {y:,.4g}")
+            chart.dot(
+                at,
+                y,
+                f"arm{index}",
+                "circle",
+                f"{where}{option.name}={x:g}: {significant_text(y, 4)}",
+            )
     return chart
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.effect_wording import verdict_word
 from labkit.analysis.number_format import (
@@ -18,10 +18,11 @@ from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.results_table import ResultLine
 from labkit.analysis.rendering.sweep_tables import BEST, Values
 from labkit.analysis.rendering.table_model import Column, Table, broken_name
+from labkit.analysis.rendering.terminal_table import TerminalColumn, terminal_table
 from labkit.analysis.study_analysis import AnalysisCache
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.text import Text
 
     from labkit.analysis.study_diff import RowChange, StudyComparison
@@ -72,12 +73,12 @@ def print_cell(
     if report.answer != report.short_answer:
         out.print(Text(report.answer))
     for settings in report.settings:
-        out.print(_rich_settings(settings))
+        out.print(_rich_settings(settings, out.width))
         for note in settings.notes:
             out.print(Text(note, style="dim"))
     results = () if report.settings else (report.results, report.secondary_results)
     for table in results:
-        if table.lines or table is report.results:
+        if table.lines:
             out.print(_rich_table(table, out.width))
     hidden = report.results.notes if report.settings else ()
     for note in report.notes:
@@ -93,20 +94,13 @@ def print_cell(
     out.print(Text(f"report: {path}", style="dim"), soft_wrap=True)  # one line, to be copied
 
 
-def _rich_settings(table: Table[Values]) -> Any:
-    """Return the table of a sweep's settings as a rich table for a terminal."""
-    from rich import box
-    from rich.table import Table as RichTable
+def _rich_settings(table: Table[Values], width: int) -> RenderableType:
+    """Return the table of a sweep's settings for a terminal of ``width`` characters."""
     from rich.text import Text
 
-    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        justify: Literal["right", "left"] = "right" if column.numeric else "left"
-        rich_table.add_column(Text(column.heading), justify=justify, overflow="fold")
-    for line in table.lines:
-        cells = (Text(cell) for cell in table.cells(line))
-        rich_table.add_row(*(_marked(cell) for cell in cells))
-    return rich_table
+    columns = [TerminalColumn(c.heading, c.heading, c.numeric) for c in table.columns]
+    rows = [[_marked(Text(cell)) for cell in table.cells(line)] for line in table.lines]
+    return terminal_table(columns, rows, width)
 
 
 def _marked(cell: Text) -> Text:
@@ -123,22 +117,12 @@ def _design_line(report: CellReport) -> str:
     )
 
 
-def _rich_table(table: Table[ResultLine], width: int) -> Any:
-    """Return the results as a rich table for a terminal of ``width`` characters."""
-    from rich import box
-    from rich.table import Table as RichTable
+def _rich_table(table: Table[ResultLine], width: int) -> RenderableType:
+    """Return the results for a terminal of ``width`` characters."""
     from rich.text import Text
 
     columns = [column for column in table.columns if width >= column.min_width]
-    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        rich_table.add_column(
-            Text(_short_heading(column)),
-            justify="right" if column.numeric else "left",
-            no_wrap=column.numeric,
-            overflow="fold",
-        )
-    previous_row = None
+    rows, previous_row = [], None
     for line in table.lines:
         cells = [
             Text("" if line.row_index == previous_row and c.once_per_row else _short_text(c, line))
@@ -147,9 +131,10 @@ def _rich_table(table: Table[ResultLine], width: int) -> Any:
         for column, cell in zip(columns, cells, strict=True):
             if column.is_verdict:
                 cell.stylize(VERDICT_STYLES.get(line.verdict or "", "dim"))
-        rich_table.add_row(*cells)
+        rows.append(cells)
         previous_row = line.row_index
-    return rich_table
+    headings = [TerminalColumn(_short_heading(c), c.heading, c.numeric) for c in columns]
+    return terminal_table(headings, rows, width)
 
 
 def _short_heading(column: Column[ResultLine]) -> str:
@@ -168,34 +153,19 @@ def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
     return text.replace("%", "").replace(" to ", ", ") if column.numeric else text
 
 
-# Characters. Without a minimum, rich shrinks names to one character per line; the verdict column
-# has room for "inconclusive".
-MIN_TEXT_COLUMN = 11
-
-
 def print_changes(comparison: StudyComparison, out: Console) -> None:
     """Print the changes between two studies: caveats, then one line per row and arm."""
-    from rich import box
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     for line in comparison.caveats:
         out.print(Text(f"! {line}", style="yellow"))
-    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     columns = [column for column in CHANGE_COLUMNS if out.width >= column.min_width]
-    for column in columns:
-        rich_table.add_column(
-            column.heading,
-            justify="right" if column.numeric else "left",
-            no_wrap=column.numeric,
-            overflow="fold",
-            min_width=None if column.numeric else MIN_TEXT_COLUMN + column.is_verdict,
-        )
+    lines = []
     for change in comparison.changes:
         style = VERDICT_STYLES[change.verdict.word]
-        cells = (Text(c.text(change), style=style if c.is_verdict else "") for c in columns)
-        rich_table.add_row(*cells)
-    out.print(rich_table)
+        lines.append([Text(c.text(change), style=style if c.is_verdict else "") for c in columns])
+    headings = [TerminalColumn(c.heading, c.heading.replace("\n", " "), c.numeric) for c in columns]
+    out.print(terminal_table(headings, lines, out.width))
     for line in comparison.notes:
         out.print(Text(line, style="dim"))
     for reason, rows in _rows_by_reason(comparison.changes).items():

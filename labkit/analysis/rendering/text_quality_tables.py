@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.analysis.number_format import count_text, significant_text
 from labkit.analysis.quality_answer import interval_text, share_text
 from labkit.analysis.rendering.report_parts import ChartPart, Parts, section, table_parts
 from labkit.analysis.rendering.speed_quality_chart import CAPTION, speed_quality_chart
@@ -55,7 +56,8 @@ def scoring_notes(arms: Sequence[str], records: Sequence[Record]) -> tuple[str, 
     windows = notes["windows"]
     fewer = [arm for arm in others if by_arm[arm]["reference_top"] < notes["reference_top"]]
     return (
-        f"{len(windows):,} windows, {sum(w['tokens'] for w in windows):,} predicted tokens; 95 % "
+        f"{count_text(len(windows), 'window')}, "
+        f"{count_text(sum(w['tokens'] for w in windows), 'predicted token')}; 95 % "
         "intervals over windows (block jackknife). Compared with the arm " + f"{baseline}.",
         "KL divergence is a lower bound. It compares the baseline's "
         f"{notes['reference_top']:,} likeliest tokens one by one, and all other tokens "
@@ -87,7 +89,9 @@ def worst_places_table(cell: Json, records: Sequence[Record]) -> Table[Place] | 
         return None
     columns = (
         Column[Place]("arm", lambda place: place[0], numeric=False),
-        Column[Place]("KL (nats)", lambda place: place[1]["kl"], "{:.3g}".format),
+        Column[Place](
+            "KL (nats)", lambda place: place[1]["kl"], lambda kl: significant_text(kl, 3)
+        ),
         _text_column("before", "before"),
         _text_column("token", "token"),
         _text_column("after", "after"),

@@ -204,10 +204,12 @@ class InterleavedScoring:
                 "workload.kind=scoring needs the baseline in the same process or in a process that "
                 "takes turns with this one; this process has neither"
             )
+        noun = "window" if len(self._windows) == 1 else "windows"
         together = self._arms[0].workload.concurrency or len(self._windows)
         for start in range(0, len(self._windows), together):
             self._round(self._windows[start : start + together])
-            heartbeat(f"{min(start + together, len(self._windows))} of {len(self._windows)}")
+            done = min(start + together, len(self._windows))
+            heartbeat(f"{done} of {len(self._windows)} {noun}")
         return [self._measurement(arm) for arm in self._arms]
 
     def _round(self, windows: Sequence[Prompt]) -> None:

@@ -120,7 +120,7 @@ class InterleavedVideo:
         for number, now in enumerate(order.rounds(parts), 1):
             for arm, position in now.turns:
                 self._request(arm, now.part, position)
-            heartbeat(f"round {number} of {repeats * len(parts)}")
+            heartbeat(f"{number} of {repeats * len(parts)} rounds")
         self._check()
         served, _ = order.gather([self._served(arm) for arm in arms])
         clips = set.intersection(*map(set, served))

@@ -11,12 +11,11 @@ labkit.grouped = (value, digits) => value.toLocaleString("en-US", {
   minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 labkit.significant = (value, digits) => {
-  if (value === 0) return "0";
-  const exponent = Math.floor(Math.log10(Math.abs(Number(value.toPrecision(digits)))));
-  if (exponent >= -4 && exponent < digits) return String(Number(value.toPrecision(digits)));
-  const [mantissa, power] = Number(value).toExponential(digits - 1).split("e");
-  const sign = power.startsWith("-") ? "-" : "+";
-  return `${Number(mantissa)}e${sign}${power.replace(/[+-]/, "").padStart(2, "0")}`;
+  const rounded = Number(value.toPrecision(digits));
+  if (rounded === 0 || !Number.isFinite(rounded)) return String(rounded);
+  const decimals = digits - 1 - Math.floor(Math.log10(Math.abs(rounded)));
+  return decimals <= 0 ? labkit.grouped(value, 0)
+    : rounded.toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, 20) });
 };
 
 labkit.valueText = (value) => {
