@@ -33,10 +33,12 @@ class BlockTable:
     """A request's blocks in the order of its tokens: int32 [num_blocks].
 
     In a layout without blocks the table has a single id, that of the request's row. Tables are
-    immutable: the same object always has the same blocks.
+    immutable: the same object always has the same blocks. ``windows`` has the block ids in each
+    group of layers with a sliding window, if these have pools of their own.
     """
 
     block_ids: NDArray[np.int32]
+    windows: tuple[NDArray[np.int32], ...] = ()
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -157,6 +159,11 @@ class KVCacheManager:
         return None
 
     @property
+    def grows_by_chunk(self) -> bool:
+        """Whether ``grow`` must be called for every chunk, even within reserved memory."""
+        return False
+
+    @property
     def aligns_chunks(self) -> bool:
         """Whether ``align_chunk`` must be called."""
         return False
@@ -271,7 +278,8 @@ class KVCacheFactory:
 
     ``create_layout`` takes the arguments of ``create`` but the slots. ``states`` are the shapes of
     the states of each layer that has one. For serving there are ``num_slots`` slots for requests,
-    and ``num_snapshots`` for snapshots.
+    and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout for serving if its
+    windows have pools of their own (None: ``create_layout``).
     """
 
     kv: config.KV
@@ -279,6 +287,7 @@ class KVCacheFactory:
     states: tuple[StateShape, ...] = ()
     num_slots: int = 0
     num_snapshots: int = 0
+    create_windowed: Callable[[tuple[KVShape, ...], int], KVCache] | None = None
 
     def create(
         self, shapes: tuple[KVShape, ...], num_blocks: int, num_slots: int | None = None
@@ -293,9 +302,12 @@ class KVCacheFactory:
             The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
             number includes the null block.
         num_slots
-            The number of state slots, without snapshots (None: as for serving).
+            The number of state slots, without snapshots, in one pool (None: as for serving).
         """
-        cache = self.create_layout(shapes, num_blocks)
+        create = self.create_layout
+        if num_slots is None and self.create_windowed is not None:
+            create = self.create_windowed
+        cache = create(shapes, num_blocks)
         if not self.states:
             return cache
         from labkit.engine.kv_layout import hybrid
