@@ -4,16 +4,19 @@ import functools
 
 import numpy as np
 import pytest
-from small_models import CONFIGS
+from architectures import settings
+from small_models import CONFIGS, build_model_dir
 from stub_engine import VOCAB, Adversary, StubModel, make_cache, make_engine, request, run, solo
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.budget import model_footprint
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.window_blocks import WindowBlocks
 from labkit.engine.kv_layout.window_pools import StepLimits, WindowedKVCacheManager, split_blocks
 from labkit.engine.request import RequestState
+from labkit.models.synthetic_model import build
 
 WINDOW = CONFIGS["gemma3"]["sliding_window"]  # of two of the three layers
 SIZE = 8  # tokens per block
@@ -140,6 +143,48 @@ def test_what_window_pools_do_not_serve_is_refused_by_name(model_dir):
     ):
         with pytest.raises(config.ConfigError, match="window_pools"):
             options(**refused)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3n", "recurrent_gemma"])
+def test_other_kinds_of_layers_beside_windows(name, tmp_path):
+    """Sinks on MLX; layers that share keys; recurrent states, and no layer without a window."""
+    path, tokens = build_model_dir(tmp_path / name, settings(name)), {}
+    rng = np.random.default_rng(2)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    prompts = [tuple(map(int, rng.integers(0, 126, n))) for n in (40, 3, 21)]
+    for pools in (False, True):
+        engine = create(options(pools), path)
+        tokens[pools] = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts)])
+    assert tokens[False] == tokens[True]
+    assert engine.counters()["window_pools.freed_blocks"] > 0
+
+
+def test_a_synthetic_model_with_windows_frees_what_they_no_longer_see():
+    shape = config.ModelShape(
+        hidden_size=64, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=32, vocab_size=512,
+        intermediate_size=64, sliding_window=16,
+    )  # fmt: skip
+    path, tokens = build(shape, seed=0, name="window"), {}
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    for pools in (False, True):
+        engine = create(options(pools), path)
+        tokens[pools] = serve(engine, [Request("a", tuple(range(30)), params)])
+    assert tokens[False] == tokens[True] and len(set(tokens[True]["a"])) > 20
+    assert engine.notes["forward"] == "numpy"
+    # One layer of 89 tokens, three of the last 16 and a chunk.
+    layer_block = SIZE * 2 * 32 * 4
+    assert engine.counters()["kv_block_bytes"] == layer_block
+    assert engine.counters()["peak_kv_bytes"] <= (12 + 3 * 6) * layer_block
+    planned = model_footprint.from_shape(shape, "window")
+    written = model_footprint.from_directory(path)
+    assert planned.kv_bytes_per_token == written.kv_bytes_per_token == 4 * layer_block / SIZE
+    assert (planned.weights, planned.weight_bytes) == (written.weights, written.weight_bytes)
+
+
+@pytest.mark.parametrize("other", [{"num_layers": 1}, {"full_attention_interval": 2}])
+def test_a_synthetic_model_without_a_layer_for_a_window_is_refused(other):
+    with pytest.raises(config.ConfigError, match=r"model\.shape\.sliding_window=16"):
+        config.ModelShape(sliding_window=16, **other)
 
 
 # The stub: a layer without a window, and one that sees only the last keys of it.
