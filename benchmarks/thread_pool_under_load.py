@@ -126,7 +126,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def measure_case(process: subprocess.Popen[str], line: str) -> float:
-    """Let a layer's process measure a case; return its median launch time (us)."""
+    """Let a threading layer's process measure a case; return the median launch time (us)."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

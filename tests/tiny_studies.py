@@ -46,6 +46,7 @@ LESS = {
     "preemption": 1,
     "burst_collapse": 1,
     "chunked_prefill": 1,
+    "window_pools": 4,
     "prefill_room": 1,
 }
 ONCE = [
@@ -75,11 +76,21 @@ def tiny_cell(cell, name=None):
 
 
 def tiny_shape(experiments):
-    """Return one shape for all arms: heads for every rank, and layers for every draft model."""
+    """Return one shape for all arms: heads for every rank, layers for every draft model.
+
+    It has sliding windows where the study's model has.
+    """
     engines = [experiment.engine for experiment in experiments]
     drafts = [e.drafts.draft_layers or 1 for e in engines if e.speculation is Speculation.draft]
     ranks = [engine.parallel.size for engine in engines]
-    return dataclasses.replace(SHAPE, num_layers=max([1, *drafts]), num_kv_heads=max(ranks))
+    shapes = [experiment.model.shape for experiment in experiments]
+    windows = [32 for shape in shapes if shape is not None and shape.sliding_window is not None]
+    return dataclasses.replace(
+        SHAPE,
+        num_layers=max([1, *drafts, *(2 for _ in windows)]),
+        num_kv_heads=max(ranks),
+        sliding_window=max(windows, default=None),
+    )
 
 
 class InProcessLauncher:

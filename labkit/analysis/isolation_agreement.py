@@ -96,7 +96,7 @@ def _sign(value: float) -> int:
 
 
 def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:
-    """Compare a cell with its companion, the same cell under the other isolation.
+    """Compare a cell with its companion: one interleaves arms, the other has separate processes.
 
     Return None if there is no companion, or if the companion has no runs yet or ran on another
     machine.

@@ -49,7 +49,7 @@ class LoadCurve:
 
 
 def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
-    """Return a study's load curves. Cells that differ only in their load form one curve."""
+    """Return a study's load curves: cells that differ in their load alone are one curve per arm."""
     points: dict[tuple[str, str, str], list[LoadPoint]] = {}
     for analysis in analyses:
         medians = _medians(analysis)

@@ -42,13 +42,13 @@ WITHIN_MARGIN = ("equivalent", "trivial")
 
 @dataclass(frozen=True)
 class StallAttribution:
-    """How much of each arm's time stalls took, and what follows for the verdicts.
+    """The share of each arm's time lost to stalls, and what follows for the verdicts.
 
     The mappings are by arm. ``stalled_pct`` is the percentage of an arm's time that stalls took
     (mean over processes). ``own_work_bounds_pct`` is an upper bound on the arm's own work among the
-    excluded stalls, in percent of its time. ``unclear_reasons`` holds only the arms that get no
-    verdict where stalls were excluded, each with the reason. ``kept_reason`` is the reason why
-    stalls were left in all times. It is None if they are excluded.
+    excluded stalls, in percent of its time. ``unclear_reasons`` has the reason
+    for each arm that gets no verdict in rows whose times changed when stalls were excluded.
+    ``kept_reason`` says why stalls were left in all times. It is None if they were excluded.
     """
 
     stalled_pct: Mapping[str, float]

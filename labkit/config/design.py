@@ -12,8 +12,9 @@ from labkit.config.option import Group, option, require
 class Isolation(Enum):
     """Isolation of runs.
 
-    process: each run in a fresh process. in_process: all arms take turns in one fresh process
-    per block. live: the arms of a block take turns, each in a fresh process of its own.
+    process: each run in a fresh process, one after the other. in_process: the arms of a block take
+    turns in one fresh process. live: each arm of a block has a fresh process; these processes are
+    alive at the same time and take turns.
     auto: in_process if the arms can share a process, else live if that is possible, else process.
     """
 

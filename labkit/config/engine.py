@@ -200,12 +200,20 @@ class Engine(Group, place="engine"):
             f"engine.kv.state_snapshots={self.kv.state_snapshots}: engine.prefix_cache=none reuses "
             "no prefix; set engine.prefix_cache to hash or radix, or leave it null",
         )
+        if self.kv.window_pools:
+            self._check_window_pools()
         if not self.parallel.single_process:
             self._check_parallel()
         if self.name in EXTERNAL_ENGINES:
             self._check_external()
         if self.name == "openai":
             self.server.check_startable()
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """The largest number of draft tokens of a request and step."""
+        speculates = self.speculation is not Speculation.none
+        return self.drafts.num_draft_tokens if speculates else 0
 
     def _check_preset(self, layout: KVLayout) -> None:
         """Check that a preset's options match its name and are supported by its KV layout."""
@@ -244,6 +252,20 @@ class Engine(Group, place="engine"):
         )
         if not paged:
             self._check_blockless(layout)
+
+    def _check_window_pools(self) -> None:
+        """Refuse what needs blocks that ``engine.kv.window_pools`` has freed."""
+        where = "engine.kv.window_pools=true"
+        require(
+            self.prefix_cache is PrefixCache.none,
+            f"engine.prefix_cache={self.prefix_cache.value}: {where} frees blocks behind a window, "
+            "and a prefix is reused with all its blocks; leave engine.prefix_cache=none",
+        )
+        require(
+            self.speculation is not Speculation.draft,
+            f"engine.speculation=draft: {where} has no pool for the layers of a draft model; set "
+            "engine.speculation=ngram or none",
+        )
 
     def _check_dtype(self) -> None:
         """Refuse half precision if the model runs on NumPy."""

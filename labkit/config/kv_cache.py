@@ -57,6 +57,12 @@ class KV(Group, place="engine.kv"):
     layout: KVLayout = option(KVLayout.paged)
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32), unit="tokens")
     dtype: KVDType = option(KVDType.float32)
+    window_pools: bool = option(
+        False,
+        "Give the layers of each sliding window a pool of their own, and free the blocks behind "
+        "the window.",
+        read_by=ReadBy("engine.kv.layout", (KVLayout.paged,)),
+    )
     state_snapshots: int | None = option(
         None,
         "Snapshots of recurrent states kept for engine.prefix_cache; models without such states "

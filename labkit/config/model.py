@@ -12,8 +12,8 @@ from labkit.config.option import Group, option, require
 class ModelShape(Group, place="model.shape"):
     """Shape of a model that labkit builds from a seed.
 
-    The architecture is mlx_lm's qwen3. It is qwen3_next if ``full_attention_interval`` is set, and
-    deepseek_v3 without experts if ``kv_lora_rank`` is set.
+    The architecture is mlx_lm's qwen3. It is qwen3_next if ``full_attention_interval`` is set,
+    deepseek_v3 without experts if ``kv_lora_rank`` is set, and llama if ``sliding_window`` is set.
     """
 
     hidden_size: int = option(256, "Hidden size.", ge=1)
@@ -44,6 +44,15 @@ class ModelShape(Group, place="model.shape"):
         "states.",
         ge=2,
         null_means="no experts",
+    )
+
+    sliding_window: int | None = option(
+        None,
+        "Keys that a query sees in a layer with a sliding window. Of every four layers, counted "
+        "from the last, only the last sees all keys.",
+        ge=1,
+        unit="tokens",
+        null_means="layers that see all keys",
     )
 
     def __post_init__(self) -> None:
@@ -77,6 +86,20 @@ class ModelShape(Group, place="model.shape"):
             f"model.shape.num_experts={self.num_experts}: set model.shape.full_attention_interval, "
             "or leave it null",
         )
+        require(
+            self.sliding_window is None or not (self.is_hybrid or self.kv_lora_rank),
+            f"model.shape.sliding_window={self.sliding_window}: a model that labkit builds has no "
+            "latent attention or recurrent states beside it; leave null",
+        )
+        require(
+            self.sliding_window is None or self.num_layers > 1,
+            f"model.shape.sliding_window={self.sliding_window}: model.shape.num_layers=1 leaves no "
+            "layer with a window",
+        )
+
+    def has_window(self, layer: int) -> bool:
+        """Return whether a layer (the first is 0) has a sliding window."""
+        return self.sliding_window is not None and (self.num_layers - 1 - layer) % 4 != 0
 
     @property
     def is_hybrid(self) -> bool:

@@ -1,7 +1,8 @@
 """The innermost loops of ``int8_matmul``: they multiply quantised rows by weights, group by group.
 
-``int8_activations`` describes the rows. Weights come from a span, whose words are unpacked in
-registers, or from an unpacked panel::
+``int8_activations`` describes the rows. Weights come from a span (the memory layout of
+``low_precision_matmul``), whose words are unpacked in registers, or from a panel that was unpacked
+before. An unpacked panel is::
 
     group 0    scales [PANEL_COLUMNS], biases [PANEL_COLUMNS]      float32
                operand 0, operand 1, ...                           PANEL_COLUMNS lanes of 32 bits

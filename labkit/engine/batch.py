@@ -33,6 +33,8 @@ class Batch(NamedTuple):
     padding: int = 0  # rows at the end that belong to no request
     # What the step does with recurrent states, if the model has any.
     states: StatePlan | None = None
+    # As ``block_tables``, in each group of layers with a sliding window and pools of their own.
+    window_tables: tuple[Ints, ...] = ()
 
     @property
     def total_q(self) -> int:
@@ -65,6 +67,7 @@ def pack(
     placeholders: tuple[tuple[int, str], ...] = (),
     scored: tuple[ScoredRows, ...] = (),
     states: StatePlan | None = None,
+    window_tables: tuple[Ints, ...] = (),
 ) -> Batch:
     """Return the batch of packed tokens.
 
@@ -88,19 +91,24 @@ def pack(
         placeholders=placeholders,
         scored=scored,
         states=states,
+        window_tables=window_tables,
     )
 
 
 def with_padding(batch: Batch, count: int) -> Batch:
     """Return the batch with ``count`` padding rows at the end, which belong to no request."""
     zeros, steps = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
-    tables = np.zeros((count, batch.block_tables.shape[1]), np.int32)
+
+    def padded(tables: Ints) -> Ints:
+        return np.concatenate([tables, np.zeros((count, tables.shape[1]), np.int32)])
+
     return batch._replace(
         tokens=np.concatenate([batch.tokens, zeros]),
         positions=np.concatenate([batch.positions, zeros]),
         cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, batch.cu_seqlens_q[-1] + steps]),
         seq_lens=np.concatenate([batch.seq_lens, zeros + np.int32(1)]),
-        block_tables=np.concatenate([batch.block_tables, tables]),
+        block_tables=padded(batch.block_tables),
+        window_tables=tuple(map(padded, batch.window_tables)),
         logit_rows=np.concatenate([batch.logit_rows, np.int32(batch.total_q - 1) + steps]),
         padding=count,
     )

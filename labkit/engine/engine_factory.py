@@ -30,7 +30,7 @@ from labkit.engine.engine_protocol import (
 )
 from labkit.engine.engine_step import StepLoop
 from labkit.engine.input_builder import InputBuilder
-from labkit.engine.kv_layout import KVCache
+from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
@@ -134,7 +134,10 @@ def _create_own(
         activations=options.activations,
     )
     choice, expected = prepared.choice, prepared.expected
-    factory = kv_layout.create_factory(options, expected.dtype, expected.states)
+    windows = prepared.loaded.windows
+    if options.kv.window_pools:
+        window_pools.check_windows(windows, prepared.loaded.model_type)
+    factory = kv_layout.create_factory(options, expected.dtype, expected.states, windows)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value
     difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, *dtypes)

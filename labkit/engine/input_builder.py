@@ -37,9 +37,19 @@ def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
 
     Shorter tables are padded with 0, the null block.
     """
-    stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, table in zip(stacked, tables, strict=True):
-        row[: len(table)] = table.block_ids
+    return _stack([table.block_ids for table in tables])
+
+
+def stack_window_tables(tables: Sequence[BlockTable]) -> tuple[Ints, ...]:
+    """Return ``stack_block_tables`` for each group of layers with a window and its own pool."""
+    groups = zip(*(table.windows for table in tables), strict=True)
+    return tuple(_stack(blocks) for blocks in groups)
+
+
+def _stack(rows: Sequence[Ints]) -> Ints:
+    stacked = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, blocks in zip(stacked, rows, strict=True):
+        row[: len(blocks)] = blocks
     return read_only(stacked)
 
 
@@ -57,6 +67,7 @@ class InputBuilder:
         self._segment_layout = segment_layout
         self._stacked_tables: list[BlockTable] = []
         self._block_tables_array: Ints = np.zeros((0, 0), np.int32)
+        self._window_tables: tuple[Ints, ...] = ()
         self._cu_seqlens_q: Ints = read_only(np.zeros(1, np.int32))  # of pure decodes: 0, 1, ...
         self._logit_rows: Ints = read_only(np.zeros(0, np.int32))
 
@@ -91,15 +102,17 @@ class InputBuilder:
             chunk_segments = self._segment_layout(chunk, len(drafts))
             segments += chunk_segments
             tables += [self._cache.table(state.request_id)] * len(chunk_segments)
+        block_tables = self._block_tables(tables)
         return pack(
             tokens,
             segments,
-            self._block_tables(tables),
+            block_tables,
             rows + scored_rows,
             sampling,
             prefill_tokens=sum(chunk.num_tokens for chunk in output.chunks if chunk.is_prefill),
             placeholders=tuple(placeholders),
             scored=tuple(scored),
+            window_tables=self._window_tables,
             states=self._cache.plan_states(output) if self._has_states else None,
         )
 
@@ -127,6 +140,7 @@ class InputBuilder:
             cu_seqlens_q=self._cu_seqlens_q,
             seq_lens=np.array(seq_lens, np.int32),
             block_tables=self._block_tables(tables),
+            window_tables=self._window_tables,
             logit_rows=self._logit_rows,
             sampling=tuple(sampling),
             prefill_tokens=0,
@@ -137,4 +151,5 @@ class InputBuilder:
     def _block_tables(self, tables: list[BlockTable]) -> Ints:
         if tables != self._stacked_tables:
             self._stacked_tables, self._block_tables_array = tables, stack_block_tables(tables)
+            self._window_tables = stack_window_tables(tables)
         return self._block_tables_array

@@ -90,6 +90,7 @@ class Scheduler:
         watermark = options.watermark
         self._watermark = config.DEFAULT_WATERMARK if watermark is None else watermark
         self._aligns_chunks = cache.aligns_chunks
+        self._grows_by_chunk = cache.grows_by_chunk
         self._num_arrivals = 0
         self.counts = Counters()
 
@@ -254,14 +255,14 @@ class Scheduler:
             return
         if self._aligns_chunks and phase is Phase.prefill:
             count = self._cache.align_chunk(state, start, count)
-        if start + count > state.num_reserved_tokens:
+        if self._grows_by_chunk or start + count > state.num_reserved_tokens:
             while not self._cache.grow(state.request_id, start + count):
                 victim = max(self._running.values(), key=self._queue_key)
                 self.preempt(victim.request_id)
                 step.remove(victim)
                 if victim is state:
                     return
-            state.num_reserved_tokens = start + count
+            state.num_reserved_tokens = max(state.num_reserved_tokens, start + count)
         step.chunks[phase].append(ScheduledChunk(state, start, count))
         step.num_tokens += count
 

@@ -185,8 +185,8 @@ class WorkerProcess:
     def _turn(self, arm: int) -> Iterator[None]:
         """Run one turn of an arm: apply its thread budget and time the body.
 
-        If the body raises or ends the process, ``running`` and the status still name this arm, so the
-        failure is attributed to it.
+        If the body raises or ends the process, ``running`` and the status still name this arm, so
+        the failure is attributed to it.
         """
         self.status.begin_turn(arm)
         run = self.running = self.runs[arm]

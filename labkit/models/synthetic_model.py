@@ -97,6 +97,18 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "eos_token_id": shape.vocab_size - 1,
         **({} if shape.kv_lora_rank is None else synthetic_latent.config_entries(shape)),
         **hybrid,
+        **({} if shape.sliding_window is None else _windowed_config(shape)),
+    }
+
+
+def _windowed_config(shape: ModelShape) -> dict[str, Any]:
+    """Return the entries of config.json in which a llama with sliding windows differs."""
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "sliding_window": shape.sliding_window,
+        "layer_types": [kinds[shape.has_window(layer)] for layer in range(shape.num_layers)],
     }
 
 

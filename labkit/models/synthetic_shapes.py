@@ -1,6 +1,7 @@
 """The tensors of a model that is built from a shape.
 
-The model is mlx_lm's qwen3, its hybrid qwen3_next or, with latent attention, its deepseek_v3.
+The model is mlx_lm's qwen3, its hybrid qwen3_next, with latent attention its deepseek_v3, or with
+sliding windows its llama.
 
 The module imports nothing heavy, because memory budgets are planned with these sizes too.
 """
@@ -112,6 +113,8 @@ def vectors(shape: ModelShape) -> dict[str, int]:
         if shape.kv_lora_rank is not None:
             sizes[f"{layer}.self_attn.kv_a_layernorm"] = shape.kv_lora_rank
             continue
+        if shape.sliding_window is not None:
+            continue  # llama has no norms of queries and keys
         norms = ("self_attn.q_norm", "self_attn.k_norm")
         for name in norms if shape.has_attention(index) else ("linear_attn.norm",):
             sizes[f"{layer}.{name}"] = shape.head_dim

@@ -32,8 +32,8 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
             deviation = 1.0
         elif name == "lm_head":
             deviation *= LOGIT_SCALE
-        elif shape.kv_lora_rank is not None and name.endswith(".q_proj"):
-            deviation *= QK_GAIN**2  # latent attention has no norms of queries and keys
+        elif name.endswith(".q_proj") and (shape.kv_lora_rank or shape.sliding_window):
+            deviation *= QK_GAIN**2  # neither has norms of queries and keys
         weights[f"{name}.weight"] = _draw_matrix(name, size, deviation, seed)
     for name, length in synthetic_shapes.vectors(shape).items():
         gain = QK_GAIN if name.endswith(("q_norm", "k_norm")) else 1.0

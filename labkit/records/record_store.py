@@ -87,7 +87,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def check_digests(cell_dir: StudyPath) -> None:
-    """Check the records, arms and design of a cell against their digests, without parsing the files.
+    """Check a cell's records, arms and design against their digests, without parsing the files.
 
     Raises
     ------

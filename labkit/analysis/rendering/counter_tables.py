@@ -232,7 +232,10 @@ def _counter_text(counters: Mapping[str, float]) -> Callable[[str], str]:
 
 
 def count_or_measure_text(value: float) -> str:
-    """Format an integer with thousands separators and any other number with 3 or more digits."""
+    """Format an integer with thousands separators, other numbers to 3 significant digits.
+
+    From 100 on, other numbers have one decimal.
+    """
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 100 else significant_text(value, 3)

@@ -135,7 +135,7 @@ def _largest_divisor(number: int, limit: int) -> int:
 def _partitions(
     metadata: AttentionMetadata, switches: KernelSwitches, units: int, saturating_units: int
 ) -> tuple[int, str]:
-    """Return the number of partitions of each query's keys, and text to append to the reason."""
+    """Return the number of partitions of each query's keys, and text for ``Dispatch.reason``."""
     if switches.split_kv == "off":
         return 1, ""
     if switches.split_kv != "auto":

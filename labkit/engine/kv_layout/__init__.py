@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory
@@ -16,13 +17,17 @@ Shapes = tuple[KVShape, ...]
 
 
 def create_factory(
-    options: config.Engine, computed: str = "float32", states: tuple[StateShape, ...] = ()
+    options: config.Engine,
+    computed: str = "float32",
+    states: tuple[StateShape, ...] = (),
+    windows: tuple[int | None, ...] = (),
 ) -> KVCacheFactory:
     """Return the factory of KV caches for the layout and the attention of ``options``.
 
     ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
     unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, which
-    keep their own dtypes.
+    keep their own dtypes. ``windows`` has the sliding window of each layer with keys and
+    values (None: the layer has no window), for ``engine.kv.window_pools``.
 
     Raises
     ------
@@ -59,12 +64,24 @@ def create_factory(
             backend, shapes, num_blocks, kv, dtype, prefix_cache, _reuse_blocks(options)
         )
 
+    def create_windowed(shapes: Shapes, num_blocks: int) -> KVCache:
+        from labkit.engine.kv_layout import window_pools
+
+        limits = window_pools.StepLimits(
+            options.scheduler.max_num_seqs,
+            options.scheduler.max_step_tokens,
+            options.num_lookahead_tokens,
+        )
+        backend = functools.partial(attention.create_from_config, options.attention)
+        return window_pools.create(backend, shapes, windows, num_blocks, kv, dtype, limits)
+
     return KVCacheFactory(
         kv,
         create,
         states,
         options.scheduler.max_num_seqs,
         budget.num_state_snapshots(options),
+        create_windowed if kv.window_pools else None,
     )
 
 

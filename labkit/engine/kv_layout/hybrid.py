@@ -114,6 +114,11 @@ class HybridKVCacheManager(KVCacheManager):
         return StatePlan(tuple(segments), self._slots.take_forks())
 
     @property
+    def grows_by_chunk(self) -> bool:
+        """Whether ``grow`` must be called for every chunk."""
+        return self._attention.grows_by_chunk
+
+    @property
     def aligns_chunks(self) -> bool:
         """Whether chunks of prompts end where snapshots can be taken."""
         return self._snapshots is not None

@@ -33,10 +33,12 @@ class BlockTable:
     """A request's blocks in the order of its tokens: int32 [num_blocks].
 
     In a layout without blocks the table has a single id, that of the request's row. Tables are
-    immutable: the same object always has the same blocks.
+    immutable: the same object always has the same blocks. ``windows`` has the block ids in each
+    group of layers with a sliding window, if these have pools of their own.
     """
 
     block_ids: NDArray[np.int32]
+    windows: tuple[NDArray[np.int32], ...] = ()
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -157,6 +159,11 @@ class KVCacheManager:
         return None
 
     @property
+    def grows_by_chunk(self) -> bool:
+        """Whether ``grow`` must be called for every chunk, even within reserved memory."""
+        return False
+
+    @property
     def aligns_chunks(self) -> bool:
         """Whether ``align_chunk`` must be called for every chunk of a prompt."""
         return False
@@ -212,8 +219,8 @@ class KVCacheManager:
 
         Every layout has ``peak_kv_bytes``, the peak of reserved bytes, and ``kv_used_bytes``, the
         peak of bytes with computed keys and values. Two counters are sums over the released
-        requests: ``kv.slots_held``, the tokens with memory, and ``kv.slots_filled``, the tokens
-        computed.
+        requests: ``kv.slots_held``, the tokens for which they had memory, and
+        ``kv.slots_filled``, the tokens that they had computed.
         """
         return {
             "kv_used_bytes": self._computed.peak * self.token_bytes,
@@ -275,7 +282,8 @@ class KVCacheFactory:
 
     ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
     shape of a request's state for each layer that has a state. For serving there are ``num_slots``
-    slots for requests, and ``num_snapshots`` for snapshots.
+    slots for requests, and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout for serving if
+    windows have pools of their own (None: ``create_layout`` does).
     """
 
     kv: config.KV
@@ -283,6 +291,7 @@ class KVCacheFactory:
     states: tuple[StateShape, ...] = ()
     num_slots: int = 0
     num_snapshots: int = 0
+    create_windowed: Callable[[tuple[KVShape, ...], int], KVCache] | None = None
 
     def create(
         self, shapes: tuple[KVShape, ...], num_blocks: int, num_slots: int | None = None
@@ -297,9 +306,12 @@ class KVCacheFactory:
             The size of the memory in blocks of ``kv.block_size`` tokens. In the paged layout this
             number includes the null block.
         num_slots
-            The number of state slots, without snapshots (None: as for serving).
+            The number of state slots, without snapshots, in one pool (None: as for serving).
         """
-        cache = self.create_layout(shapes, num_blocks)
+        create = self.create_layout
+        if num_slots is None and self.create_windowed is not None:
+            create = self.create_windowed
+        cache = create(shapes, num_blocks)
         if not self.states:
             return cache
         from labkit.engine.kv_layout import hybrid

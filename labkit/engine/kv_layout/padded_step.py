@@ -1,4 +1,4 @@
-"""One step over the padded array: the padded batch, and its attention with a mask."""
+"""A step of the padded layout: the batch as a rectangle of tokens, and its masked attention."""
 
 from __future__ import annotations
 

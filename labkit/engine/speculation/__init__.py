@@ -47,8 +47,7 @@ def segment_layout(options: config.Engine) -> SegmentLayout:
 
 def max_decode_rows(options: config.Engine) -> int:
     """Return the largest number of rows of a step of pure decodes, including draft tokens."""
-    speculative = options.speculation is not config.Speculation.none
-    rows_per_request = 1 + options.drafts.num_draft_tokens * speculative
+    rows_per_request = 1 + options.num_lookahead_tokens
     return min(
         options.scheduler.max_num_seqs * rows_per_request, options.scheduler.max_num_batched_tokens
     )

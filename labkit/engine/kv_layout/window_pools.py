@@ -1,0 +1,370 @@
+"""``engine.kv.window_pools``: a pool of blocks for the layers of each sliding window.
+
+With one pool, a block has the keys and values of its tokens in all layers, so a layer with a window
+keeps what it can never read again. Here, as in the KV cache groups of vLLM's hybrid manager, layers
+that see the same keys are a group with a pool, block tables and a backend of their own:
+
+    group     layers                        a request holds
+    full      those without a window        all its tokens; the layout's own manager
+    window W  those with a window of W      the last W tokens, and what the next step writes
+
+The scheduler sees one manager, which decides by the full group. A window's blocks are allocated
+chunk by chunk (``grows_by_chunk``), not when the request is admitted, and freed as soon as the
+tokens of a step are final. So a request never holds the window's share of a long prompt.
+
+The memory is that of ``num_blocks`` blocks of all layers. A window's pool is as large as the
+running requests can ever fill, and the full group has the rest (``split_blocks``). Should a
+window's pool be full nevertheless, ``grow`` fails and the scheduler preempts, as for any block.
+
+A captured graph of decode steps has one block table, so steps are not replayed (``can_replay``).
+
+Draft tokens are written to blocks that are allocated with their chunk (``num_lookahead_tokens``).
+Rejected drafts need no freed block: blocks are freed for final tokens only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from labkit.engine.attention.attention_protocol import Arrays
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_layout import paged
+from labkit.engine.kv_layout.kv_cache_manager import (
+    BlockTable,
+    ComputedTokenCount,
+    KVCache,
+    KVCacheManager,
+    StepAttention,
+)
+from labkit.engine.kv_layout.window_blocks import WindowBlocks
+
+if TYPE_CHECKING:
+    from labkit import config
+    from labkit.engine.attention.launch_report import Reports
+    from labkit.engine.attention.paged_backend_base import PagedBackend
+    from labkit.engine.batch import Batch
+    from labkit.engine.kv_layout.kv_shape import KVShape
+    from labkit.engine.request import RequestState
+
+OPTION = "engine.kv.window_pools=true"
+
+
+def check_windows(windows: Sequence[int | None], model_type: str) -> None:
+    """Raise ``EngineError`` unless a layer has a sliding window."""
+    if all(window is None for window in windows):
+        raise EngineError(
+            f"{OPTION}: no layer of model_type={model_type} has a sliding window; set "
+            "engine.kv.window_pools=false"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What may be in the window pools at once.
+
+    ``num_tokens`` is the largest number of tokens of a step, and ``num_lookahead_tokens`` the
+    largest number of draft tokens of a request.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    num_lookahead_tokens: int = 0
+
+    def window_blocks(self, window: int, block_size: int) -> int:
+        """Return the most blocks of a window that running requests hold together.
+
+        Each holds its window and drafts, of which up to three blocks are only partly needed. Two
+        steps are scheduled before the results of the first free anything (``pipeline=overlap``).
+        """
+        per_request = (window + self.num_lookahead_tokens) // block_size + 3
+        return self.num_seqs * per_request + -(-2 * self.num_tokens // block_size)
+
+
+def split_blocks(
+    num_blocks: int, full_bytes: int, windows: Sequence[tuple[int, int]]
+) -> tuple[int, list[int]]:
+    """Divide the memory of ``num_blocks`` blocks of all layers among the groups.
+
+    Parameters
+    ----------
+    num_blocks
+        As in ``KVCacheFactory.create``: the null block is one of them.
+    full_bytes
+        Bytes of a block over the layers without a window.
+    windows
+        The same for each window, and the most blocks that can be in use.
+
+    Returns
+    -------
+    tuple
+        The blocks of the full group and of each window, each with a null block. A window has no
+        more blocks than the full group.
+    """
+    caps = [most + 1 for _, most in windows]
+
+    def cost(blocks: int) -> int:
+        pools = zip(windows, caps, strict=True)
+        return blocks * full_bytes + sum(min(blocks, cap) * size for (size, _), cap in pools)
+
+    budget = num_blocks * (full_bytes + sum(size for size, _ in windows))
+    full = num_blocks
+    if full_bytes:
+        full = bisect_right(range(budget // full_bytes + 1), budget, key=cost) - 1
+    return full, [min(full, cap) for cap in caps]
+
+
+def create(
+    create_backend: Callable[[], PagedBackend],
+    shapes: Sequence[KVShape],
+    windows: Sequence[int | None],
+    num_blocks: int,
+    kv: config.KV,
+    dtype: str,
+    limits: StepLimits,
+) -> KVCache:
+    """Create the pools of all groups: the memory of ``num_blocks`` blocks of all layers.
+
+    ``windows`` has the window of each layer (None: it sees all keys).
+
+    Raises
+    ------
+    EngineError
+        As ``paged.create``.
+    """
+    kinds = [None, *sorted({window for window in windows if window is not None})]
+    layers = [[i for i, window in enumerate(windows) if window == kind] for kind in kinds]
+    sizes = [kv.block_size * sum(shapes[i].token_bytes(dtype) for i in own) for own in layers]
+    pairs = list(zip(kinds[1:], sizes[1:], strict=True))
+    most = [(size, limits.window_blocks(window or 0, kv.block_size)) for window, size in pairs]
+    num_full, counts = split_blocks(num_blocks, sizes[0], most)
+    backends = [create_backend() for _ in kinds]
+    caches = [
+        paged.create(backend, tuple(shapes[i] for i in own), count, kv, dtype)
+        for backend, own, count in zip(backends, layers, [num_full, *counts], strict=True)
+    ]
+    groups = [
+        WindowBlocks(BlockPool(count), kv.block_size, window or 0, size)
+        for (window, size), count in zip(pairs, counts, strict=True)
+    ]
+    places = {i: (g, place) for g, own in enumerate(layers) for place, i in enumerate(own)}
+    for backend in backends:
+        backend.advances_metadata = True
+    attention = GroupedAttention(backends, [places[i] for i in range(len(shapes))])
+    manager = WindowedKVCacheManager(caches[0].manager, groups, limits)
+    return KVCache(manager, WindowedMemory(attention))
+
+
+class WindowedKVCacheManager(KVCacheManager):
+    """Reserves blocks for the layers without a window in one manager, and for the others in groups.
+
+    ``limits`` has the largest chunk that a request may compute next.
+    """
+
+    def __init__(
+        self, full: KVCacheManager, groups: Sequence[WindowBlocks], limits: StepLimits
+    ) -> None:
+        super().__init__(
+            full.token_bytes + sum(group.block_bytes // group.block_size for group in groups)
+        )
+        self._full = full
+        self._groups = groups
+        self._limits = limits
+        self._held = [ComputedTokenCount() for _ in groups]
+        self._peak_bytes = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the blocks in use in all groups."""
+        return self._full.reserved_bytes + sum(group.reserved_bytes for group in self._groups)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The largest number of tokens that a single request can have in the KV cache."""
+        return self._full.capacity_tokens
+
+    @property
+    def grows_by_chunk(self) -> bool:
+        """Whether ``grow`` must be called for every chunk: always."""
+        return True
+
+    def refusal_reason(self, num_tokens: int) -> str | None:
+        """Return the reason that the tokens can never fit in the layers without a window."""
+        return self._full.refusal_reason(num_tokens)
+
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
+        """Reserve blocks in the layers without a window; see ``KVCacheManager.reserve``.
+
+        The windows' pools must have room for the first chunk, because a request that is preempted
+        by its first chunk would be admitted again in the same step, without end.
+        """
+        chunk = min(num_tokens, self._limits.num_tokens + self._limits.num_lookahead_tokens)
+        if any(-(-chunk // group.block_size) > group.pool.num_free for group in self._groups):
+            return None
+        num_cached = self._full.reserve(state, num_tokens, spare)
+        if num_cached is not None:
+            for group in self._groups:
+                group.open(state.request_id)
+            self._update(state.request_id)
+        return num_cached
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Ensure that a chunk and its drafts have blocks in every group."""
+        if not self._full.grow(request_id, num_tokens):
+            return False
+        slots = self._full.num_slots(self._full.table(request_id))
+        wanted = min(num_tokens + self._limits.num_lookahead_tokens, slots)
+        fits = all(g.num_missing(request_id, wanted) <= g.pool.num_free for g in self._groups)
+        if fits:
+            for group in self._groups:
+                group.grow(request_id, wanted)
+        self._update(request_id)  # the full group has grown in either case
+        return fits
+
+    def cache_blocks(self, state: RequestState) -> None:
+        """Free the blocks behind each window; see ``KVCacheManager.cache_blocks``."""
+        self._full.cache_blocks(state)
+        request_id, num_tokens = state.request_id, state.num_computed_tokens
+        for group, held in zip(self._groups, self._held, strict=True):
+            group.slide(request_id, num_tokens)
+            held.update(
+                request_id,
+                group.num_held_tokens(request_id, num_tokens),
+                group.pool.num_used * group.block_size,
+            )
+        self._update(request_id)
+
+    def _update(self, request_id: str) -> None:
+        """Update a request's block table, unless its blocks are the same, and the peak of bytes."""
+        full = self._full.table(request_id).block_ids
+        windows = tuple(group.table(request_id) for group in self._groups)
+        last = self._tables.get(request_id)
+        if last is None or any(
+            new is not old
+            for new, old in zip((full, *windows), (last.block_ids, *last.windows), strict=True)
+        ):
+            self._tables[request_id] = BlockTable(full, windows)
+        self._peak_bytes = max(self._peak_bytes, self.reserved_bytes)
+
+    def used_bytes(self, num_tokens: int) -> int:
+        """Return the bytes in use if the requests have computed ``num_tokens`` tokens together."""
+        return self._full.used_bytes(num_tokens) + sum(
+            min(group.reserved_bytes, num_tokens * group.block_bytes // group.block_size)
+            for group in self._groups
+        )
+
+    def num_slots(self, table: BlockTable) -> int:
+        """Return the number of tokens for which a request has memory in layers without a window."""
+        return self._full.num_slots(table)
+
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        self._full.release(request_id)
+        for group, held in zip(self._groups, self._held, strict=True):
+            group.release(request_id)
+            held.remove(request_id)
+
+    def check(self, running: set[str]) -> None:
+        """Check every group; see ``KVCacheManager.check``."""
+        super().check(running)
+        self._full.check(running)
+        for group in self._groups:
+            group.check(running)
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of the layers without a window, with the bytes of all groups."""
+        full = self._full.counters()
+        used = full["kv_used_bytes"] + sum(
+            held.peak * group.block_bytes / group.block_size
+            for group, held in zip(self._groups, self._held, strict=True)
+        )
+        return {
+            **full,
+            "window_pools.freed_blocks": sum(group.num_slid for group in self._groups),
+            "window_pools.peak_blocks": sum(group.pool.peak_used for group in self._groups),
+            "window_pools.total_blocks": sum(group.pool.capacity for group in self._groups),
+            "peak_kv_bytes": self._peak_bytes,
+            "kv_used_bytes": min(used, self._peak_bytes),
+        }
+
+    def reset_counters(self) -> None:
+        """Set the counters to 0 and each peak to its present value."""
+        super().reset_counters()
+        self._full.reset_counters()
+        for group, held in zip(self._groups, self._held, strict=True):
+            group.reset_counters()
+            held.reset(group.pool.num_used * group.block_size)
+        self._peak_bytes = self.reserved_bytes
+
+
+class Place(NamedTuple):
+    """Where a layer is: its group, and its index among the group's layers."""
+
+    group: int
+    layer: int
+
+
+class GroupedAttention:
+    """An ``Attention`` over a backend for each group. Its metadata are those of each backend.
+
+    ``places`` has the place of each layer.
+    """
+
+    def __init__(self, backends: Sequence[PagedBackend], places: Iterable[tuple[int, int]]) -> None:
+        self.backends = backends
+        self._places = [Place(*place) for place in places]
+
+    @property
+    def arrays(self) -> Arrays | Literal["any"]:
+        """The kind of arrays that the backends take and return."""
+        return self.backends[0].arrays
+
+    def bind(self, layer: int, **constants: Any) -> None:
+        """Bind a layer of its group's backend; see ``Attention.bind``."""
+        place = self._places[layer]
+        self.backends[place.group].bind(place.layer, **constants)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
+        """Run a layer on its group's backend; see ``Attention.forward``."""
+        group, own = self._places[layer]
+        return self.backends[group].forward(own, q, k, v, metadata[group], out)
+
+    def report(self, metadata: Any) -> Reports:
+        """Return the reports of all groups."""
+        return tuple(chain.from_iterable(self._each("report", metadata)))
+
+    def pending(self, metadata: Any) -> list[Any]:
+        """Return the lazy arrays of all groups."""
+        return list(chain.from_iterable(self._each("pending", metadata)))
+
+    def _each(self, method: str, metadata: Any) -> list[Any]:
+        pairs = zip(self.backends, metadata, strict=True)
+        return [getattr(backend, method)(own) for backend, own in pairs if own is not None]
+
+
+class WindowedMemory:
+    """The pools of all groups; see ``KVMemory``."""
+
+    def __init__(self, attention: GroupedAttention) -> None:
+        self.attention = attention
+
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Plan each group's attention over its own block tables. The batch is unchanged."""
+        tables = (batch.block_tables, *batch.window_tables)
+        metadata = tuple(
+            backend.plan(
+                block_tables=own,
+                seq_lens=batch.seq_lens,
+                cu_seqlens_q=batch.cu_seqlens_q,
+                total_q=batch.total_q,
+            )
+            if backend.keys
+            else None
+            for backend, own in zip(self.attention.backends, tables, strict=True)
+        )
+        map_us = sum(own.map_us for own in metadata if own is not None)
+        counters = {"layout.paged": 1, "attention.map_us": map_us}
+        return batch, StepAttention(self.attention, metadata, counters)
