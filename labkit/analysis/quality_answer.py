@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.analysis.text_quality import TextQuality, text_qualities
 
@@ -47,11 +48,11 @@ def _treatments(data: CellData) -> list[TextQuality]:
 def interval_text(interval: Interval, digits: int = 3) -> str:
     """Write an estimate with its interval: ``0.0041 (0.0032 to 0.0052)``."""
     if interval.low is None or interval.high is None:
-        return f"{interval.estimate:.{digits}g}"
+        return significant_text(interval.estimate, digits)
     if interval.low == interval.estimate == interval.high:
-        return f"{interval.estimate:.{digits}g}"
-    low, high = (f"{end:.{digits}g}" for end in (interval.low, interval.high))
-    return f"{interval.estimate:.{digits}g} ({low} to {high})"
+        return significant_text(interval.estimate, digits)
+    low, high = (significant_text(end, digits) for end in (interval.low, interval.high))
+    return f"{significant_text(interval.estimate, digits)} ({low} to {high})"
 
 
 def share_text(interval: Interval) -> str:

@@ -102,7 +102,7 @@ class ProcessLauncher:
                 _write_marker(marker, arm)
         else:
             status = ending.signal_name or f"exit {ending.code}"
-            reason = (child_process.last_lines(log, 1) or [status])[0]
+            reason = child_process.crash_reason(log) if child_process.last_lines(log) else status
             self.progress.note(f"{arms} could not be prepared: {reason}; the log is {log}")
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
