@@ -62,7 +62,7 @@ def _overrides(analysis: CellAnalysis) -> Sequence[str]:
 
 
 def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
-    """Return the command of a new study that decides undecided primary rows, or None if none can."""
+    """Return the command of a study that decides undecided primary rows, or None if none can."""
     data = analysis.data
     undecided = [
         one

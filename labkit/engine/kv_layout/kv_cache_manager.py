@@ -282,8 +282,8 @@ class KVCacheFactory:
 
     ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
     shape of a request's state for each layer that has a state. For serving there are ``num_slots``
-    slots for requests, and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout for serving if
-    windows have pools of their own (None: ``create_layout`` does).
+    slots for requests, and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout
+    for serving if windows have pools of their own (None: ``create_layout`` does).
     """
 
     kv: config.KV

@@ -1,7 +1,8 @@
 """Convert a GGUF file's vocabulary to ``tokenizer.json`` and ``tokenizer_config.json``.
 
 ``tokenizer.ggml.model`` is ``gpt2`` (byte-level BPE; ``tokenizer.ggml.pre`` names its
-pre-tokenizer) or ``llama`` (SentencePiece). The names are those of llama.cpp (``src/llama-vocab.cpp``).
+pre-tokenizer) or ``llama`` (SentencePiece). The names are those of llama.cpp
+(``src/llama-vocab.cpp``).
 """
 
 from __future__ import annotations
