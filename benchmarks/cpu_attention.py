@@ -8,7 +8,7 @@ compared with those of NumPy's sgemm (OpenBLAS), which runs one single-threaded 
 core at once. These two limits are measured in the same process as the kernels, in every round. A
 kernel's figure is the median of rounds. A limit is the best round. The paired share is the median
 over rounds of the kernel's rate divided by the limit of the same round. Decode is measured with KV
-pools of float32, float16 and bfloat16 in every round. MLX's own ``scaled_dot_product_attention``
+pools of every dtype in every round. MLX's own ``scaled_dot_product_attention``
 does the same work on contiguous arrays, with OpenBLAS, in a process of its own, because two
 spinning thread pools slow each other.
 """
@@ -25,9 +25,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-DECODE = [(32, 2048, 16, 4, 128), (32, 2048, 16, 8, 128), (32, 2048, 8, 4, 64)]
+DECODE = [
+    (32, 2048, 16, 4, 128),
+    (32, 2048, 16, 8, 128),
+    (32, 2048, 8, 4, 64),
+    (64, 2048, 9, 3, 64),  # heads of smollm2
+]
 PREFILL = [(8, 512, 16, 4, 128), (8, 512, 16, 8, 128), (8, 512, 8, 4, 64)]
-KV_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 SGEMM_SIZE = 2048
 
 
@@ -53,7 +58,7 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="f
 
     Each sequence's KV blocks, of 16 tokens, are scattered over the pool.
     """
-    from labkit.cpu import kv_dtypes
+    from labkit.cpu import kv_dtypes, kv_quantization
     from labkit.engine import attention
 
     random = np.random.default_rng(0)
@@ -61,8 +66,11 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="f
     tables = random.permutation(sequences * blocks).reshape(sequences, blocks).astype(np.int32)
     shape = (sequences * blocks, 16, kv_heads, head_dim)
     pattern = random.standard_normal((64, *shape[1:])).astype(np.float32)
-    pattern = kv_dtypes.from_float32(pattern, kv_dtype)
-    k_pool, v_pool = (np.resize(pattern, shape) for _ in range(2))
+    if kv_dtype in kv_dtypes.QUANTIZED_BITS:
+        pattern = kv_quantization.quantize(pattern, kv_dtype)
+    else:
+        pattern = kv_dtypes.from_float32(pattern, kv_dtype)
+    k_pool, v_pool = (np.resize(pattern, (*shape[:3], pattern.shape[3])) for _ in range(2))
     q = random.standard_normal((sequences * queries, heads, head_dim)).astype(np.float32)
     backend = attention.create()
     backend.adopt([k_pool], [v_pool])
