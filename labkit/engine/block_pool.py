@@ -1,16 +1,22 @@
 """The pool of KV blocks: reference counts, the free list, and cached blocks.
 
-A block is in one of three states. *free*: unused. *in use*: it has a reference for each request
-whose block table names the block. *evictable*: it has no reference but is cached, because a later
-request may begin with the same tokens.
+A block has a reference for each request whose block table names it, and it may be cached, because
+a later request may begin with the same tokens. Its state follows from both:
 
-    allocate            free -> in use
-    touch               adds a reference (evictable -> in use)
-    free                removes a reference; after the last: evictable if cached, else free
-    cache, evict        mark a block's contents as reusable, or not (evictable -> free)
+    references      cached    state
+    none            no        free: its contents are undefined
+    none            yes       evictable
+    one or more     either    in use
 
-The pool never evicts a block itself. If too few blocks are free, ``PagedKVCacheManager`` lets the
-prefix cache choose the blocks to evict, and then allocates.
+    allocate    free -> in use, with one reference
+    touch       adds a reference; evictable -> in use
+    free        removes a reference; after the last, in use -> evictable if cached, else free
+    cache       marks a block in use as cached
+    evict       removes that mark; evictable -> free, while a block in use stays in use
+
+The pool never evicts a block itself, and does not know which one was used last. If too few blocks
+are free, ``PagedKVCacheManager`` lets the prefix cache choose the blocks to evict, and then
+allocates.
 """
 
 from __future__ import annotations
@@ -27,7 +33,8 @@ class BlockPool:
     The block freed last is allocated first, so that few requests touch little of a large pool.
     ``num_blocks`` includes the null block and is at least 2. ``allocated`` and ``freed`` count the
     blocks that left and entered the state *free*. ``peak_used`` is the largest number of blocks in
-    use at the same time. ``on_evict``, unless it is None, is called with the evicted blocks.
+    use at the same time. ``on_evict``, unless it is None, is called with the blocks that ``evict``
+    is about to evict.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -35,9 +42,9 @@ class BlockPool:
             raise ValueError(f"num_blocks={num_blocks}: must be 2 or more")
         self.num_blocks = num_blocks
         self.capacity = num_blocks - 1  # blocks that can be allocated, without the null block
-        self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        self._ref_cnt = [0] * num_blocks
-        self._cached = bytearray(num_blocks)
+        self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))  # a stack: block 1 is on top
+        self._ref_cnt = [0] * num_blocks  # by block id
+        self._cached = bytearray(num_blocks)  # by block id: 1 if the block is cached, else 0
         self.num_evictable = 0
         self.allocated = self.freed = self.peak_used = 0
         self.on_evict: Callable[[Sequence[int]], None] | None = None
@@ -95,9 +102,10 @@ class BlockPool:
         self._update_peak()
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove one reference from each block, in reverse order.
+        """Remove one reference from each block.
 
-        A block without references becomes evictable if it is cached, else free.
+        A block without references becomes evictable if it is cached, else free. The blocks are
+        freed in reverse order, so that ``allocate`` returns them in the order of ``blocks``.
 
         Raises
         ------
@@ -129,7 +137,7 @@ class BlockPool:
             self._cached[block] = 1
 
     def evict(self, blocks: Iterable[int]) -> None:
-        """Mark blocks as no longer cached. Evictable blocks become free, in reverse order.
+        """Mark blocks as no longer cached. Evictable blocks become free, ordered as in ``free``.
 
         Raises
         ------

@@ -59,6 +59,7 @@ class PendingStep(NamedTuple):
 class StepLoop:
     """Runs the parts of a step in the order of ``engine.pipeline``.
 
+    Each part is a method, even if it is one call, because ``TracedStepLoop`` overrides the parts.
     ``schedule_check`` compares each schedule with those of the other ranks before the step runs.
     The counter ``pipeline.overlapped`` is the number of steps that were launched before the
     results of the previous step were processed.
@@ -75,7 +76,6 @@ class StepLoop:
         counters: Counters,
         schedule_check: NoScheduleCheck,
     ) -> None:
-        self._schedule_check = schedule_check
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._input_builder = input_builder
@@ -84,6 +84,7 @@ class StepLoop:
         self._sampler = Sampler()
         self._speculation = speculation
         self._counters = counters
+        self._schedule_check = schedule_check
         self._in_flight: PendingStep | None = None
         self._step_counters = {
             "steps.total": 1,
@@ -107,15 +108,18 @@ class StepLoop:
 
     def overlap(self) -> list[TokenEvent]:
         """Launch a step; while it runs, process the previous step and return that step's events."""
-        scheduled, last = self._schedule(), self._in_flight
+        # While the previous step runs:
+        scheduled = self._schedule()
         batch = self._build(scheduled) if scheduled else None
-        self._in_flight = None
+        # Wait for it. If it fails, it is no longer in flight, so nothing waits for it again.
+        last, self._in_flight = self._in_flight, None
         sampled, scored = self._sample(last) if last else ({}, {})
         if batch:
             fill_placeholders(batch, sampled)
             self._in_flight = self._launch(scheduled, batch)
             if last:
                 self._counters.add("pipeline.overlapped")
+        # While the new step runs:
         return self._update(last, sampled, scored) if last else []
 
     def _schedule(self) -> SchedulerOutput:
@@ -131,9 +135,20 @@ class StepLoop:
 
     def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> PendingStep:
         step = PendingStep(scheduled, batch, self._launcher.launch(batch))
+        self._count(step)
+        return step
+
+    def _count(self, step: PendingStep) -> None:
+        """Count a launched step: its options, its phases and its tokens."""
+        batch = step.batch
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
-        shape = "decode" if not batch.prefill_tokens else "mixed" if decodes else "prefill"
+        if not batch.prefill_tokens:
+            shape = "decode"
+        elif decodes:
+            shape = "mixed"
+        else:
+            shape = "prefill"
         self._counters.add_all(
             {
                 **self._step_counters,
@@ -142,10 +157,9 @@ class StepLoop:
                 "tokens.decode": decodes,
                 "tokens.computed": computed,
                 "tokens.sampled": len(batch.sampling),
-                "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
+                "spec.unit_segments": batch.num_segments - len(step.scheduled.chunks),
             }
         )
-        return step
 
     def _sample(self, step: PendingStep) -> tuple[SampledTokens, dict[str, ScoredPart]]:
         """Wait for a step's logits; return new tokens and prompt log probabilities by request."""

@@ -30,6 +30,9 @@ ALWAYS_COUNTED = (
 class LLMEngine:
     """An ``InferenceEngine`` around a ``StepLoop``.
 
+    The loop runs the steps. The engine refuses requests that can never be served, ends all requests
+    after a failed step, and gathers the counters of its parts.
+
     Parameters
     ----------
     scheduler, cache, loop, counters
@@ -79,14 +82,15 @@ class LLMEngine:
         if self._scheduler.is_live(request_id):
             raise EngineError(f"request {request_id}: this id is already in use")
         try:
-            self._check(request)
+            self._check_request(request)
             self._scheduler.add(request)
         except EngineError as error:
             self._counters.add("requests.refused")
             event = TokenEvent(request_id, NO_TOKEN, "error", error=str(error))
             self._refused.append(event)
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
+        """Raise ``EngineError`` if the engine can never serve the request."""
         prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise EngineError(f"request {request.request_id}: the prompt is empty")
@@ -130,7 +134,7 @@ class LLMEngine:
         events, self._refused = self._refused, []
         try:
             events += self._loop.step()
-            if not self._scheduler.has_work():
+            if not self._scheduler.has_work():  # a step in flight has only rows of ended requests
                 self._loop.discard()
         except BaseException:
             self._scheduler.close()

@@ -28,7 +28,8 @@ request ``a``, which decodes, and request ``b``, whose prompt has 20 tokens, sha
 Invariants, each pinned by a test:
 
 - A request has no prefill or decode state: ``num_computed_tokens`` catches up with the known
-  tokens, and a chunk samples iff it reaches the last known token.
+  tokens, and a chunk samples iff it reaches the last known token. Its ``Phase`` is derived from
+  these numbers anew in every step.
 - A request has KV memory for every token that a step computes for it. If no memory is free, the
   running request that is last in the queue's order is preempted: it waits again and keeps its token
   ids.
@@ -210,16 +211,16 @@ class Scheduler:
         budget = scheduling_policies.prefill_budget(
             left, options.prefill_cap, options.prefill_floor
         )
-        limit = start + budget
+        step_limit = start + budget
         chunk_cap = self._chunk_cap(options.chunk, len(step.pending[Phase.decode]))
         for state in step.pending[Phase.prefill]:
-            self._schedule_chunk(step, Phase.prefill, state, limit, chunk_cap)
-        while self._may_admit(step.num_running, limit - step.num_tokens):
+            self._schedule_chunk(step, Phase.prefill, state, step_limit, chunk_cap)
+        while self._may_admit(step.num_running, step_limit - step.num_tokens):
             admitted = self._admit_first()
             if admitted is None:
                 break
             step.pending[Phase.prefill].append(admitted)
-            self._schedule_chunk(step, Phase.prefill, admitted, limit, chunk_cap)
+            self._schedule_chunk(step, Phase.prefill, admitted, step_limit, chunk_cap)
         spent = step.num_tokens - start
         if spent == budget < left:
             self.counts.add("steps.prefill_capped")
@@ -231,20 +232,17 @@ class Scheduler:
         step: StepBuilder,
         phase: Phase,
         state: RequestState,
-        limit: int,
+        step_limit: int,
         chunk_cap: int | None = None,
     ) -> None:
-        """Schedule as many of a request's tokens as limit, chunk cap and KV memory allow.
+        """Schedule as many of a request's tokens as step limit, chunk cap and KV memory allow.
 
-        ``limit`` is the largest number of tokens that the whole step may reach, ``chunk_cap``
-        the largest number for this request (None: no cap). If KV memory is short, the running
-        request that is last in the queue's order is preempted, possibly this one. The first
-        request in that order is never preempted and fits into the memory by itself, so it
-        advances in every step, and the number of steps is bounded.
+        ``step_limit`` is the largest number of tokens that the whole step may reach,
+        ``chunk_cap`` the largest number for this request (None: no cap).
         """
         if state.status is not RequestStatus.running:  # preempted earlier in this step
             return
-        count = min(state.num_pending_tokens, limit - step.num_tokens)
+        count = min(state.num_pending_tokens, step_limit - step.num_tokens)
         if chunk_cap is not None and chunk_cap < count:
             count = chunk_cap
             self.counts.add(f"chunk.{self._options.chunk_policy.value}")
@@ -255,16 +253,28 @@ class Scheduler:
             return
         if self._aligns_chunks and phase is Phase.prefill:
             count = self._cache.align_chunk(state, start, count)
-        if self._grows_by_chunk or start + count > state.num_reserved_tokens:
-            while not self._cache.grow(state.request_id, start + count):
-                victim = max(self._running.values(), key=self._queue_key)
-                self.preempt(victim.request_id)
-                step.remove(victim)
-                if victim is state:
-                    return
-            state.num_reserved_tokens = max(state.num_reserved_tokens, start + count)
+        needs_memory = self._grows_by_chunk or start + count > state.num_reserved_tokens
+        if needs_memory and not self._grow_or_preempt(step, state, start + count):
+            return
         step.chunks[phase].append(ScheduledChunk(state, start, count))
         step.num_tokens += count
+
+    def _grow_or_preempt(self, step: StepBuilder, state: RequestState, num_tokens: int) -> bool:
+        """Ensure that a request has KV memory for its first ``num_tokens`` tokens.
+
+        While memory is short, the running request that is last in the queue's order is preempted.
+        Returns False if this was ``state`` itself. The first request in that order is never
+        preempted and fits into the memory by itself, so it advances in every step, and the number
+        of steps is bounded.
+        """
+        while not self._cache.grow(state.request_id, num_tokens):
+            victim = max(self._running.values(), key=self._queue_key)
+            self.preempt(victim.request_id)
+            step.remove(victim)
+            if victim is state:
+                return False
+        state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
+        return True
 
     def _admit_first(self) -> RequestState | None:
         """Admit the first waiting request and return it, or return None.
@@ -327,11 +337,7 @@ class Scheduler:
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
             if chunk.start < state.num_computed_before_preemption:
-                recomputed = (
-                    min(state.num_computed_tokens, state.num_computed_before_preemption)
-                    - chunk.start
-                )
-                self.counts.add("tokens.recomputed", recomputed)
+                self._count_recomputed(chunk)
             self._cache.cache_blocks(state)
             if state.request_id in scored:
                 record_scored(state, scored[state.request_id])
@@ -339,9 +345,14 @@ class Scheduler:
                 continue
             state.num_output_placeholders -= 1
             results = sampled[state.request_id]
-            state.num_computed_tokens += len(results) - 1
+            state.num_computed_tokens += len(results) - 1  # the accepted drafts
             events += self._append(state, results)
         return events
+
+    def _count_recomputed(self, chunk: ScheduledChunk) -> None:
+        """Count the tokens of a chunk that had been computed before a preemption."""
+        before, stop = chunk.state.num_computed_before_preemption, chunk.start + chunk.num_tokens
+        self.counts.add("tokens.recomputed", min(stop, before) - chunk.start)
 
     def _append(self, state: RequestState, results: Sequence[Sampled]) -> list[TokenEvent]:
         """Append sampled tokens, up to one that ends the request, and return their events.

@@ -135,38 +135,41 @@ class _BlockRunner:
         all_decided: AllDecided | None,
     ) -> list[Record]:
         """Run the blocks until a look decides every comparison, and return the new records."""
-        cell, records, timing = self.cell, list(old_records), False
+        cell, records, holds_timing_lock = self.cell, list(old_records), False
         with ExitStack() as held:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
             for end in cell.stopping_points:
                 write_manifest(cell, end)
-                due = [block for block in blocks if block[0].block < end]
-                blocks = blocks[len(due) :]
-                if due and not timing:
+                due = [block for block in blocks if _index(block) < end]
+                blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
+                if due and not holds_timing_lock:
                     held.enter_context(self._timing_lock())
-                    timing = True
+                    holds_timing_lock = True
                 if due:
                     self.launcher.prepare(cell)
                 for block in due:
                     records += self._run_block(block)
-                    if block[0].block == differing_outputs.BLOCK:
+                    if _index(block) == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
                 if take_interim_look(cell, end, records, all_decided, self.possibly_best):
-                    decided = "has one best setting" if cell.sweep else "is decided"
-                    self.progress.note(
-                        f"every primary row {decided} at the look after {count_text(end, 'block')}"
-                    )
+                    self._note_decided(end)
                     break
                 blocks = self._without_dropped_arms(blocks)
         return records[len(old_records) :]
+
+    def _note_decided(self, blocks: int) -> None:
+        decided = "has one best setting" if self.cell.sweep else "is decided"
+        self.progress.note(
+            f"every primary row {decided} at the look after {count_text(blocks, 'block')}"
+        )
 
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return the blocks to run without the arms that looks have dropped."""
         if not self.cell.design.eliminate:
             return blocks
-        numbers = {block[0].block for block in blocks}
-        return [block for block in _scheduled_blocks(self.cell) if block[0].block in numbers]
+        left = {_index(block) for block in blocks}
+        return [block for block in _scheduled_blocks(self.cell) if _index(block) in left]
 
     def _timing_lock(self) -> AbstractContextManager[None]:
         holder, note = str(self.cell.dir.absolute()), self.progress.note
@@ -183,7 +186,7 @@ class _BlockRunner:
                 publish_record(self.cell.dir, record)
                 self._show(record)
             records += ended
-            self.progress.block_ended(ended)
+            self.progress.launch_ended(ended)
         return records
 
     def _show(self, record: Record) -> None:
@@ -192,6 +195,11 @@ class _BlockRunner:
             kernels = "1 kernel was" if compiled == 1 else f"{compiled} kernels were"
             self.progress.note(f"{record.run}: {kernels} compiled while measuring")
         self.progress.run_ended(record)
+
+
+def _index(block: Block) -> int:
+    """Return the index of a block in its cell, which all its runs have."""
+    return block[0].block
 
 
 def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
@@ -290,7 +298,7 @@ def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) ->
     if files:
         noun = "file" if len(files) == 1 else "files"
         moved = f"{len(files)} {noun} moved to {paths.abandoned}"
-        progress.note(f"block {block[0].block + 1} runs again ({reason}; {moved})")
+        progress.note(f"block {_index(block) + 1} runs again ({reason}; {moved})")
 
 
 def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:

@@ -45,8 +45,8 @@ class Progress:
     def run_ended(self, record: Record) -> None:
         """Handle the end of a run, whose record is on disk."""
 
-    def block_ended(self, records: Sequence[Record]) -> None:
-        """Show in one line the runs that another run of their process has ended."""
+    def launch_ended(self, records: Sequence[Record]) -> None:
+        """Show in one line the runs of a launch that another run of their process has ended."""
         lost: dict[str, list[str]] = {}
         for record in records:
             if "failed_by" in record.notes:

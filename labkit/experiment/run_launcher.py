@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from labkit.config import Engine, Isolation, from_plain, user_classes
 from labkit.experiment import StudyError, child_process, differing_outputs, turn_coordinator
@@ -85,14 +85,13 @@ class ProcessLauncher:
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
         self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
         log = cell.paths.runs / f"prepare-{names[0]}.log"
-        environ, _ = _environment(cell.arm(names[0]))
         ending = child_process.run(
             [
                 *self._command(cell.arm(names[0])),
                 "--prepare",
                 *(str(cell.paths.arm(name)) for name in names),
             ],
-            environment=environ,
+            environment=_environment(cell.arm(names[0])).variables,
             log=log,
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
             on_tick=lambda pid: self.progress.tick(),
@@ -110,27 +109,15 @@ class ProcessLauncher:
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver()
         live = cell.design.isolation is Isolation.live
-        with ExitStack() as stack:
-            statuses = [stack.enter_context(SharedStatus()) for _ in (runs if live else runs[:1])]
-
-            def tick(pid: int) -> None:
-                observer.sample(pid)
-                self.progress.working(_work_text(runs, statuses))
-                self.progress.tick()
-
-            before, started = fingerprint.surroundings(), fingerprint.utc_now()
-            if live:
-                endings = self._run_live_set(runs, cell, statuses, lambda: tick(os.getpid()))
-            else:
-                endings = [self._run_process(runs, cell, statuses[0], tick)] * len(runs)
-            in_turn = None if live else _run_in_turn(runs, statuses[0])
+        before, started = fingerprint.surroundings(), fingerprint.utc_now()
+        endings, in_turn = self._run_workers(runs, cell, observer)
         wall_s = max(ending.wall_s for ending in endings)
         after = fingerprint.surroundings()
         seconds = round(wall_s / len(runs), 6)
         notes = {
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
-            "removed_environment": _environment(arms[0])[1],
+            "removed_environment": _environment(arms[0]).removed,
             **({"together": [run.name for run in runs]} if live else {}),
             **self._order_notes(arms[-1].name, wall_s),
         }
@@ -150,13 +137,38 @@ class ProcessLauncher:
             )
         return records
 
+    def _run_workers(
+        self, runs: Sequence[Run], cell: Cell, observer: MachineObserver
+    ) -> tuple[list[child_process.ProcessExit], Run | None]:
+        """Run the workers of a launch to their ends, while the machine is observed.
+
+        Returns
+        -------
+        tuple
+            The end of each run's process, and the run whose arm had the turn last in a shared
+            process (None: it is unknown, or no process is shared).
+        """
+        live = cell.design.isolation is Isolation.live
+        with ExitStack() as stack:
+            statuses = [stack.enter_context(SharedStatus()) for _ in (runs if live else runs[:1])]
+
+            def tick(pid: int) -> None:
+                observer.sample(pid)
+                self.progress.working(_work_text(runs, statuses))
+                self.progress.tick()
+
+            if live:
+                return self._run_live_set(runs, cell, statuses, lambda: tick(os.getpid())), None
+            ending = self._run_process(runs, cell, statuses[0], tick)
+            return [ending] * len(runs), _turn_holder(runs, statuses[0])
+
     def _run_process(
         self, runs: Sequence[Run], cell: Cell, status: SharedStatus, tick: Callable[[int], None]
     ) -> child_process.ProcessExit:
         """Run one process that does all ``runs``."""
         return child_process.run(
             [*self._command(cell.arm(runs[0].arm)), *_arguments(runs, cell)],
-            environment=_environment(cell.arm(runs[0].arm))[0] | status.environment,
+            environment=_environment(cell.arm(runs[0].arm)).variables | status.environment,
             log=cell.paths.log(runs[0]),
             timeout_s=cell.design.timeout_s * len(runs),
             on_tick=tick,
@@ -174,7 +186,7 @@ class ProcessLauncher:
         commands = {
             run.arm: LiveCommand(
                 (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
-                _environment(cell.arm(run.arm))[0] | status.environment,
+                _environment(cell.arm(run.arm)).variables | status.environment,
                 cell.paths.log(run),
                 _paused_servers(cell.arm(run.arm)),
                 (status.fd,),
@@ -189,7 +201,10 @@ class ProcessLauncher:
         return PythonEnvironment.of(arm.environment).command(self.command)
 
     def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
-        """Return notes on the arm that ran before this process and the idle seconds since then."""
+        """Return notes on the arm that ran before this process and the idle seconds since then.
+
+        Remembers ``arm``, the last one of this process, for the next launch.
+        """
         ended, previous = time.monotonic(), self._previous
         self._previous = (arm, ended)
         if previous is None:
@@ -220,7 +235,7 @@ def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
         yield from ("--keep", str(cell.dir))
 
 
-def _run_in_turn(runs: Sequence[Run], status: SharedStatus) -> Run | None:
+def _turn_holder(runs: Sequence[Run], status: SharedStatus) -> Run | None:
     """Return the run whose arm had the turn last; None if it is unknown or there is one run."""
     turn = status.turn
     return runs[turn] if turn is not None and len(runs) > 1 and turn < len(runs) else None
@@ -304,18 +319,22 @@ def _collect(
     return RunFailure("crashed", f"exit status {ending.code}: {last}")
 
 
-def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
-    """Return the environment variables of the arm's worker.
+class _Environment(NamedTuple):
+    """A worker's environment variables, and the names of those that it does not inherit."""
 
-    Also returns the names of this process's variables that the worker does not inherit.
-    """
+    variables: dict[str, str]
+    removed: list[str]
+
+
+def _environment(arm: Arm) -> _Environment:
+    """Return the environment of the arm's worker."""
     engine = from_plain(Engine, arm.config.get("engine", {}))
     cores = worker_environment.core_count()
     environ, removed = worker_environment.worker_environment(
         os.environ, threads=engine.threads or cores, cores=cores
     )
     environ = PythonEnvironment.of(arm.environment).variables(environ)
-    return environ | engine.mlx.environment(), removed
+    return _Environment(environ | engine.mlx.environment(), removed)
 
 
 def _paused_servers(arm: Arm) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def test_runs_lost_with_another_are_one_line(make_cell, monkeypatch):
     ]
     for record in lost:
         show.run_ended(record)
-    show.block_ended(lost)
+    show.launch_ended(lost)
     show.end()
     assert out.getvalue().count("b00-p00-mine") == 1
     assert "also lost, because they shared its process (b00-p00-mine): base and control" in (

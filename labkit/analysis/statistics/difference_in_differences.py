@@ -40,6 +40,7 @@ from labkit.analysis.statistics.permutation_test import (
     upper_tail_p,
 )
 from labkit.analysis.statistics.power import detectable_errors
+from labkit.analysis.statistics.probe_adjustment import MIN_SUM_OF_SQUARES
 
 MIN_RESIDUAL_DF = 8  # with fewer degrees of freedom, fitting the probe adds noise
 
@@ -74,30 +75,33 @@ def estimate_effect(
     """
     blocks, runs = baseline.shape
     labels = relabellings(blocks, runs)
-    indicator = np.tile(np.repeat([0.0, 1.0], runs), blocks)
+    is_arm = np.tile(np.repeat([0.0, 1.0], runs), blocks)
     df = blocks * (2 * runs - 1) - 1
-    columns = np.stack([pool_by_block(baseline, arm), indicator], axis=1)
+    columns = np.stack([pool_by_block(baseline, arm), is_arm], axis=1)
     columns = _centred(columns, blocks)
     if probe is not None and df - 1 >= MIN_RESIDUAL_DF:
-        slope = _centred(pool_by_block(*probe)[:, None], blocks)[:, 0]
-        squares = float(slope @ slope)
-        if squares > 1e-24:  # 0 if the arms share a process and its probe
-            columns = columns - np.outer(slope, slope @ columns) / squares
+        deviations = _centred(pool_by_block(*probe)[:, None], blocks)[:, 0]
+        squares = float(deviations @ deviations)
+        if squares > MIN_SUM_OF_SQUARES:  # 0 if the arms share a process and its probe
+            columns = columns - np.outer(deviations, deviations @ columns) / squares
             df -= 1
-    values, shift = columns.T
+    values, indicator = columns.T  # the blocks' means and the probe are removed from both
+    indicator_squares = float(indicator @ indicator)
     differences = labels.mean_differences(columns)
-    own = float(differences[0, 1])
-    residual = values - shift * float(values @ shift) / float(shift @ shift)
+    # The share of a true effect that the observed labels report: 1, or less without the probe.
+    share = float(differences[0, 1])
+    residual = values - indicator * float(values @ indicator) / indicator_squares
     noise = float(residual @ residual) / df if df > 0 else math.nan
     return StudyEffect(
-        null_distribution=differences[:, 0] / own,
-        label_correlation=differences[:, 1] / own,
-        variance=noise / float(shift @ shift),
+        null_distribution=differences[:, 0] / share,
+        label_correlation=differences[:, 1] / share,
+        variance=noise / indicator_squares,
         degrees_of_freedom=df,
     )
 
 
 def _centred(columns: Floats, blocks: int) -> Floats:
+    """Subtract the block means from columns, float64 [2 * runs * blocks, columns]."""
     by_block = columns.reshape(blocks, -1, columns.shape[1])
     centred: Floats = by_block - by_block.mean(axis=1, keepdims=True)
     return centred.reshape(columns.shape)

@@ -57,37 +57,37 @@ def hodges_lehmann(baseline: Floats, arm: Floats) -> float:
 class Breakpoints:
     """The shift at which each relabelling reaches the observed statistic.
 
-    ``sorted`` is float64 [count - n_observed], ascending. ``n_observed`` relabellings equal
+    ``shifts`` is float64 [count - n_observed], ascending. ``n_observed`` relabellings equal
     the observed one (1, or more in a sample). They reach the observed statistic at every shift,
-    so ``sorted`` leaves them out. ``count`` is the number of all relabellings.
+    so ``shifts`` leaves them out. ``count`` is the number of all relabellings.
     """
 
-    sorted: Floats
+    shifts: Floats
     n_observed: int
     count: int
 
     def p_greater(self, shift: float) -> float:
         """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         edge = shift + self._tolerance(shift)
-        below = int(np.searchsorted(self.sorted, edge, side="right"))
+        below = int(np.searchsorted(self.shifts, edge, side="right"))
         return (self.n_observed + below) / self.count
 
     def p_less(self, shift: float) -> float:
         """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         edge = shift - self._tolerance(shift)
-        above = len(self.sorted) - int(np.searchsorted(self.sorted, edge, side="left"))
+        above = len(self.shifts) - int(np.searchsorted(self.shifts, edge, side="left"))
         return (self.n_observed + above) / self.count
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
         # The 1e-9 keeps rounding from turning 0.05 * 1,200 / 2 into 29.
         index = math.floor(alpha * self.count / 2.0 + 1e-9) - self.n_observed
-        if not 0 <= index < len(self.sorted):
+        if not 0 <= index < len(self.shifts):
             return None
-        return float(self.sorted[index]), float(self.sorted[-1 - index])
+        return float(self.shifts[index]), float(self.shifts[-1 - index])
 
     def _tolerance(self, shift: float) -> float:
-        ends = np.abs(self.sorted[[0, -1]]) if len(self.sorted) else np.zeros(1)
+        ends = np.abs(self.shifts[[0, -1]]) if len(self.shifts) else np.zeros(1)
         return 1e-12 * max(abs(shift), float(ends.max()))
 
 
@@ -109,7 +109,7 @@ def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
     other = gap > 1e-9
     points = (null_distribution[0] - null_distribution[other]) / gap[other]
     return Breakpoints(
-        sorted=np.sort(points), n_observed=int(np.count_nonzero(~other)), count=labels.count
+        shifts=np.sort(points), n_observed=int(np.count_nonzero(~other)), count=labels.count
     )
 
 

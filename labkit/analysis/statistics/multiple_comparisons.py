@@ -111,7 +111,7 @@ class RowPermutations:
         )
         if self._residual_squares <= 0.0:
             return np.zeros_like(residual)
-        scale = math.sqrt(self._weight * self._bound / self._residual_squares)
+        scale = math.sqrt(self._label_squares * self._max_square / self._residual_squares)
         return np.asarray(residual * scale)
 
     @property
@@ -119,7 +119,7 @@ class RowPermutations:
         """The observed absolute standardised statistic."""
         if self.sum_of_squares <= 0.0:
             return 0.0
-        return math.sqrt(self._bound * self._weight / self.sum_of_squares) * abs(
+        return math.sqrt(self._max_square * self._label_squares / self.sum_of_squares) * abs(
             self.mean_difference
         )
 
@@ -129,44 +129,44 @@ class RowPermutations:
         sizes = np.abs(self.null_distribution)
         return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=0.0)))
 
-    def inverted_test(self, others: Floats | None = None, times: int = 1) -> InvertedTest:
+    def inverted_test(self, others: Floats | None = None, n_families: int = 1) -> InvertedTest:
         """Return the row's test as a function of the shift.
 
         Parameters
         ----------
         others : float64 [relabellings] or None
             The largest of the other rows' :attr:`residual_statistics`; None if there are none.
-        times
+        n_families
             Number of families among which alpha is divided.
         """
-        distances = self._distances()
+        distances = self._own_distances()
         if others is not None:
-            distances = [np.maximum(side, self._distance(others)) for side in distances]
+            distances = [np.maximum(side, self._to_distances(others)) for side in distances]
         below, above = distances
         return InvertedTest(
             self.mean_difference,
             np.sort(self.mean_difference - below),
             np.sort(self.mean_difference + above),
-            times,
+            n_families,
         )
 
     @property
-    def _weight(self) -> float:
+    def _label_squares(self) -> float:
         """The arm indicator's sum of squares within blocks: ``r / 2`` per block."""
         return self.labels.blocks * self.labels.runs / 2.0
 
     @property
-    def _bound(self) -> float:
+    def _max_square(self) -> float:
         """The largest square that a standardised statistic can have."""
         return float(self.labels.blocks * (2 * self.labels.runs - 1))
 
     @property
     def _residual_squares(self) -> float:
-        residual = self.sum_of_squares - self._weight * self.mean_difference**2
+        residual = self.sum_of_squares - self._label_squares * self.mean_difference**2
         return residual if residual > 1e-13 * self.sum_of_squares else 0.0
 
-    def _distances(self) -> list[Floats]:
-        """Return how far below and above the mean difference each relabelling counts.
+    def _own_distances(self) -> list[Floats]:
+        """Return how far below and above the mean difference each relabelling counts in this row.
 
         At the shift ``mean_difference - e`` the observed statistic is ``e``, and relabelling ``j``
         has the statistic ``d_j + e c_j``. Here ``d_j`` is its statistic after the mean difference
@@ -186,18 +186,18 @@ class RowPermutations:
         )
         return [below, above]
 
-    def _distance(self, sizes: Floats) -> Floats:
+    def _to_distances(self, sizes: Floats) -> Floats:
         """Convert absolute values of the observed standardised statistic to distances.
 
         The statistic depends on the tested shift. Its absolute value is ``size`` if the shift is
-        this distance from the mean difference. With ``R2 = size^2 / _bound`` (the share of the sum
-        of squares that the effect explains), the distance is ``sqrt(R2 / (1 - R2) *
-        _residual_squares / _weight)``, and infinite if ``R2 = 1``.
+        this distance from the mean difference. With ``R2 = size^2 / _max_square`` (the share of the
+        sum of squares that the effect explains), the distance is ``sqrt(R2 / (1 - R2) *
+        _residual_squares / _label_squares)``, and infinite if ``R2 = 1``.
         """
-        explained = np.minimum(sizes**2 / self._bound, 1.0)
+        explained = np.minimum(sizes**2 / self._max_square, 1.0)
         gap = 1.0 - explained
         distance = np.sqrt(explained / np.where(gap > 1e-12, gap, 1.0) * self._residual_squares)
-        return np.where(gap > 1e-12, distance / math.sqrt(self._weight), np.inf)
+        return np.where(gap > 1e-12, distance / math.sqrt(self._label_squares), np.inf)
 
 
 def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:

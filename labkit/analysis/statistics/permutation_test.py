@@ -124,8 +124,8 @@ def min_p(blocks: int, runs: int) -> float:
 
 def relabellings_counted(blocks: int, runs: int) -> int:
     """Return the number of relabellings that a test counts: all, or the size of the sample."""
-    count = _count_relabellings(blocks, runs)
-    return count if count <= MAX_ENUMERATED else N_RESAMPLES
+    possible = _possible_relabellings(blocks, runs)
+    return possible if possible <= MAX_ENUMERATED else N_RESAMPLES
 
 
 def _block_relabellings(runs: int) -> NDArray[np.int8]:
@@ -139,35 +139,38 @@ def _block_relabellings(runs: int) -> NDArray[np.int8]:
     return np.stack(rows)
 
 
-def _count_relabellings(blocks: int, runs: int) -> int:
+def _possible_relabellings(blocks: int, runs: int) -> int:
+    """Return the number of all relabellings of a design."""
     return int(math.comb(2 * runs, runs) ** blocks)
 
 
 @lru_cache(maxsize=8)
 def relabellings(blocks: int, runs: int) -> Relabellings:
-    """Enumerate up to 300,000 relabellings, or sample 100,000 with a fixed seed.
+    """Enumerate up to 300,000 relabellings, or sample 100,000.
 
-    The sample includes the observed labels (the "+1" of B. Phipson and G. K. Smyth, 2010,
-    without which p could be 0) and the mirror image of each relabelling.
+    The seed is fixed, so that the same values always have the same p. The sample includes the
+    observed labels (the "+1" of B. Phipson and G. K. Smyth, 2010, without which p could be 0) and
+    the mirror image of each relabelling.
 
     Raises
     ------
     ValueError
-        ``blocks`` or ``runs`` is below 1.
+        ``blocks`` or ``runs`` is below 1, or a design to be sampled has more than 5 ``runs``.
     """
     if blocks < 1 or runs < 1:
         raise ValueError(f"blocks={blocks}, runs={runs}: both must be 1 or more")
     of_block = _block_relabellings(runs)
-    count = _count_relabellings(blocks, runs)
+    count = _possible_relabellings(blocks, runs)
     exact = count <= MAX_ENUMERATED
     if exact:
         indices = np.stack(np.unravel_index(np.arange(count), (len(of_block),) * blocks), axis=1)
     else:
         rng = np.random.default_rng([RESAMPLING_SEED, blocks, runs])
+        # uint8: a block of 5 runs per arm has 252 relabellings, and a study has at most 2 runs.
         indices = rng.integers(len(of_block), size=(N_RESAMPLES // 2, blocks), dtype=np.uint8)
         indices[0] = 0
     signs = of_block[indices].reshape(len(indices), blocks * 2 * runs)
-    signs.flags.writeable = False
+    signs.flags.writeable = False  # the cache gives every caller the same array
     return Relabellings(signs=signs, blocks=blocks, runs=runs, exact=exact)
 
 
@@ -188,7 +191,8 @@ def pool_by_block(baseline: Floats, arm: Floats) -> Floats:
 def upper_tail_p(null_distribution: Floats) -> float:
     """Return the share of relabellings whose statistic is at least the observed one (element 0).
 
-    Ties count, with a tolerance for the rounding of sums.
+    Ties count, with a tolerance for the rounding of sums. It is relative to the largest statistic,
+    because one near 0 is a sum of larger values and has their rounding.
     """
     tolerance = 1e-12 * float(np.max(np.abs(null_distribution), initial=0.0))
     return float(np.mean(null_distribution >= null_distribution[0] - tolerance))

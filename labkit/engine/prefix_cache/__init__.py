@@ -3,7 +3,16 @@
 A prefix is a run of full blocks that starts at a sequence's first token. The prefix cache maps
 prefixes to blocks. A request *locks* the prefix that it shares, to protect it from eviction, and
 offers its own blocks when they are computed (``cache_blocks``). Only requests have references to
-blocks (``BlockPool``). A cached block without references is evictable. Invariants:
+blocks (``BlockPool``). A cached block without references is evictable. The pool counts references
+per block. The cache counts locks per entry or node, and keeps the order of eviction.
+
+``PagedKVCacheManager`` changes references and locks together, in this order:
+
+    reserve         match; pool.touch; lock; pool.allocate, for which other blocks may be evicted
+    cache_blocks    cache_blocks; if blocks are remapped, pool.touch, then pool.free of the old ones
+    release         pool.free; unlock
+
+Invariants between these calls of the manager:
 
 - A request that locks a block locks all blocks before it too, and unlocks the last block first. So
   a cached block is always evicted before the earlier blocks of its prefix.

@@ -115,6 +115,7 @@ class HashPrefixCache(PrefixCache):
         return entry
 
     def _add_copy(self, entry: CachedBlock, block: int) -> None:
+        """Record the block of a request that computed an entry's tokens once more."""
         entry.copies.append(block)
         if not entry.users:
             del self._lru[entry]
@@ -133,7 +134,11 @@ class HashPrefixCache(PrefixCache):
                 self._lru[entry] = None
 
     def _promote_copy(self, entry: CachedBlock) -> None:
-        """Evict an entry's unused block, and cache its first copy instead."""
+        """Evict an entry's unused block, and cache its first copy instead.
+
+        Without a user the entry could be evicted, although the request with the copy may use the
+        entries behind it, which are found through this entry.
+        """
         self._pool.evict([entry.block])
         entry.block, entry.users = entry.copies.pop(0), 1
         self._pool.cache([entry.block])

@@ -87,6 +87,7 @@ class RadixPrefixCache(PrefixCache):
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
         """Lock the prefix's path, and split the node in which the prefix ends."""
         end = self._root
+        # Locking may split a node, so all matching nodes are found first.
         for node, common in list(self._matching_nodes(end, self._spans(token_ids, 0, num_blocks))):
             end = self._lock_node(node, common)
         self._ends[request_id] = end
@@ -123,6 +124,7 @@ class RadixPrefixCache(PrefixCache):
         end, remap = self._ends[request_id], {}
         position = self._depth(end)
         tokens = self._spans(token_ids, position, len(block_ids))
+        # Locking may split a node, so all matching nodes are found first.
         for node, common in list(self._matching_nodes(end, tokens)):
             end = self._lock_node(node, common)
             for offset, block in enumerate(end.blocks):
@@ -180,6 +182,7 @@ class RadixPrefixCache(PrefixCache):
         self._cut(self._pool.num_evictable)
 
     def _cut(self, count: int) -> None:
+        """Remove ``count`` blocks from the ends of the nodes that were unlocked first."""
         while count:
             node = next(iter(self._lru))
             kept = max(0, len(node.blocks) - count)
