@@ -20,6 +20,12 @@ from labkit.study_runner import Study
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.
 ELSEWHERE: dict[str, str] = {}
+# Experiments that take longest, even tiny.
+LONG = {
+    *("batch_sizes", "case_study", "contiguous_vs_paged", "decode_burst", "decode_staggered"),
+    *("kv_layouts", "latency_demo", "memory_cliff", "new_tokens", "padding_picture"),
+    *("paged_throughput", "prefill_room", "serving_overhead", "snapshot", "wall", "waste_demo"),
+}
 # Questions whose metric is not the article's, and why.
 OWN_METRIC = {
     "memory_policies": "the share of memory taken and left; the article has ceilings",
@@ -129,7 +135,9 @@ def check_answer(cell, told):
         assert not {"faster", "slower"} & set(answer.split()), answer
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in EXPERIMENTS]
+)
 def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     """In this process, without what a process has one of; it is reported, and nothing failed.
 

@@ -163,7 +163,7 @@ SERVERS = [c for c in RECIPES if c.startswith("python -m labkit.serve ")]
 OTHERS = [
     c for c in RECIPES
     if re.match(
-        r"python (-m labkit\.(doctor|export|history|report|compare|post)|-m docs\.|docs/)", c
+        r"python (-m labkit\.(archive|doctor|history|report|compare|post)|-m docs\.|docs/)", c
     )
     and c not in LISTED
 ]  # fmt: skip
@@ -517,7 +517,7 @@ def test_the_variance_of_one_process_is_one_clear_line(tmp_path):
     assert done.stderr.endswith(b"processes=1: variance needs at least 2 processes\n")
     words = [*words[:2], "--show", "2", words[3]]
     done = subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True)
-    assert done.returncode == 1 and done.stderr.endswith(b"2 processes; it holds 0\n")
+    assert done.returncode == 1 and done.stderr.endswith(b"2 processes, but has 0\n")
 
 
 @pytest.mark.parametrize("command", BENCHMARKS, ids=recipe_id)

@@ -125,6 +125,7 @@ def test_without_javascript_every_section_can_be_read(browser, page):
     assert browser.evaluate("document.querySelectorAll('button').length") == 0
 
 
+@pytest.mark.slow
 def test_a_page_of_a_thousand_rows_stays_small(browser, make_cell):
     cases = tuple(f"decode, {reqs} reqs, ctx {ctx}" for reqs in range(100) for ctx in range(10))
     study = make_cell("study/kernel", cases=cases, repeats=1).parent

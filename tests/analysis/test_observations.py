@@ -195,9 +195,12 @@ KINDS = (
     "plain", "drift", "modes", "tails", "carry-over", "arm by process", "load order",
     "cold caches",
 )  # fmt: skip
+QUICK = ("plain", "carry-over")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in QUICK)) for k in KINDS]
+)
 @pytest.mark.parametrize("recorded", [False, True], ids=["no places", "places"])
 def test_interleaved_arms_without_an_effect_seldom_differ(kind, recorded):
     rng = np.random.default_rng([1, KINDS.index(kind)])

@@ -109,7 +109,11 @@ def simulated_change(rng, sds, changed=0.0, follows=0.0, blocks=4):
 
 @pytest.mark.parametrize(
     ("sds", "changed", "follows"),
-    [((0.05, 0.05), 0.0, 0.0), ((0.08, 0.01), 0.03, 0.0), ((0.03, 0.03), -0.1, 1.0)],
+    [
+        pytest.param((0.05, 0.05), 0.0, 0.0, marks=pytest.mark.slow),
+        pytest.param((0.08, 0.01), 0.03, 0.0, marks=pytest.mark.slow),
+        ((0.03, 0.03), -0.1, 1.0),
+    ],
 )
 def test_simulated_error_rate_and_coverage(sds, changed, follows):
     """Simulates 400 studies; two binomial standard errors of 0.05 are 0.022."""

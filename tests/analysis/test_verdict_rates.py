@@ -31,6 +31,7 @@ REFERENCE = ROOT / "outputs" / "reference" / "seq_map"
 SD = 0.01
 MARGIN = 2.0
 ROWS = (1, 3, 10)
+QUICK_ROWS = (1, pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow))
 KINDS = ("clean", "drift", "modes", "tails")
 
 
@@ -316,7 +317,7 @@ def test_error_rate_of_growing_studies():
     print_figure("grown, unnoticed", "standard", 1, unnoticed)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", QUICK_ROWS)
 @pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_equal_arms_are_seldom_called_different(name, rows):
     assert at_most(false_claim_rate(DESIGNS[name], rows, QUICK, "clean"), QUICK)
@@ -328,13 +329,13 @@ def test_arms_that_differ_by_the_margin_are_seldom_called_equivalent(name, rows)
     assert at_most(false_equivalence_rate(DESIGNS[name], rows, QUICK), QUICK)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", QUICK_ROWS)
 @pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_all_shown_intervals_cover_the_truth_jointly(name, rows):
     assert at_most(1 - coverage(DESIGNS[name], rows, QUICK, "clean"), QUICK)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", QUICK_ROWS)
 @pytest.mark.parametrize("name", ["standard", "5 of 2"])
 def test_the_smallest_detectable_effect_is_detected_as_often_as_stated(name, rows):
     assert 0.68 <= power(DESIGNS[name], rows, 2 * QUICK) <= 0.95
@@ -361,6 +362,7 @@ def test_a_forecast_from_noise_of_five_processes_has_its_power(blocks, runs):
     assert 0.73 <= np.mean(lows + [to_log_ratio(each) for each in forecasts] > 0) <= 0.87
 
 
+@pytest.mark.slow
 def test_a_study_that_grows_after_it_was_shown_keeps_its_error_rate():
     studies = 600
     assert at_most(grown_claim_rate(studies), studies)

@@ -55,9 +55,9 @@ def compiled_facts(*target, script="compile_intrinsics.py"):
 @pytest.mark.parametrize(
     ("name", "triple", "cpu"),
     [
-        ("AVX512", "x86_64-unknown-linux-gnu", "x86-64-v4"),
+        pytest.param("AVX512", "x86_64-unknown-linux-gnu", "x86-64-v4", marks=pytest.mark.slow),
         ("AVX2", "x86_64-unknown-linux-gnu", "haswell"),
-        ("NEON", "aarch64-unknown-linux-gnu", "neoverse-n1"),
+        pytest.param("NEON", "aarch64-unknown-linux-gnu", "neoverse-n1", marks=pytest.mark.slow),
         ("NEON", "arm64-apple-macosx", "apple-m1"),
     ],
 )
@@ -79,7 +79,11 @@ def test_every_intrinsic_compiles_for_another_cpu(name, triple, cpu):
 @pytest.mark.parametrize(
     ("name", "triple", "cpu", "features", "instructions"),
     [
-        ("AVX512", "x86_64-unknown-linux-gnu", "znver4", "+avx512vnni", ("vpdpbusd", "vpdpbusd")),
+        pytest.param(
+            *("AVX512", "x86_64-unknown-linux-gnu", "znver4", "+avx512vnni"),
+            ("vpdpbusd", "vpdpbusd"),
+            marks=pytest.mark.slow,
+        ),
         ("AVX2", "x86_64-unknown-linux-gnu", "alderlake", "+avxvnni", ("vpdpbusd", "vpdpbusd")),
         (
             "AVX512",

@@ -100,7 +100,7 @@ def test_tokens_with_labkit_s_kernels_are_plain_mlx_lm_s(name, directory, plain)
         engine = create(options(), directory(name))
     else:
         with pytest.raises(
-            EngineError, match=r"same width .* set engine\.attention\.backend=gather$"
+            EngineError, match=r"must be equal for .* set engine\.attention\.backend=gather$"
         ):
             create(options(), directory(name))
         engine = create(options(backend="gather"), directory(name))

@@ -166,7 +166,7 @@ def test_a_clock_that_jumps_changes_no_wait_for_a_lock(monkeypatch, jump_s):
             timing_lock.timing_lock("b", on_wait=lines.append, check=give_up, poll_s=0.001),
         ):
             pytest.fail("two hold the lock")
-    assert len(lines) == 1 and lines[0].endswith("for 0 s")
+    assert len(lines) == 1 and lines[0].endswith("(0 s)")
 
 
 def test_each_device_has_its_own_lock():

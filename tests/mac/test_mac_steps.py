@@ -161,6 +161,7 @@ def test_the_articles_largest_case_needs_enough_memory(tmp_path, gib, fits):
 # ------------------------------------------------------------------ the answers
 
 
+@pytest.mark.slow
 def test_outputs_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     table = tmp_path / "answers.md"
     assert kernel_verification.main([str(table), "ablation=seq_map,block_size", *TINY, "-m"]) == 0
@@ -171,6 +172,7 @@ def test_outputs_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "all cases are right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half_precision_is_compared_on_the_same_inputs(tmp_path, half):
     if shutil.which("g++") is None:

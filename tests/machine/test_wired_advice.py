@@ -49,7 +49,7 @@ def test_a_machine_without_a_collector_is_refused():
     elsewhere = config.Budget(wired_collector=DEMANDS.enabled)
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
-    with pytest.raises(EngineError, match=r"only macOS has one; engine\.budget\.machine simulates"):
+    with pytest.raises(EngineError, match=r"only macOS has one; set engine\.budget\.machine"):
         preconditions.require_wired_collector(elsewhere)
 
 

@@ -413,7 +413,7 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
             {"llama.expert_count": 8},
             "expert_count is 8, of which 0 are used; mlx_lm's mix",
         ),
-        ("qwen3moe", {"qwen3moe.expert_count": 0}, "mlx_lm's qwen3_moe has experts"),
+        ("qwen3moe", {"qwen3moe.expert_count": 0}, "mlx_lm's qwen3_moe needs a used expert"),
         ("qwen2, linear", {"qwen2.rope.scaling.type": "su"}, "must be one of: none, linear, yarn"),
         ("qwen2, linear", {"qwen2.rope.scaling.factor": 0.0}, "must be finite and above 0"),
         ("qwen3, yarn", {"qwen3.rope.scaling.attn_factor": 1.5}, "mlx_lm computes with 1.0"),

@@ -173,7 +173,7 @@ def test_foreign_files_are_refused(tmp_path):
     (tmp_path / "text.zip").write_text("not a zip")
     (tmp_path / "empty.zip").write_bytes(b"")
     for path in (plain, tmp_path / "text.zip", tmp_path / "empty.zip"):
-        with pytest.raises(RecordError, match=r"is not a study archive .python -m labkit\.export"):
+        with pytest.raises(RecordError, match=r"is not a study archive .python -m labkit\.archive"):
             open_study(path)
 
 

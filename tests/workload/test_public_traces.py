@@ -150,7 +150,7 @@ DAY = "2023-11-16 18:15:46,"
         ("sharegpt", "", "trace is not a JSON array"),
         ("sharegpt", "[]", "trace has no requests"),
         ("sharegpt", "[3]", "item 1 is not an object with a list 'conversations'"),
-        ("sharegpt", '[{"conversations": 3}]', "item 1 is not an object with a list conv"),
+        ("sharegpt", '[{"conversations": 3}]', "item 1 is not an object with a list 'conv"),
         ("sharegpt", '[{"conversations": [1, 2]}]', "item 1: a turn is not an object with"),
         ("sharegpt", '[{"conversations": []} {}]', "is not a JSON array .a comma or "),
         ("sharegpt", "[" * 100_000, "item 1 is not valid JSON: maximum recursion"),

@@ -30,7 +30,7 @@ def test_the_best_arm_comes_first_and_further_arms_are_counted(make_cell):
     slower = card_bars(analyse(make_cell(effects=effects, claims=False, cases=("one",))))
     order = sorted(effects, key=effects.get)
     assert [line.arm for line in slower.arms] == order[:MAX_ARMS]
-    assert slower.left_out == 2 and slower.caption.endswith("; 2 more arms in the table")
+    assert slower.left_out == 2 and slower.caption.endswith("; further arms in the table: 2")
     rates = card_bars(analyse(make_cell("rates/x", effects=effects, claims=False, requests=True)))
     assert [line.arm for line in rates.arms] == order[::-1][:MAX_ARMS]
 

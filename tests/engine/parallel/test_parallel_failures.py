@@ -142,6 +142,7 @@ STARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_ranks_end_with_the_process_that_started_them(model_dir, start):
     code = OWNER.format(tests=str(Path(__file__).parent), start=STARTS[start])
