@@ -42,6 +42,7 @@ MLX_LM, LLAMA = "mlx_lm", "llama.cpp"
 NATIVE, NATIVE_BEST = "llama.cpp, native", "llama.cpp, native, Q4_0"
 OURS, NATIVE_ARMS = (STORED, INT8, FLOAT32), (NATIVE, NATIVE_BEST)
 ARMS = (*OURS, MLX_LM, LLAMA)
+REFERENCES = (STORED, INT8)  # arms with which the table compares all others
 BLOCK = 16
 KV_TOKENS = 8192
 SGEMM = """
@@ -448,23 +449,33 @@ def summary(cases: tuple[Case, ...], figures_by_case: Figures) -> list[dict[str,
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return the figures as Markdown."""
+    """Return the figures as Markdown.
+
+    A column for each measured arm of ``REFERENCES`` divides its speed by that of the row's arm.
+    """
     same_tokens = {None: "not returned", True: "the same", False: "different"}
-    lines = [
-        f"| case | arm | tok/s | {STORED} / this arm: median (range) | tokens |",
-        "| --- | --- | ---: | --- | --- |",
-    ]
     by_case = {(row["case"], row["arm"]): row["tok_s"] for row in figures["rows"]}
+    references = [name for name in REFERENCES if any(arm == name for _, arm in by_case)]
+    ratios = "".join(f" {name} / this arm: median (range) |" for name in references)
+    lines = [
+        f"| case | arm | tok/s |{ratios} tokens |",
+        f"| --- | --- | ---: |{' --- |' * len(references)} --- |",
+    ]
     for row in figures["rows"]:
-        ours, speeds, ratio, tokens = by_case.get((row["case"], STORED)), row["tok_s"], "", ""
-        if ours and row["arm"] != STORED:
-            ratios = [a / b for a, b in zip(ours, speeds, strict=True)]
-            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            tokens = same_tokens[row["same_tokens"]]
-        median = f"{statistics.median(speeds):.0f}"
-        lines.append(f"| {row['case']} | {row['arm']} | {median} | {ratio} | {tokens} |")
+        cells = [row["case"], row["arm"], f"{statistics.median(row['tok_s']):.0f}"]
+        for name in references:
+            reference = by_case.get((row["case"], name))
+            known = reference is not None and name != row["arm"]
+            cells.append(_ratio_text(reference, row["tok_s"]) if known else "")
+        cells.append("" if row["arm"] == STORED else same_tokens[row["same_tokens"]])
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"- {name}: loaded in {s:.1f} s" for name, s in figures["load_s"].items())]
     return "\n".join([*lines, *(f"- {line}" for line in figures["lines"])]) + "\n"
+
+
+def _ratio_text(speeds: list[float], others: list[float]) -> str:
+    ratios = [a / b for a, b in zip(speeds, others, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:

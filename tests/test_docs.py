@@ -298,8 +298,9 @@ def benchmark(monkeypatch):
     return load
 
 
-def test_the_table_of_quantised_models_is_that_of_the_committed_figures(benchmark):
-    figures = json.loads((ROOT / "outputs/reference/quantised/figures.json").read_text("utf-8"))
+@pytest.mark.parametrize("name", ["figures", "native"])
+def test_the_table_of_quantised_models_is_that_of_the_committed_figures(benchmark, name):
+    figures = json.loads((ROOT / f"outputs/reference/quantised/{name}.json").read_text("utf-8"))
     table = benchmark("compare_quantized_engines").table(figures)
     assert table.count("\n") >= 16
     assert table in (ROOT / "docs" / "quantised.md").read_text(encoding="utf-8")
