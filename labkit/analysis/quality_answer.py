@@ -33,6 +33,19 @@ def quality_sentences(data: CellData) -> list[str]:
     return [f"{where}: {'; '.join(parts)}."]
 
 
+def quality_clauses(data: CellData, arm: str) -> list[str]:
+    """Return an arm's quality for a short answer, the longest first; empty if it scored no texts.
+
+    ``KL is 0.0041 nats, 99.1 % of next tokens are the same``.
+    """
+    for quality in _treatments(data):
+        if quality.arm == arm:
+            kl = f"KL is {significant_text(quality.kl_mean.estimate, 2)} nats"
+            same = f"{100 * quality.top1_agreement.estimate:.1f} % of next tokens are the same"
+            return [f"{kl}, {same}", kl]
+    return []
+
+
 def quality_phrase(quality: TextQuality) -> str:
     """Return ``KL 0.004 (0.003 to 0.005) nats, 99.10 % (98.70 to 99.50) the same next token``."""
     kl, top1 = interval_text(quality.kl_mean), share_text(quality.top1_agreement)

@@ -22,6 +22,7 @@ from labkit.analysis.number_format import (
     unit_name,
 )
 from labkit.analysis.outputs_answer import outputs_answer
+from labkit.analysis.quality_answer import quality_clauses
 from labkit.analysis.verdict_sentences import row_name
 from labkit.records.metric_registry import OUTPUTS, define_metric
 
@@ -107,11 +108,14 @@ def short_answer(analysis: CellAnalysis) -> str:
     if not effects or all(e.verdict == "invalid" for e in effects):
         return f"No answer: {_no_answer_reason(analysis, failed)}."
     valid = [e for e in effects if e.verdict != "invalid"]
-    return shortest([*_with_frames(analysis, valid), *_candidates(analysis, valid)])
+    return shortest([*_with_outputs(analysis, valid), *_candidates(analysis, valid)])
 
 
-def _with_frames(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
-    """Return answers with the best arm's effect and what its video frames show, if it has any."""
+def _with_outputs(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:
+    """Return answers with the best arm's effect and what its outputs are worth.
+
+    These are what its video frames show, or its quality if it scored texts. Empty if it has none.
+    """
     decided: dict[str, list[_Effect]] = {}
     for effect in effects:
         if effect.verdict in DECIDED:
@@ -123,7 +127,10 @@ def _with_frames(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str
     baseline = arm_text(analysis.data.baseline)
     return [
         text
-        for clause in frames_clauses(analysis.data, best)
+        for clause in (
+            *frames_clauses(analysis.data, best),
+            *quality_clauses(analysis.data, best),
+        )
         for text in (f"{first} than {baseline}; {clause}.", f"{first}; {clause}.")
     ]
 

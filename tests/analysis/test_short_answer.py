@@ -57,6 +57,20 @@ def test_several_arms_are_ranked_and_many_are_counted(make_cell):
     assert many.startswith("All 5 arms are faster than binary search in both rows, a most: ")
 
 
+def test_the_best_arm_of_a_scoring_study_has_its_quality(make_cell):
+    def score(record):
+        same = 60 if record.arm == "a" else 64
+        window = {"tokens": 64, "nll": 100.0, "kl": [0.004] * 64, "same_top1": same,
+                  "probability_change_squared": 0.1}  # fmt: skip
+        scoring = {"reference_top": 64, "reference_rest": 0.1, "worst": []}
+        scoring["windows"] = [window] * 8
+        cases = tuple(replace(c, notes={**c.notes, "scoring": scoring}) for c in record.cases)
+        return replace(record, cases=cases)
+
+    made = make_cell(effects={"a": 0.5}, cases=("one",), claims=False, change=score)
+    assert answer(made).endswith("; KL is 0.004 nats, 93.8 % of next tokens are the same.")
+
+
 def test_a_failed_gate_leaves_no_answer(make_cell, make_array):
     def differ(record):
         if record.arm != "seq_map":

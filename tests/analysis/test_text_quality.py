@@ -16,6 +16,7 @@ from labkit.analysis.rendering.speed_quality_chart import (
     SpeedAndQuality,
     frontier,
     speed_quality_chart,
+    speed_quality_figure,
     speed_quality_points,
 )
 from labkit.analysis.rendering.svg_elements import chart_svg
@@ -179,8 +180,11 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     svg = chart_svg(speed_quality_chart({**CELL, "rows": rows}, qualities))
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4
+    (axes,) = speed_quality_figure({**CELL, "rows": rows}, qualities).axes
+    assert [12.5, 10, 15] == [axes.lines[-1].get_xdata()[0], *axes.lines[-3].get_xdata()]
     effect["effect_pct"] = None
     assert speed_quality_chart({**CELL, "rows": rows}, qualities) is None
+    assert speed_quality_figure({**CELL, "rows": rows}, qualities) is None
 
 
 def test_texts_of_intervals():

@@ -27,6 +27,10 @@ from labkit.analysis.rendering.run_timeline_charts import (
     timeline_figure,
     timeline_stem,
 )
+from labkit.analysis.rendering.speed_quality_chart import (
+    speed_quality_figure,
+    speed_quality_stem,
+)
 from labkit.analysis.rendering.sweep_tables import curve_pictures
 from labkit.analysis.rendering.video_tables import (
     clip_records,
@@ -34,6 +38,7 @@ from labkit.analysis.rendering.video_tables import (
     picks_figure,
     picks_stem,
 )
+from labkit.analysis.text_quality import text_qualities
 from labkit.analysis.verdict_sentences import real_arms, title
 from labkit.records import Record, parse_run_name
 
@@ -53,7 +58,7 @@ def case_names(cell: Json) -> list[str]:
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Write the pictures of a cell: effects, cases, sweep curves, roofline, memory, picked frames.
+    """Write a cell's pictures: effects, cases, curves, roofline, memory, quality, picked frames.
 
     A picture is left out if the records lack its data.
     """
@@ -71,6 +76,9 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             save_figure(roofline_figure(cell, points), folder / roofline_stem(cell))
         if utilizations := kv_utilizations(cell):
             save_figure(kv_utilization_figure(utilizations), folder / kv_utilization_stem(cell))
+        quality = speed_quality_figure(cell, text_qualities(real_arms(cell), records))
+        if quality is not None:
+            save_figure(quality, folder / speed_quality_stem(cell))
         clips = clip_records(cell, records)
         if clips is not None and drawn_clips(clips):
             save_figure(picks_figure(cell, clips), folder / picks_stem(cell))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from labkit.analysis.number_format import slug
 from labkit.analysis.quality_answer import interval_text
-from labkit.analysis.rendering.arm_styles import arm_classes
+from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.analysis.text_quality import TextQuality
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Json = Mapping[str, Any]
 SPEED = "total_tok_s"
+Y_LABEL = "KL divergence, mean (nats)"
 CAPTION = (
     "Speed against quality, with both intervals. The line is the frontier: no other arm is "
     "estimated to be both faster and closer to the baseline than an arm on the line"
@@ -70,8 +75,8 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart |
         title="speed against quality",
         x=padded_range([end for point in points for end in _known(point.speed)]),
         y=padded_range([end for point in points for end in _known(point.kl)]),
-        x_label=f"speed compared with {points[0].arm} (%)",
-        y_label="KL divergence, mean (nats)",
+        x_label=_x_label(points),
+        y_label=Y_LABEL,
         height=300,
     )
     best, styles = frontier(points), arm_classes(cell)
@@ -88,6 +93,45 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart |
         offset, anchor = (8, "start") if is_left else (-8, "end")
         chart.text(x, y, point.arm, anchor, dx=offset, dy=-10)
     return chart
+
+
+def speed_quality_figure(cell: Json, qualities: Sequence[TextQuality]) -> Figure | None:
+    """Return a matplotlib figure of :func:`speed_quality_chart`, or None if there is no chart."""
+    from matplotlib.figure import Figure
+
+    points = speed_quality_points(cell, qualities)
+    if len(points) < 2:
+        return None
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes, styles = figure.subplots(), arm_styles(cell)
+    best = frontier(points)
+    axes.plot(
+        [point.speed.estimate for point in best],
+        [point.kl.estimate for point in best],
+        color="#777777",
+        linewidth=1.0,
+    )
+    for point in points:
+        colour, mark = styles[point.arm]
+        x, y = point.speed.estimate, point.kl.estimate
+        ends = _known(point.speed)
+        axes.plot(ends, [y] * len(ends), color=colour, linewidth=1.2)
+        ends = _known(point.kl)
+        axes.plot([x] * len(ends), ends, color=colour, linewidth=1.2)
+        axes.plot(x, y, mark, color=colour, markersize=6, label=point.arm)
+    axes.set_xlabel(_x_label(points))
+    axes.set_ylabel(Y_LABEL)
+    figure.legend(loc="outside lower center", ncols=min(5, len(points)))
+    return figure
+
+
+def speed_quality_stem(cell: Json) -> str:
+    """Return the name of the picture's files without the extension."""
+    return f"{slug(cell['cell'])}--speed-quality"
+
+
+def _x_label(points: Sequence[SpeedAndQuality]) -> str:
+    return f"speed compared with {points[0].arm} (%)"
 
 
 def _known(interval: Interval) -> list[float]:

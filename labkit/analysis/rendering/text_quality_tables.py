@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import count_text, significant_text
 from labkit.analysis.quality_answer import interval_text, share_text
-from labkit.analysis.rendering.report_parts import ChartPart, Parts, section, table_parts
-from labkit.analysis.rendering.speed_quality_chart import CAPTION, speed_quality_chart
+from labkit.analysis.rendering.report_parts import (
+    ChartPart,
+    Parts,
+    PictureFile,
+    section,
+    table_parts,
+)
+from labkit.analysis.rendering.speed_quality_chart import (
+    CAPTION,
+    speed_quality_chart,
+    speed_quality_stem,
+)
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.verdict_sentences import real_arms
@@ -118,8 +128,9 @@ def quality_section(report: CellReport) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
     chart = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
+    picture = PictureFile(speed_quality_stem(cell), CAPTION)
     return [
-        *([ChartPart(chart, CAPTION)] if chart is not None else []),
+        *([ChartPart(chart, CAPTION), picture] if chart is not None else []),
         *table_parts(quality_table(cell, records)),
         *table_parts(worst_places_table(cell, records)),
     ]
