@@ -181,7 +181,7 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
     assert svg.count("line arm") == 4
     (axes,) = speed_quality_figure({**CELL, "rows": rows}, qualities).axes
-    assert [12.5, 10, 15] == [axes.lines[-1].get_xdata()[0], *axes.lines[-3].get_xdata()]
+    assert [axes.lines[-1].get_xdata()[0], *axes.lines[-3].get_xdata()] == [12.5, 10, 15]
     effect["effect_pct"] = None
     assert speed_quality_chart({**CELL, "rows": rows}, qualities) is None
     assert speed_quality_figure({**CELL, "rows": rows}, qualities) is None
