@@ -63,10 +63,18 @@ if TYPE_CHECKING:
     from labkit.records import Record, StudyPath
 
 HERE = Path(__file__).resolve().parent
-REQUESTS = ["workload=chat", "workload.num_requests=24", "model=tiny"]
+CHAT = ["workload=chat", "model=tiny"]
+REQUESTS = [*CHAT, "workload.num_requests=24"]
 LIVE = ["design.isolation=live"]
-# Servers send no token ids, or batch requests as they arrive: outputs may differ.
-SERVERS = [*REQUESTS, *LIVE, "engine=openai", "ablation.claims.identity=none"]
+# Servers take seconds to start, so they serve fewer requests. Their outputs may differ, because
+# they batch requests as they arrive.
+SERVERS = [
+    *CHAT,
+    "workload.num_requests=16",
+    *LIVE,
+    "engine=openai",
+    "ablation.claims.identity=none",
+]
 # The name of the planted arm, and the overrides of the study.
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
@@ -97,10 +105,10 @@ PROCESSES = {
     "requests": (8, 8),
     "live-kernels": (12, 8),
     "live-requests": (12, 8),
-    "live-overlap": (12, 8),
-    "live-servers": (8, 8),
-    "live-llamacpp": (8, 8),
-    "live-revisions": (12, 8),
+    "live-overlap": (9, 6),
+    "live-servers": (6, 6),
+    "live-llamacpp": (6, 6),
+    "live-revisions": (8, 6),
 }
 # Packages that a kind needs and labkit does not: the package, and the extra that installs it.
 NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}
