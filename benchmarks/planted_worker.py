@@ -1,7 +1,15 @@
 """The worker with a delay planted into arms whose names begin with ``planted``.
 
-``planted_1pct`` is 1 % slower: inside the launch for kernels, inside the engine's step for
-requests. Everything else is the real worker.
+``planted_1pct`` is 1 % slower. Everything else is the real worker. The delay is planted where the
+arm's config allows it:
+
+- kernels: inside the launch
+- engines: inside the step; with ``engine.pipeline=overlap``, between two launches, when no step is
+  in flight that would hide the delay
+- labkit's server: inside the steps of the server's engine (``planted_server.py``)
+- other servers: at the end of each turn, while the arm's clock runs on, the server is stopped
+- an arm with a revision of its own: nowhere, because its revision is slower
+  (``planted_revision.py``)
 
 With ``--beside FOLDER`` as the first arguments, two of these workers live at the same time and
 alternate: a turn is one round of a kernel case, or a slice of an engine's steps. Only one of them
@@ -24,11 +32,23 @@ from labkit.experiment import worker
 from labkit.experiment.worker_run import WorkerProcess
 from labkit.records import read_arm
 
+HERE = Path(__file__).resolve().parent
+
+
+def planted_share(arm: str) -> float:
+    """Return the share by which an arm is slower, for example 0.01 for ``planted_1pct``."""
+    planted = re.match(r"planted_([\d.]+)pct", arm)
+    return float(planted[1]) / 100 if planted else 0.0
+
 
 class Planted:
-    """Slows the arm that is being measured by ``share``, for example 0.01 for 1 %."""
+    """Slows the arm that is being measured by ``share``, for example 0.01 for 1 %.
+
+    ``since``: when the arm's turn began, or when the last delay of ``slow_period`` ended.
+    """
 
     share = 0.0
+    since = 0.0
 
     def slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``call`` with a busy wait of ``share`` times its own duration after it."""
@@ -37,33 +57,109 @@ class Planted:
             start = time.perf_counter()
             result = call(*arguments, **options)
             end = time.perf_counter()
-            until = end + self.share * (end - start)
-            while time.perf_counter() < until:
-                pass
+            spin_until(end + self.share * (end - start))
+            return result
+
+        return slower
+
+    def slow_period(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call`` with a busy wait of ``share`` times the time since ``since`` after it."""
+
+        def slower(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            now = time.perf_counter()
+            spin_until(now + self.share * (now - self.since))
+            self.since = time.perf_counter()
             return result
 
         return slower
 
 
+def spin_until(end: float) -> None:
+    """Wait busily until ``time.perf_counter`` reaches ``end``."""
+    while time.perf_counter() < end:
+        pass
+
+
 def plant() -> None:
-    """Plant the delay into the operations that are timed."""
+    """Plant the delay where the config of the process's first arm allows it."""
+    arm = read_arm(Path(sys.argv[1]))
+    engine = arm.config.get("engine", {})
+    if arm.environment:
+        return
+    if engine.get("name") != "openai":
+        plant_calls(engine.get("pipeline"), arm.config["workload"]["kind"] == "kernel")
+    elif engine["server"]["preset"] == "labkit":
+        plant_server(planted_share(arm.name))
+    else:
+        plant_turns(planted_share(arm.name))
+
+
+def plant_calls(pipeline: str | None, kernels: bool) -> None:
+    """Plant the delay into the operations of this process that are timed."""
     from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.engine_step import StepLoop
     from labkit.engine.llm_engine import LLMEngine
 
     planted, turn = Planted(), WorkerProcess._turn
 
     @contextmanager
     def known(self: WorkerProcess, arm: int) -> Any:
-        planted_arm = re.match(r"planted_([\d.]+)pct", self.runs[arm].arm.name)
         with turn(self, arm):
-            planted.share = float(planted_arm[1]) / 100 if planted_arm else 0.0
+            planted.share = planted_share(self.runs[arm].arm.name)
+            planted.since = time.perf_counter()
             yield
             planted.share = 0.0
 
     WorkerProcess._turn = known  # type: ignore[method-assign]
-    kernels = read_arm(Path(sys.argv[1])).config["workload"]["kind"] == "kernel"
-    owner, name = (CpuBackend, "forward") if kernels else (LLMEngine, "step")
-    setattr(owner, name, planted.slow(getattr(owner, name)))
+    if kernels:
+        CpuBackend.forward = planted.slow(CpuBackend.forward)  # type: ignore[method-assign]
+    elif pipeline == "overlap":  # its steps wait here for the step in flight
+        StepLoop._sample = planted.slow_period(StepLoop._sample)  # type: ignore[method-assign]
+    else:
+        LLMEngine.step = planted.slow(LLMEngine.step)  # type: ignore[method-assign]
+
+
+def plant_server(share: float) -> None:
+    """Make this process start ``planted_server.py`` instead of ``-m labkit.serve``."""
+    from labkit.engine.openai import server_process
+
+    build_command = server_process.build_command
+
+    def planted_command(*arguments: Any) -> list[str]:
+        python, _, _, *overrides = build_command(*arguments)
+        return [python, str(HERE / "planted_server.py"), str(share), *overrides]
+
+    if share:
+        server_process.build_command = planted_command
+
+
+def plant_turns(share: float) -> None:
+    """Make each turn longer by ``share``, and stop this process's server (SIGSTOP) meanwhile."""
+    from labkit.machine.process_tree import ProcessTree
+    from labkit.machine.server_supervisor import SupervisedServer
+    from labkit.workload.interleaved_serving import InterleavedServing
+
+    initialize, run_slice = SupervisedServer.__init__, InterleavedServing._run_slice
+    servers: list[ProcessTree] = []
+
+    def started(self: SupervisedServer, *arguments: Any) -> None:
+        initialize(self, *arguments)
+        servers.append(ProcessTree(self.pid, whole_group=False))
+
+    def longer(self: InterleavedServing, arm: Any, progress: Any) -> None:
+        start = arm.clock()
+        run_slice(self, arm, progress)
+        with arm.clock.running():
+            for server in servers:
+                server.stop()
+            time.sleep(share * (arm.clock() - start))
+            for server in servers:
+                server.resume()
+
+    if share:
+        SupervisedServer.__init__ = started  # type: ignore[method-assign]
+        InterleavedServing._run_slice = longer  # type: ignore[method-assign]
 
 
 PARKED_S = 0.004  # pause before a turn ends: twice as long as an idle thread of the pool spins

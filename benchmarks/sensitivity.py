@@ -8,6 +8,17 @@ kernels, by 3 % inside the engine's step for requests) and the control, a copy o
 detection is a row of the report in which the planted arm is slower (adjusted p at most alpha). A
 false claim is a row in which the copy differs. ``--busy`` runs a busy process beside the studies.
 Engines then use one core less (``engine.threads``), because a step waits for all of its threads.
+``--processes`` sets the number of processes of each study.
+
+The arms of the kinds ``live-...`` have processes of their own that live at the same time and take
+turns (a live set). ``live-kernels`` and ``live-requests`` could share a process; these cannot:
+
+- ``live-overlap``: engines with ``engine.pipeline=overlap``
+- ``live-servers``: servers of labkit; the delay is planted into the steps of the server's engine
+- ``live-llamacpp``: servers of llama.cpp (xllamacpp); the planted one is stopped for 3 % of a turn
+- ``live-revisions``: revisions of labkit: HEAD, and a commit on it whose engine steps are slower
+
+``planted_worker.py`` says where each delay is planted.
 
 ``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``.
 Both measure the delay twice: with both arms interleaved in the same process, and with the given
@@ -26,6 +37,7 @@ finished studies as ``docs/sensitivity.md`` shows them:
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -51,13 +63,30 @@ if TYPE_CHECKING:
     from labkit.records import Record, StudyPath
 
 HERE = Path(__file__).resolve().parent
+CHAT = ["workload=chat", "model=tiny"]
+REQUESTS = [*CHAT, "workload.num_requests=24"]
+LIVE = ["design.isolation=live"]
+# Servers take seconds to start, so they serve fewer requests. Their outputs may differ, because
+# they batch requests as they arrive.
+SERVERS = [
+    *CHAT,
+    "workload.num_requests=16",
+    *LIVE,
+    "engine=openai",
+    "ablation.claims.identity=none",
+]
+# The name of the planted arm, and the overrides of the study.
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
-    "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
-    "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", "design.isolation=live"]),
-    "live-requests": (
+    "requests": ("planted_3pct", REQUESTS),
+    "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
+    "live-requests": ("planted_3pct", [*REQUESTS, *LIVE]),
+    "live-overlap": ("planted_3pct", [*REQUESTS, *LIVE, "engine.pipeline=overlap"]),
+    "live-servers": ("planted_3pct", [*SERVERS, "engine.server.preset=labkit"]),
+    "live-llamacpp": ("planted_3pct", [*SERVERS, "engine.server.preset=xllamacpp"]),
+    "live-revisions": (
         "planted_3pct",
-        ["workload=chat", "workload.num_requests=24", "model=tiny", "design.isolation=live"],
+        [*REQUESTS, *LIVE, "+ablation.arms.base.environment.revision=HEAD"],
     ),
     "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
@@ -76,7 +105,13 @@ PROCESSES = {
     "requests": (8, 8),
     "live-kernels": (12, 8),
     "live-requests": (12, 8),
+    "live-overlap": (9, 6),
+    "live-servers": (6, 6),
+    "live-llamacpp": (6, 6),
+    "live-revisions": (8, 6),
 }
+# Packages that a kind needs and labkit does not: the package, and the extra that installs it.
+NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}
 
 
 def main() -> int:
@@ -86,6 +121,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--busy", action="store_true", help="beside one busy process")
     parser.add_argument("--first", type=int, default=0, help="number of the first study")
+    parser.add_argument("--processes", type=int, help="processes or live sets of each study")
     options = parser.parse_args()
     if options.kind == "table":
         from labkit.records import RecordError, open_study
@@ -101,12 +137,15 @@ def main() -> int:
     if options.kind.startswith("agreement"):
         print(agreement(options.kind, options.out / options.kind, options.studies))
         return 0
+    package, extra = NEEDED.get(options.kind, (None, None))
+    if package is not None and importlib.util.find_spec(package) is None:
+        sys.exit(f"{options.kind}: not installed: {package}; run: pip install 'labkit[{extra}]'")
     results = []
     with beside(options.busy):
         for number in range(options.first, options.first + options.studies):
             name = f"{options.kind}{'-busy' if options.busy else ''}-{number:02d}"
-            processes = PROCESSES[options.kind][options.busy]
-            overrides = threads_left() if options.kind.endswith("requests") and options.busy else []
+            processes = options.processes or PROCESSES[options.kind][options.busy]
+            overrides = threads_left() if "kernels" not in options.kind and options.busy else []
             folder, seed = options.out / name, 1000 + number
             results.append(study(options.kind, folder, processes, seed, overrides))
             print(json.dumps(results[-1]), flush=True)
@@ -170,8 +209,15 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
         design = ["design.runs_per_block=1", "design.looks=[]"]
         composed = compose_cell([], [*overrides, *design, "ablation=none", *more])
     base, control = composed.arms
+    planted = replace(base, name=name, role="arm")
+    if base.environment:
+        from planted_revision import slower_revision
+        from planted_worker import planted_share
+
+        environment = slower_revision(base.environment["revision"], planted_share(name))
+        planted = replace(planted, environment=environment)
     workload.prepare(composed.experiment)
-    return replace(composed, arms=(base, replace(base, name=name, role="arm"), control))
+    return replace(composed, arms=(base, planted, control))
 
 
 def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
@@ -293,13 +339,14 @@ def table(out: StudyPath) -> str:
             )
         seconds = statistics.median(map(measured_s, folders))
         n = len(results)
+        label = re.sub(r"-(\d.*|busy)$", "", kind)
         beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
         arm = json.loads(next((folders[0] / "arms").glob("*.json")).read_text("utf-8"))
         threads = arm["config"]["engine"].get("threads")
         beside_it += f", {threads} thread" if threads else ""
         rows = sum(row["primary"] for row in cells[0]["rows"])
         lines.append(
-            f"| {n} of {kind.partition('-')[0]}{beside_it} | {rows} | "
+            f"| {n} of {label}{beside_it} | {rows} | "
             f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | "
             f"{' | '.join(ranges)} | {seconds:.0f} |"
         )

@@ -1,0 +1,61 @@
+"""labkit's server with a delay planted into the steps of its engine.
+
+    python benchmarks/planted_server.py 0.03 engine=paged model=tiny server.port=8080
+
+The first argument is the delay as a share of a step's duration. The others are those of
+``python -m labkit.serve``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+SERVER = "--server"
+
+
+def main(share: str, overrides: Sequence[str]) -> int:
+    """Check the overrides, and replace this process with the server's; see ``labkit.serve``."""
+    from labkit import serve
+
+    execve = os.execve
+
+    def become(program: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+        execve(program, [program, __file__, share, SERVER, command[-1]], environment)
+
+    os.execve = become
+    return serve.main(overrides)
+
+
+def serve(share: float, descriptor: str) -> int:
+    """Run the server, whose config is read from a file descriptor; see ``labkit.server``."""
+    from labkit.server.__main__ import main as run_server
+    from labkit.server.engine_thread import EngineThread
+
+    step = EngineThread._step
+
+    def slower(self: EngineThread) -> None:
+        start, cpu_start = time.perf_counter(), time.process_time()
+        step(self)
+        end, cpu_end = time.perf_counter(), time.process_time()
+        # If the server was stopped during the step, for the turns of other arms, its clock ran on.
+        # The threads that compute the step together use at least its duration in CPU time.
+        until = end + share * min(end - start, cpu_end - cpu_start)
+        while time.perf_counter() < until:
+            pass
+
+    EngineThread._step = slower
+    sys.argv = ["labkit.server", descriptor]
+    return run_server()
+
+
+if __name__ == "__main__":
+    if sys.argv[2:3] == [SERVER]:
+        status = serve(float(sys.argv[1]), sys.argv[3])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # as the real server does
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,108 @@
+"""The delays that ``benchmarks/sensitivity.py`` plants, without whole studies."""
+
+import importlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from labkit.config import Isolation
+from labkit.engine.openai import server_process
+from labkit.machine import code_revision
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ENGINE = """
+    import time
+
+
+    class LLMEngine:
+        def step(self):
+            time.sleep(0.02)
+            return ["event"]
+"""
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Return what imports a benchmark as the command ``python benchmarks/NAME.py`` does."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = [path.stem for path in BENCHMARKS.glob("*.py")]
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("kind", ["live-overlap", "live-servers", "live-llamacpp"])
+def test_a_live_study_has_a_planted_arm_and_a_control(benchmark, kind):
+    cell = benchmark("sensitivity").with_planted(kind, ["design.blocks=8", "seed=1"])
+    assert cell.isolation is Isolation.live
+    assert [arm.name for arm in cell.arms] == ["base", "planted_3pct", "control"]
+    assert len({repr(arm.config) for arm in cell.arms}) == 1
+
+
+def test_studies_of_llama_cpp_name_the_missing_package(benchmark, monkeypatch, tmp_path):
+    sensitivity = benchmark("sensitivity")
+    monkeypatch.setattr(sensitivity.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["sensitivity.py", "live-llamacpp", "1", str(tmp_path / "o")])
+    with pytest.raises(SystemExit, match=r"^live-llamacpp: not installed: xllamacpp; run: pip"):
+        sensitivity.main()
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_planted_revision_is_slower_and_leaves_nothing_in_the_checkout(
+    benchmark, monkeypatch, tmp_path
+):
+    def git(*words):
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        words = ["git", "-C", checkout, *who, *words]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    checkout, module = tmp_path / "checkout", Path("labkit", "engine", "llm_engine.py")
+    monkeypatch.setattr(code_revision, "CHECKOUT", checkout)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    (checkout / module).parent.mkdir(parents=True)
+    (checkout / "conf").mkdir()
+    (checkout / "conf" / "config.yaml").touch()
+    (checkout / module).write_text(dedent(ENGINE))
+    git("init", "-q", "-b", "main")
+    git("add", ".")
+    git("commit", "-q", "-m", "1")
+    files = sorted((checkout / ".git").rglob("*"))
+
+    planted = benchmark("planted_revision")
+    environment = planted.slower_revision(git("rev-parse", "HEAD"), 0.5)
+    assert sorted((checkout / ".git").rglob("*")) == files
+    planted.slower_revision.cache_clear()
+    assert planted.slower_revision(git("rev-parse", "HEAD"), 0.5) == environment
+    exported = tmp_path / "cache" / "environments" / environment["revision"] / module
+    names = {}
+    exec(exported.read_text(), names)
+    start = time.perf_counter()
+    assert names["LLMEngine"]().step() == ["event"]
+    assert time.perf_counter() - start >= 0.03
+
+
+def test_the_delay_of_a_period_is_a_share_of_the_time_since_the_last_one(benchmark):
+    planted = benchmark("planted_worker").Planted()
+    planted.share, planted.since = 0.5, time.perf_counter() - 0.02
+    start = time.perf_counter()
+    assert planted.slow_period(len)("ab") == 2
+    assert time.perf_counter() - start >= 0.01
+    assert time.perf_counter() - planted.since < 0.01
+
+
+@pytest.mark.parametrize("arm", ["planted_3pct", "control"])
+def test_the_planted_arm_starts_the_planted_server(benchmark, monkeypatch, arm):
+    command = ["python", "-m", "labkit.serve", "engine=paged"]
+    monkeypatch.setattr(server_process, "build_command", lambda *arguments: command)
+    worker = benchmark("planted_worker")
+    worker.plant_server(worker.planted_share(arm))
+    built = server_process.build_command(None, Path("model"), 1)
+    if arm == "control":
+        assert built == command
+    else:
+        planted = str(BENCHMARKS.resolve() / "planted_server.py")
+        assert built == ["python", planted, "0.03", "engine=paged"]
