@@ -173,6 +173,16 @@ class StepLoop:
     ) -> list[TokenEvent]:
         return self._scheduler.update(step.scheduled, sampled, scored)
 
+    def drain(self) -> None:
+        """Wait until the step in flight is computed. The next step returns its results.
+
+        If the step fails, the exception is raised, and the step is no longer in flight.
+        """
+        last, self._in_flight = self._in_flight, None
+        if last:
+            logits = last.wait_logits()
+            self._in_flight = last._replace(wait_logits=lambda: logits)
+
     def discard(self) -> None:
         """Wait for the step in flight and drop its results. Its requests must all have ended."""
         last, self._in_flight = self._in_flight, None

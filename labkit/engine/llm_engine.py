@@ -143,6 +143,20 @@ class LLMEngine:
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         return events
 
+    def drain(self) -> None:
+        """Wait until no step is being computed; see ``PipelinedEngine``.
+
+        An exception aborts every request, as in ``step``.
+        """
+        start = time.perf_counter()
+        try:
+            self._loop.drain()
+        except BaseException:
+            self._scheduler.close()
+            raise
+        finally:
+            self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
+
     def is_running(self, request_id: str) -> bool:
         """Return whether a request is admitted and has not ended."""
         return self._scheduler.is_running(request_id)

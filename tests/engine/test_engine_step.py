@@ -128,6 +128,37 @@ def test_nothing_is_left_in_flight_when_the_last_request_is_aborted():
     assert run(engine, [])[0] == {"a": solo([1, 2], 1)}
 
 
+def test_a_drained_engine_computes_nothing_and_the_next_step_has_the_results():
+    model = BlockedModel()
+    engine = overlapped(model)
+    engine.drain()  # nothing is in flight
+    engine.submit(request("a", [1, 2, 3], 2))
+    engine.step()
+    model.gate.release()
+    engine.drain()
+    assert model.ended == 1
+    engine.drain()
+    (event,) = engine.step()
+    assert event.token == solo([1, 2, 3], 1)[0]
+    model.gate.release()
+    (event,) = engine.step()
+    assert event.token == solo([1, 2, 3], 2)[1] and not engine.has_work()
+    assert engine.counters()["host_ms"] > 0
+
+
+def test_a_failure_while_draining_ends_every_request():
+    class Broken(StubModel):
+        def __call__(self, batch):
+            raise EngineError("it broke")
+
+    engine = overlapped(Broken(30, 4))
+    engine.submit(request("a", [1], 2))
+    engine.step()
+    with pytest.raises(EngineError, match="it broke"):
+        engine.drain()
+    assert not engine.has_work()
+
+
 def test_a_failure_in_flight_is_raised_by_the_next_step():
     class Broken(StubModel):
         def __call__(self, batch):
