@@ -151,7 +151,7 @@ def test_a_sample_of_relabellings_holds_both_directions_of_each():
 def test_a_relabelling_drawn_twice_that_equals_the_observed_one_counts_at_every_shift():
     labels = SimpleNamespace(label_correlation=np.array([1.0, 1.0, 0.0, -1.0]), count=4)
     points = breakpoints(np.array([3.0, 3.0, 1.0, -3.0]), labels)
-    assert (points.n_observed, list(points.sorted)) == (2, [2.0, 3.0])
+    assert (points.n_observed, list(points.shifts)) == (2, [2.0, 3.0])
     assert points.p_greater(-9.0) == points.p_less(9.0) == 0.5
     assert points.interval(0.99) is None and points.interval(1.0) == (2.0, 3.0)
 
