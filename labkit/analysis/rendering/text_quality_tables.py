@@ -128,9 +128,11 @@ def quality_section(report: CellReport) -> Parts:
     """Show speed against quality, every arm's quality in numbers, and the worst positions."""
     cell, records = report.cell, report.records
     chart = speed_quality_chart(cell, text_qualities(real_arms(cell), records))
-    picture = PictureFile(speed_quality_stem(cell), CAPTION)
+    picture: Parts = []
+    if chart is not None:
+        picture = [ChartPart(chart, CAPTION), PictureFile(speed_quality_stem(cell), CAPTION)]
     return [
-        *([ChartPart(chart, CAPTION), picture] if chart is not None else []),
+        *picture,
         *table_parts(quality_table(cell, records)),
         *table_parts(worst_places_table(cell, records)),
     ]
