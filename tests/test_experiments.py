@@ -33,6 +33,10 @@ OWN_METRIC = {
 }
 
 
+def test_the_longest_experiments_exist():
+    assert set(EXPERIMENTS) >= LONG
+
+
 @pytest.fixture(scope="module")
 def composer(composer):
     with app.initialized():

@@ -12,7 +12,7 @@ import pytest
 from labkit.experiment.child_process import EMPTY_LOG, crash_reason
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.run_launcher import _work_text
-from labkit.experiment.worker_status import SIZE, VARIABLE, SharedStatus, WorkerStatus
+from labkit.experiment.worker_status import SIZE, TEXT_START, VARIABLE, SharedStatus, WorkerStatus
 
 CODE = """
 import os, signal
@@ -55,6 +55,9 @@ def test_a_worker_without_a_parent_s_descriptor_has_memory_of_its_own(monkeypatc
     status = WorkerStatus.from_environment()
     status.begin_turn(1)
     status.show("x" * 2 * SIZE)
+    other = WorkerStatus.from_environment()
+    assert status._memory[:].endswith(b"x" * (SIZE - TEXT_START))
+    assert other._memory[:] == bytes(SIZE)
 
 
 def test_the_descriptor_is_not_handed_to_the_worker_s_children(monkeypatch):

@@ -1,0 +1,12 @@
+"""The tests of which only every n-th case is run by default."""
+
+import pytest
+from conftest import SAMPLED, TESTS
+
+
+@pytest.mark.parametrize(("file", "name"), SAMPLED)
+def test_a_sampled_test_exists_and_has_cases(file, name):
+    """Under another name, all of its cases would be run again."""
+    lines = (TESTS / file).read_text("utf-8").splitlines()
+    (place,) = [i for i, line in enumerate(lines) if line.startswith(f"def {name}(")]
+    assert any("parametrize" in line for line in lines[max(0, place - 40) : place])
