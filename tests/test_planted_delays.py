@@ -37,6 +37,8 @@ def benchmark(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["live-overlap", "live-servers", "live-llamacpp"])
 def test_a_live_study_has_a_planted_arm_and_a_control(benchmark, kind):
+    if kind == "live-llamacpp":
+        pytest.importorskip("gguf")  # the extra llamacpp
     cell = benchmark("sensitivity").with_planted(kind, ["design.blocks=8", "seed=1"])
     assert cell.isolation is Isolation.live
     assert [arm.name for arm in cell.arms] == ["base", "planted_3pct", "control"]

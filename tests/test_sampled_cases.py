@@ -1,7 +1,11 @@
 """The tests of which only every n-th case is run by default."""
 
+from pathlib import Path
+
 import pytest
-from conftest import SAMPLED, TESTS
+from sampled_cases import SAMPLED
+
+TESTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize(("file", "name"), SAMPLED)
