@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import __version__
-from labkit.config import ConfigError, Experiment
+from labkit.config import ConfigError, Experiment, require
 from labkit.config.size_text import sizes_in_bytes
 from labkit.machine.exception_text import one_line
 from labkit.records import ARCHIVE_SUFFIX
@@ -303,19 +303,45 @@ def with_sweep_as_arms(command: Command) -> Command:
     return replace(command, overrides=(*hydra, *swept))
 
 
-def overrides_to_print(command: Command) -> list[str]:
-    """Return the overrides to give to Hydra for a command that only prints.
+def print_config(command: Command) -> None:
+    """Let Hydra print what a command asks of it; a job's config is composed only once.
 
-    ``--cfg`` prints the config of a job, so the overrides that ``scale`` selects are added.
+    A job's config has the overrides that its scale selects, which Hydra does not know. ``-m`` is
+    ignored: Hydra refuses it beside a flag that prints.
     """
+    flags, job_flags = list(command.flags), {"--resolve", "--package"}
+    package = flags[flags.index("--package") + 1] if "--package" in flags else ""
+    if {"--cfg", "job"} <= set(flags) <= {"--cfg", "job", package, *job_flags}:
+        print(job_config(command.overrides, package, "--resolve" in flags), end="")
+    else:
+        run_hydra([*command.overrides, *flags])
+
+
+def job_config(overrides: Sequence[str], package: str = "", resolve: bool = False) -> str:
+    """Return the config of a job as YAML, or its part ``package`` (``engine.kv``).
+
+    Raises
+    ------
+    ConfigError
+        The config is invalid, or has no such part.
+    """
+    from omegaconf import Container, OmegaConf
+
     from labkit.experiment.cell_composer import with_scale_overrides
     from labkit.experiment.hydra_composer import Composer
 
-    given = list(command.overrides)
-    if "--cfg" not in command.flags or command.multirun:
-        return given
+    composer = Composer()
     with initialized():
-        return with_scale_overrides(given, Composer())
+        tree: Any = composer.tree(with_scale_overrides(overrides, composer))
+    if resolve:
+        OmegaConf.resolve(tree)
+    if package in ("", "_global_"):
+        return OmegaConf.to_yaml(tree)
+    part = OmegaConf.select(tree, package)
+    require(part is not None, f"--package {package}: the config has no such part")
+    if not isinstance(part, Container):
+        return f"{part}\n"
+    return f"# @package {package}\n{OmegaConf.to_yaml(part)}"
 
 
 def launcher_of(command: Command) -> JobLauncher:
@@ -548,13 +574,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         command = parse(words)
         register()
         if command.only_prints:
-            run_hydra(
-                [
-                    *overrides_to_print(command),
-                    *command.flags,
-                    *(["-m"] if command.multirun else []),
-                ]
-            )
+            print_config(command)
             sys.exit(0)
         sys.exit(run(command))
     except KeyboardInterrupt:

@@ -72,6 +72,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["--config-path=mine"], "--config-path: labkit does not take this flag; add a folder"),
         (["--experimental-rerun", "x"], "repeat the study's command with out=DIR"),
         (["--cfg", "jobb"], "must be one of: job"),
+        (["--cfg", "job", "-p", "engine.kvv"], "--package engine.kvv: the config has no such part"),
         (["--config-dir", "/nowhere"], "no such directory"),
         (["plan=maybe"], "must be true or false"),
         (["model=/some/folder"], "set model=local model.path=/some/folder"),
@@ -190,7 +191,12 @@ def test_plan_names_what_it_wrote_to_the_cache(tmp_path, run_app, no_cache, monk
         (["--help"], "ablation=seq_map"),
         (["--help", "engine.threads=3"], "engine.threads=3\n      CPU threads of the arm."),
         (["--cfg", "job"], "max_num_seqs: 16"),
-        (["--cfg", "job", "-p", "engine.kv"], "block_size: 16"),
+        (
+            ["--cfg", "job", "-p", "engine.kv"],
+            "# @package engine.kv\nlayout: paged\n",
+        ),
+        (["--cfg", "job", "--resolve", "-p", "engine.kv.block_size", "-m"], "16\n"),
+        (["--cfg", "hydra", "-p", "hydra.job", "-m"], "name: labkit"),
         (["--info", "defaults"], "workload/chat"),
     ],
 )

@@ -43,7 +43,7 @@ class Composer:
 
         try:
             plain = OmegaConf.to_container(
-                self._tree(overrides), resolve=True, throw_on_missing=True, enum_to_str=True
+                self.tree(overrides), resolve=True, throw_on_missing=True, enum_to_str=True
             )
             return from_plain(Experiment, plain)
         except ConfigError as error:
@@ -51,7 +51,8 @@ class Composer:
         except Exception as error:
             raise ConfigError(f"{where}{explain_config_error(error, overrides)}") from None
 
-    def _tree(self, overrides: Sequence[str]) -> DictConfig:
+    def tree(self, overrides: Sequence[str]) -> DictConfig:
+        """Return the config of a list of overrides as Hydra composes it, not checked."""
         from hydra import compose
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException

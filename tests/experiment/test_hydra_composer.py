@@ -99,10 +99,10 @@ def test_a_shared_tree_composes_what_hydra_composes(overrides, composer):
     from omegaconf import OmegaConf
 
     composer.compose(BASE)  # the tree is there
-    ours = OmegaConf.to_container(composer._tree([*BASE, *overrides]), resolve=True)
+    ours = OmegaConf.to_container(composer.tree([*BASE, *overrides]), resolve=True)
     theirs = OmegaConf.to_container(compose("config", [*BASE, *overrides]), resolve=True)
     assert {**ours, "out": ""} == {**theirs, "out": ""}
-    again = OmegaConf.to_container(composer._tree(BASE), resolve=True)
+    again = OmegaConf.to_container(composer.tree(BASE), resolve=True)
     assert (
         again["engine"] == OmegaConf.to_container(compose("config", BASE), resolve=True)["engine"]
     )

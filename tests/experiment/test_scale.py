@@ -80,10 +80,8 @@ def test_an_unknown_scale_is_one_line(scaled, tmp_path):
         cell_of(scaled)
 
 
-def test_a_flag_that_prints_a_job_prints_its_scale(scaled):
-    command = app.parse([*scaled, "--cfg", "job"])
+def test_a_printed_job_has_its_scale(scaled):
     app.register()
-    assert "workload.num_requests=4" in app.overrides_to_print(command)
-    assert app.overrides_to_print(app.parse([*scaled, "--info", "config"])) == list(
-        command.overrides
-    )
+    overrides = app.parse(scaled).overrides
+    assert "num_requests: 4\n" in app.job_config(overrides, "workload")
+    assert "num_requests: 4\n" not in app.job_config([], "workload")
