@@ -104,6 +104,14 @@ def test_post_links_to_the_reports_beside_the_archive(study, archive, tmp_path, 
     assert post.main([str(article), "--check"]) == 0
 
 
+def test_post_links_to_an_archive_without_reports_beside_it(archive, tmp_path):
+    shutil.copy(archive, tmp_path)
+    article = tmp_path / "article.md"
+    article.write_text('{{ value("packed.zip", case="decode, 64 reqs, ctx 128", what="delta") }}\n')
+    assert post.main([str(article)]) == 0
+    assert "](packed.zip#cell0r0 " in article.read_text("utf-8")
+
+
 def test_an_index_lists_archives(archive, tmp_path, capsys):
     shutil.copy(archive, tmp_path / "one.zip")
     (tmp_path / "two.zip").write_bytes(archive.read_bytes()[:-100])

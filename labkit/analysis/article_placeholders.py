@@ -182,6 +182,8 @@ class PlaceholderFunctions:
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
         page = report_dir(folder) / "report.html"
+        if not page.is_file() and folder.is_file():
+            page = folder  # the archive has the report in it
         require(page.is_file(), f"{study} has no report.html; run: python -m labkit.report {study}")
         return reports[name], self._link(page)
 
