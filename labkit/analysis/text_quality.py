@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from labkit.analysis.statistics.block_jackknife import (
     positive_interval,
 )
 from labkit.records import Record
+from labkit.records.kl_histogram import decode_histogram
 
 KL_QUANTILES = (0.5, 0.9, 0.99, 0.999)
 INTERVAL_KEYS = ("estimate", "low", "high")
@@ -37,7 +37,8 @@ class ScoredWindows:
     likelihoods in nats. ``same_top1`` is the number of positions whose likeliest token is that of
     the baseline. ``change_squared`` is the sum of squared differences from the baseline in the
     probability of the text's next token. ``kl`` holds each window's KL divergences from the
-    baseline by position, in nats.
+    baseline in nats, rounded as in ``labkit.records.kl_histogram`` and in no order of positions.
+    ``kl_sums`` holds their sums, which are not rounded.
     """
 
     tokens: Floats
@@ -45,26 +46,36 @@ class ScoredWindows:
     same_top1: Floats
     change_squared: Floats
     kl: Sequence[Floats]
+    kl_sums: Floats
 
     @classmethod
     def from_notes(cls, windows: Sequence[Mapping[str, Any]]) -> ScoredWindows:
-        """Return the windows of a record's ``notes["scoring"]["windows"]``."""
+        """Return the windows of a record's ``notes["scoring"]["windows"]``.
+
+        Older records have a list ``kl``, the divergence at each position rounded to four digits, in
+        place of ``kl_sum`` and ``kl_histogram``.
+        """
 
         def column(key: str) -> Floats:
             return np.array([window[key] for window in windows], np.float64)
 
+        kl = [_divergences(window) for window in windows]
+        sums = [w.get("kl_sum", values.sum()) for w, values in zip(windows, kl, strict=True)]
         return cls(
             column("tokens"),
             column("nll"),
             column("same_top1"),
             column("probability_change_squared"),
-            [np.array(window["kl"], np.float64) for window in windows],
+            kl,
+            np.array(sums, np.float64),
         )
 
-    @cached_property
-    def kl_sums(self) -> Floats:
-        """The sum of each window's KL divergences."""
-        return np.array([values.sum() for values in self.kl])
+
+def _divergences(window: Mapping[str, Any]) -> Floats:
+    """Return the KL divergences of a window in a record, float64 [tokens]."""
+    if "kl" in window:
+        return np.array(window["kl"], np.float64)
+    return decode_histogram(window["kl_histogram"])
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,8 @@ class TextQuality:
         The arm's perplexity divided by the baseline's on the same tokens.
     kl_mean, kl_quantiles
         KL divergence from the baseline per position, in nats: its mean, and the quantiles in the
-        order of ``KL_QUANTILES``.
+        order of ``KL_QUANTILES``. The quantiles are within .05 % of the exact ones
+        (``labkit.records.kl_histogram.RELATIVE_ERROR``).
     top1_agreement
         Share of positions whose likeliest token is that of the baseline.
     probability_change

@@ -31,9 +31,15 @@ from labkit.analysis.statistics.block_jackknife import (
     num_blocks,
     positive_interval,
 )
-from labkit.analysis.text_quality import KL_QUANTILES, text_qualities
+from labkit.analysis.text_quality import (
+    KL_QUANTILES,
+    ScoredWindows,
+    text_qualities,
+    text_quality,
+)
 from labkit.config.experiment import QualityLimits
 from labkit.records import Arm, CaseRecord, Record
+from labkit.records.kl_histogram import RELATIVE_ERROR, encode_histogram
 
 RNG = np.random.default_rng(0)
 PLACE = {
@@ -111,6 +117,23 @@ def test_metrics_are_those_of_plain_sums():
     assert base.kl_mean == Interval(0, 0, 0)
     assert base.perplexity_ratio == Interval(1, 1, 1)
     assert base.top1_agreement == Interval(1, 1, 1)
+
+
+def test_a_histogram_gives_the_same_mean_and_the_quantiles_within_its_bound():
+    older = ScoredWindows.from_notes(windows(0.1))
+    notes = [
+        {**w, "kl_sum": sum(w["kl"]), "kl_histogram": encode_histogram(values)}
+        for w, values in zip(windows(0.1), older.kl, strict=True)
+    ]
+    for note in notes:
+        del note["kl"]  # the list of older records
+    newer = text_quality("lossy", {"windows": notes, "worst": []}, older)
+    exact = text_quality("lossy", {"windows": windows(0.1), "worst": []}, older)
+    assert newer.kl_mean.estimate == pytest.approx(exact.kl_mean.estimate, rel=1e-12)
+    assert newer.kl_mean.high == pytest.approx(exact.kl_mean.high, rel=1e-9)
+    for got, truth in zip(newer.kl_quantiles, exact.kl_quantiles, strict=True):
+        assert got.estimate == pytest.approx(truth.estimate, rel=RELATIVE_ERROR * (1 + 1e-4))
+        assert got.estimate != truth.estimate and got.low < got.estimate < got.high
 
 
 def test_tables_have_a_line_per_arm_and_the_worst_places():

@@ -2,15 +2,17 @@
 
 Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
 the reference of the round, so only one round's reference is in memory at a time. The baseline's
-process sends it to arms in other processes (:mod:`labkit.workload.scoring.sent_reference`).
+process sends it to arms in other processes (:mod:`labkit.workload.scoring.sent_reference`). After a
+round, each arm retains of every token its log probability (4 bytes) and, in windows of 256 tokens,
+3 bytes of its window's score.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from labkit.engine import InferenceEngine, Request, SamplingParams
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs, Remote
 from labkit.models.tokenizer import Tokenizer
 from labkit.records import CaseRecord, Metric
+from labkit.records.kl_histogram import encode_histogram
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
@@ -34,7 +37,6 @@ REFERENCE_TOP = 4096
 NUM_WORST = 10  # number of worst places that are recorded with their text
 CONTEXT_TOKENS = 12  # before and after such a place
 WAIT_S = 0.05  # maximum wait for a server's response in one step
-KL_DIGITS = 4  # significant digits of a position's KL divergence in the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,64 @@ class WorstPlace:
     arm_top1: str
 
 
+@dataclass(frozen=True, slots=True)
+class WindowScore:
+    """An arm's score of one window, as the record holds it.
+
+    Attributes
+    ----------
+    window
+        The window's id.
+    tokens
+        The number of predicted tokens.
+    nll
+        The sum of their negative log likelihoods in nats.
+    kl_sum
+        The sum of the positions' KL divergences from the baseline in nats.
+    kl_histogram
+        Their histogram (:mod:`labkit.records.kl_histogram`).
+    same_top1
+        The number of positions whose likeliest token is that of the baseline.
+    probability_change_squared
+        The sum of the squared differences from the baseline in the probability of the next token.
+    """
+
+    window: str
+    tokens: int
+    nll: float
+    kl_sum: float
+    kl_histogram: str
+    same_top1: int
+    probability_change_squared: float
+
+    @classmethod
+    def from_distance(cls, window: str, distance: PredictionDistance) -> WindowScore:
+        """Return the score of a window from the distances of its positions."""
+        return cls(
+            window,
+            len(distance.kl),
+            -float(distance.logprobs.sum()),
+            float(distance.kl.sum()),
+            encode_histogram(distance.kl),
+            int(distance.same_top1.sum()),
+            float((distance.probability_change**2).sum()),
+        )
+
+
 @dataclass(slots=True)
 class ScoringArm:
-    """One arm: its engine, and what it has scored so far."""
+    """One arm: its engine, and what it has scored so far.
+
+    ``logprobs`` holds the log probabilities of all tokens so far in one block of memory, because
+    many small arrays would keep the memory of each round's large arrays from being used again.
+    """
 
     engine: InferenceEngine
     workload: Workload
     tokenizer: Tokenizer
     rates: list[float] = field(default_factory=list)  # tokens per second, by round
-    windows: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[NDArray[np.float64]] = field(default_factory=list)
+    windows: list[WindowScore] = field(default_factory=list)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
     worst: list[WorstPlace] = field(default_factory=list)
 
     @property
@@ -116,19 +166,19 @@ class ScoringArm:
     def add(
         self, window: Prompt, baseline: PromptLogprobs, scored: PromptLogprobs
     ) -> PredictionDistance:
-        """Compare the arm's scores of a window with the baseline's, and record the result."""
+        """Compare the arm's scores of a window with the baseline's, and record the result.
+
+        Raises
+        ------
+        InvalidOutput
+            A KL divergence is infinite: the arm gives a token that the baseline predicts no chance.
+        """
         distance = prediction_distance(baseline, scored)
-        self.windows.append(
-            {
-                "window": window.request_id,
-                "tokens": len(distance.kl),
-                "nll": -float(distance.logprobs.sum()),
-                "kl": [float(f"{value:.{KL_DIGITS}g}") for value in distance.kl],
-                "same_top1": int(distance.same_top1.sum()),
-                "probability_change_squared": float((distance.probability_change**2).sum()),
-            }
-        )
-        self.logprobs.append(distance.logprobs)
+        try:
+            self.windows.append(WindowScore.from_distance(window.request_id, distance))
+        except ValueError as error:
+            raise InvalidOutput(f"{window.request_id}: {error}") from None
+        self.logprobs.frombytes(distance.logprobs.astype(np.float32).tobytes())
         self._add_worst(window, distance, baseline, scored)
         return distance
 
@@ -140,20 +190,23 @@ class ScoringArm:
         scored: PromptLogprobs,
     ) -> None:
         text, tokens = self.tokenizer.decode, window.token_ids
+        least = self.worst[-1].kl if len(self.worst) == NUM_WORST else 0.0
         for row in np.argsort(-distance.kl)[:NUM_WORST].tolist():
+            if distance.kl[row] <= least:
+                break
             at = row + 1
-            place = WorstPlace(
-                kl=float(distance.kl[row]),
-                window=window.request_id,
-                position=at,
-                before=text(tokens[max(0, at - CONTEXT_TOKENS) : at]),
-                token=text(tokens[at : at + 1]),
-                after=text(tokens[at + 1 : at + 1 + CONTEXT_TOKENS]),
-                baseline_top1=text([int(baseline.top_ids[row, 0])]),
-                arm_top1=text([int(scored.top_ids[row, 0])]),
+            self.worst.append(
+                WorstPlace(
+                    kl=float(distance.kl[row]),
+                    window=window.request_id,
+                    position=at,
+                    before=text(tokens[max(0, at - CONTEXT_TOKENS) : at]),
+                    token=text(tokens[at : at + 1]),
+                    after=text(tokens[at + 1 : at + 1 + CONTEXT_TOKENS]),
+                    baseline_top1=text([int(baseline.top_ids[row, 0])]),
+                    arm_top1=text([int(scored.top_ids[row, 0])]),
+                )
             )
-            if place.kl > 0:
-                self.worst.append(place)
         self.worst = sorted(self.worst, key=lambda place: -place.kl)[:NUM_WORST]
 
 
@@ -175,7 +228,7 @@ class InterleavedScoring:
         self, arms: Sequence[ScoringArm], windows: Sequence[Prompt], context: TurnContext
     ) -> None:
         self._arms = tuple(arms)
-        self._windows = tuple(windows)
+        self._windows = windows
         self._context = context
         self._order = context.turn_order
         self._top = SENT_TOP if self._order.other_processes else REFERENCE_TOP
@@ -207,7 +260,7 @@ class InterleavedScoring:
         noun = "window" if len(self._windows) == 1 else "windows"
         together = self._arms[0].workload.concurrency or len(self._windows)
         for start in range(0, len(self._windows), together):
-            self._round(self._windows[start : start + together])
+            self._round(tuple(self._windows[start : start + together]))
             done = min(start + together, len(self._windows))
             heartbeat(f"{done} of {len(self._windows)} {noun}")
         return [self._measurement(arm) for arm in self._arms]
@@ -255,17 +308,14 @@ class InterleavedScoring:
         return min(limit, self._reference_width)
 
     def _measurement(self, arm: ScoringArm) -> Measurement:
-        logprobs = np.concatenate(arm.logprobs).astype(np.float32)[:, None, None]
+        logprobs = np.frombuffer(arm.logprobs, np.float32)[:, None, None]
         outputs = array_outputs(logprobs)
         notes = {
             "scoring": {
                 "reference_top": self._num_compared(arm),
                 "reference_rest": float(np.mean(self._rest)),
-                "windows": arm.windows,
-                "worst": [
-                    {name: getattr(place, name) for name in WorstPlace.__slots__}
-                    for place in arm.worst
-                ],
+                "windows": [asdict(score) for score in arm.windows],
+                "worst": [asdict(place) for place in arm.worst],
             }
         }
         metric = Metric("total_tok_s", "tok/s", "higher", True, tuple(arm.rates))

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from labkit.config import ConfigError, Experiment, require
 from labkit.engine.budget import model_footprint
+from labkit.machine import cache_dir
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.tokenizer_corpus import corpus_texts
-from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
+from labkit.workload.tokenized_prompts import Prompt, prompt_key
 
 MAX_FILE_BYTES = 256 << 20
 PACKAGED_TEXTS = 10  # number of texts at the start of the corpus; the rest are single questions
+NUM_PLACES = 2  # columns of the table of windows before its token ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextWindows(Sequence[Prompt]):
+    """Windows of texts, whose prompts are made whenever they are read.
+
+    A token takes 4 bytes, as a Python integer it would take 36.
+
+    Attributes
+    ----------
+    table
+        A row per window: the number of its text from 1, the index of its first token in the text,
+        and its token ids. int32 [windows, 2 + window_tokens].
+    """
+
+    table: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> TextWindows: ...
+    def __getitem__(self, index: int | slice) -> Prompt | TextWindows:
+        """Return the prompt of a window, or a slice of the windows."""
+        if isinstance(index, slice):
+            return TextWindows(self.table[index])
+        text, start, *tokens = self.table[index].tolist()
+        return Prompt(f"text {text}, token {start}", tuple(tokens), 1)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other object has the same windows of the same texts."""
+        return isinstance(other, TextWindows) and np.array_equal(self.table, other.table)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def read_texts(path: str | None) -> tuple[str, ...]:
@@ -103,7 +149,7 @@ def _check_count(experiment: Experiment, available: int, qualifier: str) -> None
     )
 
 
-def windows_of(experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     """Return the first ``workload.num_windows`` windows of ``workload.window_tokens`` tokens.
 
     The windows of a text do not overlap. Tokens after a text's last whole window are not scored. A
@@ -114,28 +160,63 @@ def windows_of(experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
     ConfigError
         A text is shorter than a window, a window longer than the model's context, or there are
         fewer windows than ``workload.num_windows``.
+    CacheError
+        The cache folder cannot be written.
     """
     workload = experiment.workload
     length, count = workload.window_tokens, workload.num_windows
     _check_context(length, model.name, model.max_context)
     texts = read_texts(workload.texts)
     key = prompt_key({"model": model.digest, "texts": texts, "window_tokens": length})
-    windows = cached_prompts(key, lambda: _cut(texts, model, length))
+    windows = TextWindows(_cached_table(key, length, lambda: _cut(texts, model, length)))
     _check_count(experiment, len(windows), "only")
     return windows[:count]
 
 
-def _cut(texts: tuple[str, ...], model: ModelDir, length: int) -> tuple[Prompt, ...]:
+def _cached_table(
+    key: str, length: int, make: Callable[[], NDArray[np.int32]]
+) -> NDArray[np.int32]:
+    """Return the table of windows stored under ``key`` in the cache, or make and store it.
+
+    The file is mapped into memory, so that only the windows that are scored are read.
+    """
+    path = cache_dir.root() / "workloads" / f"{key}.npy"
+    try:
+        return _mapped(path, length)
+    except FileNotFoundError:
+        pass
+    except (ValueError, EOFError):  # foreign or damaged: it is only a cache
+        path.unlink(missing_ok=True)
+    content = io.BytesIO()
+    np.save(content, make(), allow_pickle=False)
+    cache_dir.write_file(path, content.getvalue())
+    return _mapped(path, length)
+
+
+def _mapped(path: Path, length: int) -> NDArray[np.int32]:
+    """Map a table of windows of ``length`` tokens; raises ``ValueError`` if it is not one."""
+    table = np.load(path, mmap_mode="r", allow_pickle=False)
+    if table.dtype != np.int32 or table.ndim != 2 or table.shape[1] != NUM_PLACES + length:
+        raise ValueError(f"{path} is not a table of windows of {length} tokens")
+    return np.asarray(table)
+
+
+def _cut(texts: tuple[str, ...], model: ModelDir, length: int) -> NDArray[np.int32]:
     encoder = tokenizer.load(model.path)
-    windows = []
-    for number, text in enumerate(texts):
-        tokens = encoder.encode(text)
-        require(
-            len(tokens) >= length,
-            f"workload.window_tokens={length}: text {number + 1} has only {len(tokens)} tokens; "
-            "set a smaller window",
-        )
-        for start in range(0, len(tokens) - length + 1, length):
-            window = tuple(tokens[start : start + length])
-            windows.append(Prompt(f"text {number + 1}, token {start}", window, 1))
-    return tuple(windows)
+    return np.concatenate(
+        [_cut_text(number, encoder.encode(text), length) for number, text in enumerate(texts, 1)]
+    )
+
+
+def _cut_text(number: int, tokens: Sequence[int], length: int) -> NDArray[np.int32]:
+    require(
+        len(tokens) >= length,
+        f"workload.window_tokens={length}: text {number} has only {len(tokens)} tokens; "
+        "set a smaller window",
+    )
+    count = len(tokens) // length
+    table = np.empty((count, NUM_PLACES + length), np.int32)
+    table[:, 0] = number
+    table[:, 1] = np.arange(count) * length
+    table[:, NUM_PLACES:] = np.reshape(tokens[: count * length], (count, length))
+    return table

@@ -14,6 +14,7 @@ import pytest
 
 from labkit.config import KVDType
 from labkit.records import read_runs
+from labkit.records.kl_histogram import decode_histogram
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.scoring import KIND
 from labkit.workload.scoring.sent_reference import SENT_TOP
@@ -71,7 +72,8 @@ def with_half_kv(experiment):
 
 
 def divergences(note):
-    return np.concatenate([window["kl"] for window in note["windows"]])
+    windows = note["windows"]
+    return np.concatenate([decode_histogram(window["kl_histogram"]) for window in windows])
 
 
 def test_an_arm_in_another_process_has_the_quality_of_one_process(experiment):

@@ -2,16 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from labkit.config import ConfigError
 from labkit.models import resolve
+from labkit.workload.scoring import text_windows
 from labkit.workload.scoring.text_windows import (
     PACKAGED_TEXTS,
+    TextWindows,
     check_windows,
     read_texts,
     windows_of,
 )
+from labkit.workload.tokenized_prompts import Prompt
 
 SCORING = ("workload=scoring", "model=tiny")
 
@@ -33,6 +37,37 @@ def test_windows_do_not_overlap_and_have_equal_length(compose_experiment, tmp_pa
     assert [window.token_ids for window in windows] == expected
     assert len({window.request_id for window in windows}) == len(windows)
     assert windows_of(compose_experiment(*options, "workload.num_windows=3"), model) == windows[:3]
+
+
+@pytest.mark.parametrize("damage", [b"", b"no table", "float", "narrow"])
+def test_a_damaged_cache_file_is_made_again(damage, compose_experiment, tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("one two three four " * 20)
+    experiment = compose_experiment(*SCORING, f"workload.texts={file}", "workload.window_tokens=16")
+    model = resolve(experiment.model)
+    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
+    windows = list(windows_of(experiment, model))
+    (cached,) = tmp_path.glob("workloads/*")
+    table = np.load(cached)
+    assert table.dtype == np.int32 and table.shape == (len(windows), 18)
+    if isinstance(damage, bytes):
+        cached.write_bytes(damage)
+    else:
+        np.save(cached, table.astype(np.float32) if damage == "float" else table[:, 1:])
+    assert list(windows_of(experiment, model)) == windows
+    assert np.load(cached).tolist() == table.tolist()
+
+
+def test_windows_take_4_bytes_a_token():
+    table = np.arange(3 * 18, dtype=np.int32).reshape(3, 18) + 100_000
+    windows = TextWindows(table)
+    assert windows.table.nbytes == 4 * table.size
+    last = Prompt("text 100036, token 100037", tuple(range(100_038, 100_054)), 1)
+    assert windows[2] == windows[-1] == list(windows)[2] == last
+    assert all(type(token) is int for token in last.token_ids)
+    assert windows[1:] == TextWindows(table[1:]) and windows[1:] != windows[:2]
+    with pytest.raises(IndexError):
+        windows[3]
 
 
 def test_the_packaged_texts_are_articles():
