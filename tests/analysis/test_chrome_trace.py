@@ -42,6 +42,17 @@ def test_steps_chunks_and_preemptions_are_complete(exported):
     assert names == {"steps", "host", "model", *(f"r{i}" for i in range(12))}
 
 
+def test_a_request_s_chunks_and_preemptions_lie_on_the_track_of_its_name(exported):
+    trace, events = exported
+    names = [request["id"] for request in trace["requests"]]
+    requests = [event for event in events if event["pid"] == REQUESTS]
+    tracks = {e["tid"]: e["args"]["name"] for e in requests if e["name"] == "thread_name"}
+    computed = [names[chunk[0]] for step in trace["steps"] for chunk in step["chunks"]]
+    preempted = [names[index] for step in trace["steps"] for index in step["preempted"]]
+    for phase, wanted in (("X", computed), ("i", preempted)):
+        assert [tracks.get(e["tid"]) for e in requests if e["ph"] == phase] == wanted != []
+
+
 def test_slices_of_a_track_never_cross(exported):
     """A viewer draws slices of one track in each other or beside each other."""
     _, events = exported

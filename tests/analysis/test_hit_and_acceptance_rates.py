@@ -40,6 +40,8 @@ def test_attained_rates_stand_beside_attainable_ones():
         ["b", "", "", "15.0%", ""],
     ]
     assert disagreements(*records) == []
+    (note,) = table.notes
+    assert note.startswith("Attainable: ")
 
 
 def test_hits_above_the_shared_tokens_are_a_disagreement():
@@ -78,6 +80,7 @@ def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **counte
 
 def test_padding_is_compared_with_that_of_a_rectangle():
     table = hit_and_acceptance_table(CELL, [padding(10, 90)])
+    assert [note.partition(":")[0] for note in table.notes] == ["One rectangle"]
     heads = ["arm", "padding of one rectangle", "rows of padding"]
     assert [c.heading for c in table.columns] == heads
     assert [table.cells(line) for line in table.lines] == [["a", "20.0%", "10.0%"]]

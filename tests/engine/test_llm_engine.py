@@ -91,6 +91,16 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on():
     assert engine.counters()["requests.refused"] == 3
 
 
+def test_an_aborted_request_that_was_refused_has_no_error_event_but_others_have():
+    engine, _ = make_engine()
+    engine.submit(request("a", [], 3))
+    engine.submit(request("b", [], 3))
+    engine.abort("a")
+    assert engine.has_work()
+    assert [event.request_id for event in engine.step()] == ["b"]
+    assert not engine.has_work()
+
+
 def test_a_live_id_is_refused_and_a_finished_one_may_return():
     engine, _ = make_engine()
     engine.submit(request("a", [1], 2))

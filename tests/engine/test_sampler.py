@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError
+from labkit.engine.lazy_logits import DeviceLogits
 from labkit.engine.request import Request, RequestState, SamplingError, SamplingParams
 from labkit.engine.sampler import Sampled, Sampler
 
@@ -26,6 +27,16 @@ def test_logits_that_are_not_numbers_name_their_request():
     logits[1, 3] = np.nan
     with pytest.raises(InvalidLogitsError, match="request bad"):
         Sampler()(logits, [state("good"), state("bad")])
+
+
+def test_rows_of_padding_are_neither_sampled_nor_named():
+    import mlx.core as mx
+
+    nan, plain = [0.0, mx.nan], [0.0, 1.0]
+    (sampled,) = Sampler()(DeviceLogits(mx.array([plain, nan])), [state("good")])
+    assert sampled.token == 1
+    with pytest.raises(InvalidLogitsError, match=r"\(request bad\)"):
+        Sampler()(DeviceLogits(mx.array([nan, nan])), [state("bad")])
 
 
 class Broken:

@@ -124,6 +124,7 @@ def test_prefill_floor_leaves_room_for_prompts():
     assert prefill_tokens == [7] and not counts.get("steps.prefill_floored")
     assert _mixed(6, 1, **sizes, prefill_floor=5, prefill_cap=6)[0] == [5]
     assert config.Scheduler(**sizes, prefill_floor=5).max_step_tokens == 7 + 5
+    assert config.Scheduler(**sizes, prefill_floor=8).max_step_tokens == 7 + 8
 
 
 @pytest.mark.parametrize(

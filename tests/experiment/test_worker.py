@@ -66,6 +66,25 @@ def test_an_orphan_writes_no_record(make_cell):
     assert not path.exists()
 
 
+def test_a_record_that_cannot_be_written_fails_the_process_and_loses_no_other(
+    tmp_path, monkeypatch, capsys
+):
+    def perform(arms, runs, *_):
+        return [Record(run.stem[-1], "arm", 0, int(run.stem[5:7]), 0, "ok", "now") for run in runs]
+
+    monkeypatch.setattr(worker, "perform", perform)
+    monkeypatch.setattr(worker.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(worker.faulthandler, "enable", lambda: None)
+    (tmp_path / "file").touch()
+    good, bad = tmp_path / "b00-p00-a.json", tmp_path / "file" / "b00-p01-b.json"
+    assert worker.main(["arm", str(good)]) == 0
+    for paths in ((good, bad), (bad, good)):
+        good.unlink(missing_ok=True)
+        words = [word for path in paths for word in ("arm", str(path))]
+        assert worker.main(words) == worker.EXIT_CANNOT_WRITE
+        assert good.is_file() and f"{bad}: " in capsys.readouterr().err
+
+
 def test_arms_are_prepared_once(make_cell, launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     cell = make_cell()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from labkit.machine import listening_processes
@@ -50,6 +51,15 @@ def test_the_process_that_listens_is_returned_without_those_that_it_has_started(
 ):
     pid, port = server(*words)
     assert find_listeners(f"http://{host}:{port}/v1") == [pid]
+
+
+def test_a_listener_whose_parents_cannot_be_read_counts_as_started_by_no_other(server, monkeypatch):
+    def refuse(process):
+        raise psutil.AccessDenied(process.pid)
+
+    pid, port = server()
+    monkeypatch.setattr(psutil.Process, "parents", refuse)
+    assert find_listeners(f"http://127.0.0.1:{port}") == [pid]
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "example.org", "0.0.0.0"])

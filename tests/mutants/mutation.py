@@ -37,25 +37,19 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _PLAIN = (ast.Name, ast.Attribute, ast.Call)
 _TEXT = (ast.JoinedStr, ast.Constant)
-MODULE = "<module>"
 
 
 @dataclass(frozen=True)
 class Mutant:
     """One mutant of a file.
 
-    ``function`` is the qualified name of the changed function, or ``<module>`` outside functions.
-    If it is ``decorated``, or defined in one that is, it may be compiled and run unseen by Python.
     ``what`` is the line and the change in it: unique in the file, and independent of changes
     elsewhere. ``new`` replaces the bytes of ``source`` from ``begin`` to ``end``.
     """
 
     path: str
-    function: str
-    decorated: bool
     what: str
     source: bytes
     begin: int
@@ -87,7 +81,7 @@ def mutants(path: str, source: str) -> list[Mutant]:
     for line in lines:
         starts.append(starts[-1] + len(line))
     whole, results, seen = b"".join(lines), [], Counter[str]()
-    for (function, decorated), node, new in _changes(ast.parse(source), (), (MODULE, False)):
+    for node, new in _changes(ast.parse(source)):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         old = " ".join(whole[begin:end].decode().split())
@@ -95,33 +89,21 @@ def mutants(path: str, source: str) -> list[Mutant]:
         what = f"{old} -> {new}" if old == line else f"{line} | {old} -> {new}"
         seen[what] += 1
         what += f" | {seen[what]}" if seen[what] > 1 else ""
-        results.append(Mutant(path, function, decorated, what, whole, begin, end, new))
+        results.append(Mutant(path, what, whole, begin, end, new))
     return results
 
 
-def _changes(
-    node: ast.AST, scope: tuple[str, ...], function: tuple[str, bool]
-) -> Iterator[tuple[tuple[str, bool], ast.AST, str]]:
-    """Yield (function, node, its new text) of a node and all below it.
-
-    ``function`` is its qualified name, and whether it is decorated.
-    """
+def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield what a node and all below it may become: the part replaced, and its new text."""
     if isinstance(node, ast.JoinedStr) or _only_types(node):
         return
-    if isinstance(node, ast.ClassDef):
-        scope = (*scope, node.name)
-    elif isinstance(node, _FUNCTIONS):
-        decorated = bool(node.decorator_list) or function[1]
-        function = ".".join((*scope, node.name)), decorated
-        scope = (*scope, node.name, "<locals>")
-    for changed, new in _of_node(node):
-        yield function, changed, new
+    yield from _of_node(node)
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _changes(child, scope, function)
+                yield from _changes(child)
 
 
 def _only_types(node: ast.AST) -> bool:

@@ -3,20 +3,23 @@
     python tests/mutants/run.py [--sample N] [--seed S] [FILE or FOLDER ...]
 
 Works in a copy of the tree (``build/mutants``). ``N`` mutants are drawn from the whole of labkit,
-stratified by package (from named files without ``--sample``, all of them). A mutant is tested by
-those tests nearest to its module (:mod:`selection`) that call its function, the fastest first. The
-test files first run once on the original, to record their times and calls.
+stratified by package (from named files without ``--sample``, all of them). On a mutant run the test
+files nearest to its module (:mod:`selection`), one after another, until a test fails or hangs that
+passes on the original: the mutant is killed. Otherwise it survives. If no test can detect it,
+``survivors.toml`` lists it with the reason.
 
-A mutant that no test detects survives. If none can, ``survivors.toml`` lists it with the reason.
-Each package has a budget in the same file: the exit status is 1 if more unlisted mutants of any
-package survive. The seed, the survivors as diffs and the table of packages are written to
-``build/mutants/report.txt``. Results stay in ``build/mutants``, so an interrupted run continues
-where it stopped.
+Prints a line for each mutant, the unlisted survivors as diffs, and a table: of each package and of
+all, the mutants drawn, killed, listed and survived, the rate (survived by drawn) and the budget,
+which is the highest rate allowed by ``survivors.toml``. The budget of a package applies if at least
+20 of its mutants were drawn; that of all applies in any case where 20 were drawn in total.
+
+The exit status is 0 within all budgets that apply, 1 above one of them or if stopped, and 2 if the
+arguments are wrong. The report is also in ``build/mutants/report.txt``. Results stay in
+``build/mutants``, so an interrupted run continues where it stopped.
 """
 
 import argparse
 import json
-import math
 import os
 import shutil
 import signal
@@ -25,23 +28,24 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from mutation import MODULE, Mutant, mutants  # noqa: E402
+from mutation import Mutant, mutants  # noqa: E402
 from selection import PACKAGE, NearestTests, digest, draw, package_of  # noqa: E402
 
 ROOT = HERE.parents[1]
 SURVIVORS = HERE / "survivors.toml"
 SAMPLE_SIZE = 300
-MAX_TESTS_S = 30.0  # of tests that run on a mutant, by their time on the original
-TIMEOUT_S = 600.0  # a mutant whose tests take longer, kernels compiled anew, hangs: detected
-KILLED, HANGS, SURVIVES, UNREACHED = "killed", "hangs", "survives", "no test calls it"
-Function = tuple[str, str]  # the file and the qualified name
+MIN_DRAWN = 20  # one of two mutants says nothing about a rate
+TIMEOUT_S = 600.0  # of one file of tests, kernels compiled anew: a mutant that takes longer hangs
+FAST_TESTS = "not slow and not metal"
+NO_TESTS = 5  # pytest's exit status if every test of a file is left out
+KILLED, SURVIVES = "killed", "survives"
+TOTAL = "all"
 
 
 class WorkingCopy:
@@ -75,28 +79,32 @@ class WorkingCopy:
         time = int(digest(mutant.name)[:7], 16)
         os.utime(file, (time, time))
 
-    def run(self, arguments: Sequence[str], calls: Path | None = None) -> int | None:
-        """Run pytest and return its exit status, or None if it timed out."""
-        environ = {**os.environ, "PYTHONPATH": str(self.path)}
-        if calls is not None:
-            environ |= {"PYTHONPATH": f"{self.path / 'tests/mutants/calls'}:{self.path}"}
-            environ |= {"CALLS": str(calls)}
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    def failures(self, arguments: Sequence[str]) -> set[str] | None:
+        """Run pytest and return what fails, or None if it takes too long.
+
+        That is tests, or files that cannot be imported. It is ``{""}`` if pytest itself fails.
+        """
+        cache = self.path.parent / "pytest_cache"
+        shutil.rmtree(cache, ignore_errors=True)  # it would list earlier failures too
+        options = ["-n", "0", "-m", FAST_TESTS, "-o", f"cache_dir={cache}"]
         with (self.path.parent / "log").open("w") as log:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "pytest", *options, *arguments],
                 cwd=self.path,
-                env=environ,
+                env={**os.environ, "PYTHONPATH": str(self.path)},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
             try:
-                return process.wait(None if calls else TIMEOUT_S)
+                status = process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 return None
             finally:
                 _end(process)
+        failed = cache / "v" / "cache" / "lastfailed"
+        names = set(json.loads(failed.read_text())) if failed.exists() else set()
+        return names if names or status in (0, NO_TESTS) else {""}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -108,88 +116,41 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@dataclass
-class TestCalls:
-    """The tests that pass: their seconds, and the functions that they call."""
+class MutantTests:
+    """Test files that run on mutants. Tests that fail on the original are left out."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    callers: dict[Function, set[str]] = field(default_factory=lambda: defaultdict(set))
-    failed: list[str] = field(default_factory=list)
+    def __init__(self, tree: WorkingCopy) -> None:
+        self._tree, self._tried = tree, set[str]()
+        self.broken = set[str]()
 
-    def read(self, file: str, calls: Path, report: Path) -> None:
-        """Add a file of tests. A function that a fixture calls counts for all tests of the file."""
-        passed = []
-        for case in ElementTree.parse(report).iter("testcase"):
-            test = f"{file}::{case.get('name')}"
-            if case.find("skipped") is not None:
-                continue
-            if case.find("failure") is not None or case.find("error") is not None:
-                self.failed.append(test)
-                continue
-            passed.append(test)
-            self.seconds[test] = float(case.get("time", "0"))
-        for line in calls.read_text().splitlines() if calls.exists() else []:
-            name, function, context = line.split("\t")
-            test, _, phase = context.rpartition(" ")
-            callers = [test] if phase == "(call)" else passed
-            self.callers[f"labkit/{name}", function] |= set(callers) & self.seconds.keys()
+    def kill(self, mutant: Mutant, files: Sequence[str]) -> bool:
+        """Return whether a test in ``files`` detects a mutant."""
+        return any(self._kills(file, mutant) for file in files)
 
-    def calling(self, mutant: Mutant, files: Sequence[str]) -> list[str]:
-        """Return the tests in ``files`` that may call a mutant's function, the fastest first.
+    def _kills(self, file: str, mutant: Mutant) -> bool:
+        while file not in self.broken:
+            left_out = [f"--deselect={test}" for test in sorted(self.broken)]
+            self._tree.write(mutant)
+            try:
+                failed = self._tree.failures(["-x", file, *left_out])
+            finally:
+                self._tree.restore(mutant.path)
+            if failed == set():
+                return False
+            if any(self._passes(test or file) for test in failed or {file}):
+                return True
+        return False
 
-        Those are the tests that were seen to call it. If none was, and the function is decorated
-        and so may be compiled, it is every test. It is also every test of a file that was not seen
-        to call the module, since its tests may call it in a process of another environment. Their
-        time on the original code is limited to 30 s, but the fastest always runs.
-        """
-        callers, seen = set[str](), set[str]()
-        for (path, function), tests in self.callers.items():
-            if path == mutant.path:
-                seen |= {test.split("::")[0] for test in tests}
-                inside = function == mutant.function or function.startswith(mutant.function + ".<")
-                callers |= tests if inside or mutant.function == MODULE else set()
-        unseen = {file for file in files if file not in seen}
-        if mutant.decorated and not callers:
-            unseen = set(files)
-        callers |= {test for test in self.seconds if test.split("::")[0] in unseen}
-        chosen, spent = [], 0.0
-        for test in sorted(callers, key=lambda test: (self.seconds[test], test)):
-            if test.split("::")[0] not in files:
-                continue
-            spent += self.seconds[test]
-            if chosen and spent > MAX_TESTS_S:
-                break
-            chosen.append(test)
-        return chosen
-
-
-def map_calls(tree: WorkingCopy, files: Iterable[str]) -> TestCalls:
-    """Run the fast tests of these files once, and record their calls; skip unchanged files."""
-    tests = TestCalls()
-    for name in sorted(set(files)):
-        text = (tree.path / name).read_text()
-        stem = "-".join([*Path(name).with_suffix("").parts[1:], digest(text)])
-        calls, report = (tree.path.parent / "calls" / f"{stem}{end}" for end in (".tsv", ".xml"))
-        calls.parent.mkdir(exist_ok=True)
-        if not report.exists():
-            calls.unlink(missing_ok=True)
-            print(f"recording calls: {name}", flush=True)
-            options = ["-n", "0", "-m", "not slow and not metal", f"--junitxml={report}"]
-            tree.run([name, *options], calls)
-        tests.read(name, calls, report)
-    return tests
-
-
-def test_mutant(tree: WorkingCopy, mutant: Mutant, tests: Sequence[str]) -> str:
-    """Run tests on a mutant and return its result."""
-    if not tests:
-        return UNREACHED
-    tree.write(mutant)
-    try:
-        status = tree.run(["-x", "-n", "0", *tests])
-    finally:
-        tree.restore(mutant.path)
-    return HANGS if status is None else SURVIVES if status == 0 else KILLED
+    def _passes(self, test: str) -> bool:
+        """Return whether a test passes on the original, or a file ends; note what fails in it."""
+        if test not in self._tried:
+            self._tried.add(test)
+            failed = self._tree.failures([test])
+            failed = {test} if failed is None else {name or test for name in failed}
+            for name in sorted(failed - self.broken):
+                print(f"fails on the original code, so it does not run on mutants: {name}")
+            self.broken |= failed
+        return test not in self.broken
 
 
 def all_mutants(root: Path, places: Iterable[str]) -> list[Mutant]:
@@ -213,14 +174,14 @@ def listed_survivors() -> dict[str, str]:
 
 
 def survivor_budgets() -> dict[str, float]:
-    """Return the survivors allowed among 100 drawn mutants, by package."""
+    """Return the highest allowed rate of survivors (%), by package and of all mutants."""
     budgets: dict[str, float] = tomllib.loads(SURVIVORS.read_text())["budgets"]
     return budgets
 
 
 @dataclass(frozen=True)
 class PackageResult:
-    """The results of the mutants drawn from one package.
+    """The results of the mutants drawn from one package, or from all.
 
     ``listed`` counts the survivors that no test can detect; ``survivors`` holds the others.
     """
@@ -237,26 +198,33 @@ class PackageResult:
         return self.killed + self.listed + len(self.survivors)
 
     @property
-    def budget(self) -> int:
-        """Number of survivors allowed, rounded up."""
-        return math.ceil(self.budget_pct * self.drawn / 100)
+    def rate_pct(self) -> float:
+        """Unlisted survivors in 100 drawn mutants."""
+        return 100 * len(self.survivors) / self.drawn
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether enough mutants were drawn for the budget to apply."""
+        return self.drawn >= MIN_DRAWN
 
     @property
     def exceeded(self) -> bool:
         """Whether more mutants survived than the budget allows."""
-        return len(self.survivors) > self.budget
+        return self.has_budget and self.rate_pct > self.budget_pct
 
 
 def package_results(
     results: Iterable[tuple[Mutant, str]], listed: Iterable[str], budgets: Mapping[str, float]
 ) -> list[PackageResult]:
-    """Count the results of mutants by package."""
+    """Count the results of mutants by package, and at last of all."""
     groups: dict[str, list[tuple[Mutant, str]]] = defaultdict(list)
     for mutant, result in results:
         groups[package_of(mutant.path)].append((mutant, result))
+    groups = dict(sorted(groups.items()))
+    groups[TOTAL] = [one for group in groups.values() for one in group]
     names, counts = set(listed), []
-    for package, group in sorted(groups.items()):
-        alive = [mutant for mutant, result in group if result in (SURVIVES, UNREACHED)]
+    for package, group in groups.items():
+        alive = [mutant for mutant, result in group if result == SURVIVES]
         survivors = tuple(mutant for mutant in alive if mutant.name not in names)
         counts.append(
             PackageResult(
@@ -273,36 +241,42 @@ def package_results(
 def table(results: Sequence[PackageResult]) -> str:
     """Return the table of packages; those over their budget are marked."""
     width = max(len(one.package) for one in results)
-    lines = [f"{'package':{width}}  drawn  killed  listed  survived  budget"]
+    lines = [f"{'package':{width}}  drawn  killed  listed  survived   rate  budget"]
     for one in results:
+        budget = f"{one.budget_pct:3g} %" if one.has_budget else "-"
         lines.append(
             f"{one.package:{width}}  {one.drawn:5}  {one.killed:6}  {one.listed:6}  "
-            f"{len(one.survivors):8}  {one.budget:6}" + ("  exceeded" if one.exceeded else "")
+            f"{len(one.survivors):8}  {one.rate_pct:3.0f} %  {budget:>6}"
+            + ("  exceeded" if one.exceeded else "")
         )
     return "\n".join(lines)
 
 
 def report(results: Sequence[PackageResult], title: str) -> str:
-    """Return the report: its title, the survivors as diffs, and the table of packages."""
-    diffs = [mutant.diff for one in results for mutant in one.survivors]
-    return "\n".join([title, "", *diffs, table(results), ""])
+    """Return the report: its title, the survivors as diffs, the table, and the verdict."""
+    diffs = [mutant.diff for mutant in results[-1].survivors]
+    over = [one.package for one in results if one.exceeded]
+    verdict = f"Survivors exceed the budget: {', '.join(over)}." if over else "Within the budgets."
+    if any(not one.has_budget for one in results):
+        verdict += f" No budget applies to fewer than {MIN_DRAWN} drawn mutants (-)."
+    return "\n".join([title, "", *diffs, table(results), "", verdict, ""])
 
 
 class ResultCache:
     """Results of mutants, stored in a file, valid while its file and tests are unchanged."""
 
     def __init__(self, tree: WorkingCopy) -> None:
-        self._tree, self._file = tree, tree.path.parent / "results.jsonl"
+        self._tree, self._tests = tree, MutantTests(tree)
+        self._file = tree.path.parent / "results.jsonl"
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         self._results = dict(json.loads(line) for line in lines)
 
-    def test_mutant(self, mutant: Mutant, tests: Sequence[str]) -> str:
+    def test_mutant(self, mutant: Mutant, files: Sequence[str]) -> str:
         """Return a mutant's result, from the file or by running its tests."""
-        files = sorted({test.split("::")[0] for test in tests})
         texts = [(self._tree.path / file).read_text() for file in files]
-        key = digest("\0".join([mutant.name, mutant.text, *tests, *texts]))
+        key = digest("\0".join([mutant.name, mutant.text, *files, *texts]))
         if key not in self._results:
-            self._results[key] = test_mutant(self._tree, mutant, tests)
+            self._results[key] = KILLED if self._tests.kill(mutant, files) else SURVIVES
             with self._file.open("a") as file:
                 file.write(json.dumps([key, self._results[key]]) + "\n")
         return self._results[key]
@@ -310,14 +284,10 @@ class ResultCache:
 
 def run_sample(tree: WorkingCopy, drawn: Sequence[Mutant]) -> list[tuple[Mutant, str]]:
     """Test each mutant, print a line on it, and return the results."""
-    cache, test_files = ResultCache(tree), NearestTests(tree.path)
-    files = {path: test_files.nearest(path) for path in {mutant.path for mutant in drawn}}
-    tests = map_calls(tree, [file for nearest in files.values() for file in nearest])
-    for test in tests.failed:
-        print(f"fails on the original code, so it does not run on mutants: {test}")
+    cache, tests = ResultCache(tree), NearestTests(tree.path)
     results = []
     for number, mutant in enumerate(drawn, 1):
-        result = cache.test_mutant(mutant, tests.calling(mutant, files[mutant.path]))
+        result = cache.test_mutant(mutant, tests.nearest(mutant.path))
         print(f"[{number}/{len(drawn)}] {result}: {mutant.name}", flush=True)
         results.append((mutant, result))
     return results

@@ -29,25 +29,12 @@ def grow(x: int = 1) -> int:
 PYPROJECT = """
 [tool.pytest.ini_options]
 markers = ["slow", "metal"]
-addopts = "-p no:schemathesis -p no:hydra_pytest -p no:anyio"
-"""
-COMPILED = """
-
-def unused():
-    return 5
-
-def compiled(function):
-    return type(function)(function.__code__.replace(co_filename="<compiled>"), {})
-
-@compiled
-def unseen(x):
-    return x + 10
 """
 TEST = """
-from labkit.toy import grow, unseen, unused
+from labkit.toy import grow
 
-def test_it_is_compiled():
-    assert unseen(1) == 11
+def test_it_fails_on_the_original():
+    assert grow(5) == 0
 
 def test_it_grows():
     assert grow(1) == 2
@@ -66,7 +53,6 @@ def test_rules_make_one_small_change_each():
         "return x + 1 | 1 -> 2",
         'return f"{x + 2}" -> return None',
     ]
-    assert {mutant.function for mutant in all_mutants} == {"grow"}
     third = all_mutants[2]
     assert third.text == SOURCE.replace("x < 3", "(x <= 3)")
     assert third.diff.splitlines()[-3:] == [
@@ -164,69 +150,106 @@ def test_tests_that_mention_a_modules_public_names_run_on_it_without_an_import(t
     assert NearestTests(tmp_path).nearest("labkit/a/option.py") == mentioning
 
 
-def test_tests_of_a_file_that_was_not_seen_to_call_a_module_may_call_it():
-    """They may start a process whose environment is their own."""
-    mutant = mutants("labkit/toy.py", SOURCE)[0]
-    seen = {"a::t": 3.0, "a::other": 1.0, "b::t": 2.0, "c::t": 9.0}
-    calls = run.TestCalls(seen, {("labkit/toy.py", "grow"): {"a::t", "c::t"}})
-    assert calls.calling(mutant, ["a"]) == ["a::t"]
-    assert calls.calling(mutant, ["a", "b"]) == ["b::t", "a::t"]
-    assert calls.calling(mutant, ["b"]) == ["b::t"]
-
-
 def test_a_package_over_its_budget_fails_and_listed_survivors_do_not_count():
-    eight = mutants("labkit/a/x.py", SOURCE)
-    outcomes = [run.KILLED, run.HANGS, run.SURVIVES, run.UNREACHED, run.SURVIVES, *[run.KILLED] * 3]
-    results = list(zip(eight, outcomes, strict=True))
-    listed = {eight[2].name: "the same"}
-    for pct, budget, exceeded in ((25, 2, False), (12.5, 1, True), (13, 2, False), (0, 0, True)):
-        (one,) = run.package_results(results, listed, {"labkit/a": pct})
-        assert (one.drawn, one.killed, one.listed, one.budget) == (8, 5, 1, budget)
-        assert one.survivors == (eight[3], eight[4]) and one.exceeded is exceeded
-    (none_left,) = run.package_results(results[:2], {}, {"labkit/a": 0})
-    assert not none_left.exceeded
-    text = run.report([one, none_left], "8 mutants of labkit, seed 5")
-    assert text.startswith("8 mutants of labkit, seed 5\n\n--- labkit/a/x.py\n")
-    assert eight[3].diff in text and eight[2].diff not in text
-    assert text.splitlines()[-3:] == [
-        "package   drawn  killed  listed  survived  budget",
-        "labkit/a      8       5       1         2       0  exceeded",
-        "labkit/a      2       2       0         0       0",
+    forty = [m for name in "vwxyz" for m in mutants(f"labkit/a/{name}.py", SOURCE)]
+    killed, alive = [(m, run.KILLED) for m in forty[4:]], [(m, run.SURVIVES) for m in forty[:4]]
+    listed = {forty[0].name: "the same"}
+    for pct, exceeded in ((7.5, False), (7.4, True), (0, True)):
+        one, total = run.package_results(killed + alive, listed, {"labkit/a": pct, "all": 50})
+        assert (one.drawn, one.killed, one.listed) == (40, 36, 1)
+        assert one.survivors == total.survivors == tuple(forty[1:4])
+        assert one.exceeded is exceeded and not total.exceeded
+    text = run.report([one, total], "40 mutants of labkit, seed 5")
+    assert text.startswith("40 mutants of labkit, seed 5\n\n--- labkit/a/v.py\n")
+    assert text.count(forty[1].diff) == 1 and forty[0].diff not in text
+    assert text.splitlines()[-5:] == [
+        "package   drawn  killed  listed  survived   rate  budget",
+        "labkit/a     40      36       1         3    8 %     0 %  exceeded",
+        "all          40      36       1         3    8 %    50 %",
+        "",
+        "Survivors exceed the budget: labkit/a.",
     ]
 
 
-def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path):
+def test_a_budget_applies_to_a_package_of_few_drawn_mutants_only_in_the_total():
+    few = [
+        (mutant, run.SURVIVES)
+        for package in "abc"
+        for mutant in mutants(f"labkit/{package}/x.py", SOURCE)
+    ]
+    budgets = {"labkit/a": 0, "labkit/b": 0, "labkit/c": 0, "all": 99}
+    results = run.package_results(few, [], budgets)
+    assert [one.drawn for one in results] == [8, 8, 8, 24] and run.MIN_DRAWN == 20
+    assert [one.exceeded for one in results] == [False, False, False, True]
+    assert run.report(results, "24").endswith(
+        "Survivors exceed the budget: all. No budget applies to fewer than 20 drawn mutants (-).\n"
+    )
+    assert not any(one.exceeded for one in run.package_results(few[:19], [], budgets))
+
+
+def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the tests
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin")
     source = tmp_path / "toy"
     for name, text in {
         "labkit/__init__.py": "",
-        "labkit/toy.py": SOURCE + COMPILED,
+        "labkit/toy.py": SOURCE,
         "tests/toy/test_toy.py": TEST,
+        "tests/toy/test_without_tests_of_toy.py": "from labkit.toy import grow",
         "pyproject.toml": PYPROJECT,
-        "tests/mutants/calls/sitecustomize.py": (
-            Path(__file__).with_name("calls") / "sitecustomize.py"
-        ).read_text(),
     }.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
     tree = run.WorkingCopy(source, tmp_path / "work")
-    tests = run.map_calls(tree, ["tests/toy/test_toy.py"])
-    names = {test.split("::")[1] for test in tests.seconds}
-    assert tests.failed == [] and names == {"test_it_grows", "test_it_is_compiled"}
     wanted = {
         "return x + 1 | x + 1 -> (x - 1)": run.KILLED,
-        "if x < 3 and x: | x < 3 -> (x <= 3)": run.SURVIVES,
-        "return 5 -> return None": run.UNREACHED,
-        "return x + 10 | x + 10 -> (x - 10)": run.KILLED,
+        'return f"{x + 2}" -> return None': run.SURVIVES,  # seen by a test that always fails
     }
     drawn = [m for m in run.all_mutants(tree.source, ["labkit"]) if m.what in wanted]
     results = run.run_sample(tree, drawn)
     assert {mutant.what: result for mutant, result in results} == wanted
+    assert capsys.readouterr().out.count("test_it_fails_on_the_original") == 1
     assert (tree.path / "labkit/toy.py").read_text() == (source / "labkit/toy.py").read_text()
-    cache = run.ResultCache(tree)
-    assert len(cache._results) == 4 and run.run_sample(tree, drawn) == results
-    (one,) = run.package_results(results, [], {"labkit": 50})
-    assert (one.killed, len(one.survivors), one.exceeded) == (2, 2, False)
+    monkeypatch.delattr(run.WorkingCopy, "failures")  # what is known is not tested again
+    assert run.run_sample(tree, drawn) == results
+
+
+class FakeTree:
+    """A tree in which pytest has a known outcome on the original and on a mutant."""
+
+    def __init__(self, on_original, on_mutant):
+        self._outcomes, self._mutant = {None: on_original, "mutant": on_mutant}, None
+
+    def write(self, mutant):
+        self._mutant = "mutant"
+
+    def restore(self, path):
+        self._mutant = None
+
+    def failures(self, arguments):
+        outcome = self._outcomes[self._mutant]
+        return outcome and {name for name in outcome if f"--deselect={name}" not in arguments}
+
+
+@pytest.mark.parametrize(
+    ("on_original", "on_mutant", "killed"),
+    [
+        (set(), {"a.py::t"}, True),
+        ({"a.py::t"}, {"a.py::t"}, False),
+        (set(), None, True),  # hangs
+        (None, None, False),
+        (set(), {"a.py"}, True),  # cannot be imported
+        ({"a.py::t"}, {"a.py"}, True),
+        (set(), {""}, True),  # pytest cannot start
+        ({""}, {""}, False),
+    ],
+)
+def test_what_fails_on_the_original_too_does_not_kill_a_mutant(on_original, on_mutant, killed):
+    tests = run.MutantTests(FakeTree(on_original, on_mutant))
+    mutant = mutants("labkit/toy.py", SOURCE)[0]
+    assert tests.kill(mutant, ["a.py"]) is tests.kill(mutant, ["a.py"]) is killed
+    assert not tests.kill(mutant, [])
 
 
 def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
@@ -236,4 +259,4 @@ def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
     assert all(listed.values())
     modules = (f.relative_to(run.ROOT) for f in run.ROOT.glob("labkit/**/*.py"))
     packages = {package_of(str(path)) for path in modules}
-    assert run.survivor_budgets().keys() == packages
+    assert run.survivor_budgets().keys() == packages | {run.TOTAL}

@@ -178,6 +178,7 @@ def test_uneven_requests_have_lengths_of_their_own():
 def test_a_resolver_for_pure_decode_refuses_uneven_queries():
     decodes = Case("d", uneven=[[1, 4], [1, 9]])
     assert RAGGED.prefills and not decodes.prefills
+    assert Case("v", uneven=[[1, 4], [2, 9]]).prefills  # two queries, as when a draft is verified
 
 
 def test_decodes_come_first_and_lengths_are_those_of_the_case():

@@ -1,6 +1,7 @@
 import json
 from collections import Counter
 from itertools import pairwise
+from statistics import quantiles
 
 import pytest
 
@@ -73,3 +74,10 @@ def test_output_lengths_are_ragged_around_forty(seed):
     assert lengths[0] >= 8 and lengths[-1] <= 128
     assert 30 <= lengths[32] <= 55
     assert lengths[-1] > 2 * lengths[16]
+
+
+def test_half_of_the_output_lengths_lie_within_a_factor_of_two_and_a_quarter():
+    """A log-normal of sigma 0.6: its quartiles' ratio is exp(1.349 x 0.6) = 2.25."""
+    lengths = [output for seed in range(20) for _, output in packaged_questions.plan(seed, 64)]
+    first, middle, third = quantiles(lengths, n=4)
+    assert third / first == pytest.approx(2.25, rel=0.1) and middle == pytest.approx(40, rel=0.1)
