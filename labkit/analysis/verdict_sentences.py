@@ -98,9 +98,16 @@ def _direction(cell: Json, row: Json, comparison: Json) -> str:
 
 
 def computed_text(row: Json, arm: str, baseline: str) -> str:
-    """Return an arm's computed value and its difference: ``9.7 %, 50.2 points less than ...``."""
+    """Return an arm's computed value and its difference: ``9.7 %, 50.2 points less than ...``.
+
+    The difference is missing if the baseline has no value, as a budget without a limit.
+    """
     value, base = (row["arms"][name]["median"] for name in (arm, baseline))
+    if value is None:
+        return "unknown"
     text = value_with_unit(value, row["unit"])
+    if base is None:
+        return f"{text}, {baseline} has none"
     if value == base:
         return f"{text}, as in {baseline}"
     word = change_word(row["metric"], row["unit"], row["better"], value > base)

@@ -122,6 +122,9 @@ def test_a_computed_value_that_the_baseline_lacks_is_not_undecided(make_cell):
     cell = analyse_cell(make_cell(requests=True, claims=False, change=limit, control=False))
     (row,) = (row for row in cell["rows"] if row["metric"] == "ceiling_pct")
     assert [c["verdict"] for c in row["comparisons"]] == ["computed"]
+    phrases = verdict_sentences_module.cell_phrases(cell, "none")
+    sentence = verdict_sentences_module.verdict_sentence(phrases, row, row["comparisons"][0])
+    assert sentence == "seq_map: 60.0 % of RAM, binary_search has none (computed)"
 
 
 def test_a_planted_effect_is_named_with_its_interval(make_cell):
