@@ -344,7 +344,7 @@ class CellAnalysis:
     def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
         criteria, row = self.data.criteria, self.rows[index]
         causes = self.causes(comparison.arm)
-        if row.is_computed and comparison.blocks and not causes:
+        if row.is_computed and row.arms.get(comparison.arm) and not causes:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:

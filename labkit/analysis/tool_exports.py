@@ -15,7 +15,7 @@ from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.number_format import magnitude_text, slug
 from labkit.analysis.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
-from labkit.analysis.verdict_sentences import row_name, verdict_sentence
+from labkit.analysis.verdict_sentences import CellPhrases, cell_phrases, row_name, verdict_sentence
 from labkit.records import Arm, Metric, Record
 
 Json = Mapping[str, Any]
@@ -214,14 +214,15 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     entries: list[dict[str, Any]] = []
     directions = set()
     for analysis in analyses:
-        cell = analysis.json
-        for row in cell["rows"]:
+        claim = analysis.data.arms[0].identity
+        phrases = cell_phrases(analysis.json, claim if claim in IDENTITY_CLAIMS else "none")
+        for row in phrases.cell["rows"]:
             if not row["primary"] or row["skipped"] is not None:
                 continue
             directions.add(row["better"])
             for arm, values in row["arms"].items():
                 if values["n"]:
-                    entries.append(_github_entry(analysis, cell, row, arm, len(analyses) > 1))
+                    entries.append(_github_entry(phrases, row, arm, len(analyses) > 1))
     if len(directions) > 1:
         raise FormatError(
             "--format github needs metrics of one direction, but in this study smaller is better "
@@ -235,8 +236,9 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _github_entry(
-    analysis: CellAnalysis, cell: Mapping[str, Any], row: Mapping[str, Any], arm: str, many: bool
+    phrases: CellPhrases, row: Mapping[str, Any], arm: str, many: bool
 ) -> dict[str, Any]:
+    cell = phrases.cell
     values = row["arms"][arm]
     prefix = f"{cell['cell']}: " if many else ""
     entry: dict[str, Any] = {
@@ -247,8 +249,5 @@ def _github_entry(
     }
     comparison = next((c for c in row["comparisons"] if c["arm"] == arm), None)
     if comparison is not None:
-        claim = analysis.data.arms[0].identity
-        entry["extra"] = verdict_sentence(
-            cell, row, comparison, claim if claim in IDENTITY_CLAIMS else "none"
-        )
+        entry["extra"] = verdict_sentence(phrases, row, comparison)
     return entry

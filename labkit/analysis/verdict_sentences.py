@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.effect_wording import (
@@ -75,6 +76,21 @@ def identity_phrase(cell: Json, claim: str) -> str:
     return IDENTITY_CLAIMS.get(claim, "outputs not compared")
 
 
+@dataclass(frozen=True)
+class CellPhrases:
+    """The phrases that every sentence of a cell repeats. Finding them needs all of its rows."""
+
+    cell: Json
+    level: str
+    test_method: str
+    identity: str
+
+
+def cell_phrases(cell: Json, claim: str) -> CellPhrases:
+    """Return the phrases of a cell whose outputs were claimed to be ``claim``."""
+    return CellPhrases(cell, level_text(cell), test_method_text(cell), identity_phrase(cell, claim))
+
+
 def _direction(cell: Json, row: Json, comparison: Json) -> str:
     baseline = row["arms"][cell["arms"][0]["name"]]["median"]
     metric, unit, better = row["metric"], row["unit"], row["better"]
@@ -82,9 +98,16 @@ def _direction(cell: Json, row: Json, comparison: Json) -> str:
 
 
 def computed_text(row: Json, arm: str, baseline: str) -> str:
-    """Return an arm's computed value and its difference: ``9.7 %, 50.2 points less than ...``."""
+    """Return an arm's computed value and its difference: ``9.7 %, 50.2 points less than ...``.
+
+    The difference is missing if the baseline has no value, as a budget without a limit.
+    """
     value, base = (row["arms"][name]["median"] for name in (arm, baseline))
+    if value is None:
+        return "unknown"
     text = value_with_unit(value, row["unit"])
+    if base is None:
+        return f"{text}, {baseline} has none"
     if value == base:
         return f"{text}, as in {baseline}"
     word = change_word(row["metric"], row["unit"], row["better"], value > base)
@@ -109,19 +132,20 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
     return f"{ends[0]} to {ends[1]}"
 
 
-def _evidence(cell: Json, comparison: Json, directed: bool) -> str:
+def _evidence(phrases: CellPhrases, comparison: Json, directed: bool) -> str:
     """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text."""
     effect = "" if directed else f"{percent_text(comparison['effect_pct'])}, "
     return (
-        f"({effect}adjusted {level_text(cell)} CI {_interval(comparison, 'ci', directed)}, "
+        f"({effect}adjusted {phrases.level} CI {_interval(comparison, 'ci', directed)}, "
         f"adjusted p = {p_text(comparison['p_adjusted'])}; this row alone "
         f"{_interval(comparison, 'ci_raw', directed)}, p = {p_text(comparison['p'])} "
-        f"({test_method_text(cell)}); {count_text(comparison['blocks'], 'block')})"
+        f"({phrases.test_method}); {count_text(comparison['blocks'], 'block')})"
     )
 
 
-def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
+def verdict_sentence(phrases: CellPhrases, row: Json, comparison: Json) -> str:
     """Return a comparison's verdict as one plain sentence, without the row's name."""
+    cell = phrases.cell
     arm, word, reason = comparison["arm"], comparison["verdict"], comparison["reason"]
     if word == "invalid":
         return f"{arm}: invalid: {reason}"
@@ -133,7 +157,7 @@ def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str
         blocks = count_text(comparison["blocks"], "block")
         return f"{arm}: estimate only: {_direction(cell, row, comparison)} in {blocks} ({reason})"
     directed = word in ("faster", "slower", "trivial")
-    evidence = f"{_evidence(cell, comparison, directed)}; {identity_phrase(cell, claim)}"
+    evidence = f"{_evidence(phrases, comparison, directed)}; {phrases.identity}"
     if word in ("faster", "slower"):
         return f"{arm} is {_direction(cell, row, comparison)} {evidence}"
     if word == "trivial":
@@ -158,7 +182,7 @@ def verdict_sentences(
     ``qualities`` maps an arm that scored texts to a phrase on its quality. The phrase is appended
     to the arm's sentences.
     """
-    lines = []
+    lines, phrases = [], cell_phrases(cell, claim)
     for row in cell["rows"]:
         if not row["primary"]:
             continue
@@ -168,7 +192,7 @@ def verdict_sentences(
         for comparison in row["comparisons"]:
             quality = (qualities or {}).get(comparison["arm"])
             end = f"; {quality}" if quality else ""
-            lines.append(f"{name}: {verdict_sentence(cell, row, comparison, claim)}{end}")
+            lines.append(f"{name}: {verdict_sentence(phrases, row, comparison)}{end}")
     return lines
 
 

@@ -57,6 +57,26 @@ def test_several_arms_are_ranked_and_many_are_counted(make_cell):
     assert many.startswith("All 5 arms are faster than binary search in both rows, a most: ")
 
 
+def test_computed_values_are_given_as_they_are(make_cell):
+    """ "49 % less" would not say which share of the memory is taken."""
+    pools = {"binary_search": 60.0, "a": 10.0, "b": 0.8}
+    names = {f"a_long_name_of_{i}_words": 5.0 + i for i in range(5)}
+
+    def pad(record):
+        value = (pools | names).get(record.arm, 60.0)
+        metric = replace(record.cases[0].metrics[0], name="kv_waste_pct", unit="%",
+                         better="lower", repeats=(value,))  # fmt: skip
+        return replace(record, cases=(replace(record.cases[0], metrics=(metric,)),))
+
+    options = {"requests": True, "metrics": ["kv_waste_pct"], "claims": False, "change": pad}
+    one = answer(make_cell("one/x", effects={"a": 1.0}, **options))
+    assert one == "Wasted KV memory: binary search 60.0, a 10.0 %."
+    two = answer(make_cell("two/x", effects={"a": 1.0, "b": 1.0}, **options))
+    assert two == "Wasted KV memory: binary search 60.0, a 10.0, b 0.8 %."
+    many = answer(make_cell("many/x", effects=dict.fromkeys(names, 1.0), **options))
+    assert many == "Wasted KV memory: 5.00 (a long name of 0 words) to 60.0 (binary search), in %."
+
+
 def test_the_best_arm_of_a_scoring_study_has_its_quality(make_cell):
     def score(record):
         same = 60 if record.arm == "a" else 64

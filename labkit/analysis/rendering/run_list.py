@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.analysis.number_format import count_text, significant_text
 from labkit.analysis.rendering.report_parts import Parts, section
-from labkit.analysis.verdict_sentences import verdict_sentence
+from labkit.analysis.verdict_sentences import cell_phrases, verdict_sentence
 
 if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport
@@ -50,11 +50,12 @@ class RunList:
 
 def run_list(cell: Json, claim: str, record_folder: str) -> RunList:
     """Return the runs behind every measured row of a cell."""
+    phrases = cell_phrases(cell, claim)
     rows = [
         RowRuns(
             index,
             f"{row['case']}, {row['metric']} ({row['unit']})",
-            [verdict_sentence(cell, row, comparison, claim) for comparison in row["comparisons"]],
+            [verdict_sentence(phrases, row, comparison) for comparison in row["comparisons"]],
             list(_arms(row, record_folder)),
         )
         for index, row in enumerate(cell["rows"])
