@@ -7,8 +7,9 @@ and llama-bench take turns to decode one stream of the quantised file.
 
     python benchmarks/gguf_types.py --llama FOLDER --json FILE
 
-FOLDER has llama-quantize and llama-bench of a native build. Options: ``--rounds N``,
-``--types A,B``, ``--models A,B``; ``--show FILE`` prints a file's table.
+FOLDER has llama-quantize and llama-bench of a native build. Options: ``--rounds N`` (0: tokens and
+memory only), ``--types A,B``, ``--models A,B``; ``--show FILE`` prints a file's table. A run adds
+to the figures that FILE has, and replaces those of the types that it measures.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib.util
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -78,6 +80,7 @@ class Labkit:
     """A process that runs ``measure`` on a GGUF file."""
 
     def __init__(self, file: Path, rounds: int) -> None:
+        self.file = file
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--measure", str(file), "--rounds", str(rounds)],
             stdin=subprocess.PIPE,
@@ -87,9 +90,18 @@ class Labkit:
         self.loaded = self.line()
 
     def line(self) -> dict[str, Any]:
-        """Return the next line of output."""
+        """Return the next line of output.
+
+        Raises
+        ------
+        SystemExit
+            The process ended. It has written why to standard error.
+        """
         assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.file.name}: labkit ended with exit {self.process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def decode(self) -> dict[str, float]:
@@ -173,6 +185,14 @@ def tensor_bytes(file: Path) -> dict[str, int]:
     return total
 
 
+def quantise(llama: Path, source: Path, target: Path, kind: str) -> None:
+    """Write ``source`` quantised to a type as the GGUF file ``target``."""
+    command = [llama / "llama-quantize", "--allow-requantize", source, target, kind]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"llama-quantize {kind}: exit {done.returncode}\n{done.stderr[-2000:]}")
+
+
 def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Quantise a model to a type, and measure the file with labkit and llama.cpp.
 
@@ -180,8 +200,7 @@ def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> 
     file, the bytes of labkit's weights, and both speeds by round.
     """
     file, wide = folder / f"{source.stem}-{kind}.gguf", folder / "wide.gguf"
-    command = [llama / "llama-quantize", "--allow-requantize", source, file, kind]
-    subprocess.run([*map(str, command)], capture_output=True, check=True)
+    quantise(llama, source, file, kind)
     dequantise(file, wide)
     reference = Labkit(wide, 0)
     reference.close()
@@ -196,6 +215,7 @@ def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> 
     tokens = zip(ours.loaded["tokens"], reference.loaded["tokens"], strict=True)
     file.unlink()
     wide.unlink()
+    shutil.rmtree(folder / "cache" / "models")  # both files as converted: a model's size each
     return {
         "types": bytes_in_file,
         "same": sum(one == other for one, other in tokens),
@@ -213,10 +233,6 @@ def table(figures: dict[str, Any]) -> str:
     ]
     for model, kinds in figures["models"].items():
         for kind, row in kinds.items():
-            ours, theirs = (
-                [entry[arm]["cpu"] for entry in row["rounds"]] for arm in ("labkit", "llama.cpp")
-            )
-            ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
             matrices = {name: size for name, size in row["types"].items() if name != "F32"}
             share = sum(row["weights"].get(f"weights.{name}", 0) for name in FORMS)
             cells = [
@@ -225,12 +241,20 @@ def table(figures: dict[str, Any]) -> str:
                 ", ".join(sorted(matrices, key=matrices.__getitem__, reverse=True)),
                 f"{row['same']} of {PROMPTS}",
                 f"{share / sum(matrices.values()):.3f}",
-                f"{statistics.median(ours):.0f}",
-                f"{statistics.median(theirs):.0f}",
-                f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                *speeds(row["rounds"]),
             ]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
+
+
+def speeds(rounds: list[dict[str, Any]]) -> tuple[str, str, str]:
+    """Return both medians of tokens per CPU second, and the ratio, as a table shows them."""
+    if not rounds:
+        return "-", "-", "-"
+    ours, theirs = ([entry[arm]["cpu"] for entry in rounds] for arm in ("labkit", "llama.cpp"))
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    return f"{statistics.median(ours):.0f}", f"{statistics.median(theirs):.0f}", ratio
 
 
 FORMS = ("quantised", "float32", "float16", "bfloat16")  # counters weights.*
@@ -255,7 +279,14 @@ def main() -> None:
         return
     if options.llama is None:
         parser.error("--llama: required; name the folder of llama-quantize and llama-bench")
+    for program in ("llama-quantize", "llama-bench"):
+        if not (options.llama / program).is_file():
+            parser.error(f"--llama: {options.llama} has no {program}")
+    if importlib.util.find_spec("gguf") is None:
+        parser.error("dequantising needs the package gguf: pip install gguf")
     figures: dict[str, Any] = {"models": {}}
+    if options.json is not None and options.json.exists():
+        figures = json.loads(options.json.read_text("utf-8"))
     with tempfile.TemporaryDirectory() as name:
         os.environ["LABKIT_CACHE"] = str(Path(name) / "cache")
         for model in options.models.split(","):

@@ -26,7 +26,7 @@ is checked again when it is loaded.
 *Fused* stands for `engine.attention.backend=fused`, the default. Its kernels read keys and values
 of one width, and latent keys (DeepSeek V3 and its relatives) of up to 256 numbers, a multiple of
 16. Other widths are refused in one line that names `engine.attention.backend=gather`. The layouts
-`contiguous` and `padded` take any width. What is refused here may run with `engine=mlx_lm`.
+`contiguous` and `padded` take any width. What is refused here says what to set instead.
 
 This page is generated: `python -m docs.generators.architectures > docs/architectures.md`.
 

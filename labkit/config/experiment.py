@@ -181,6 +181,10 @@ class Scale(Enum):
     cpu = "cpu"
     full = "full"
 
+    def __str__(self) -> str:
+        """Return the value, as a ``${scale}`` in a config file stands for."""
+        return self.value
+
 
 class Redo(Enum):
     """Finished blocks to run again when a study is resumed."""

@@ -74,7 +74,10 @@ def cache_shapes(loaded: LoadedModel) -> CacheShapes:
     if None in states or len(shapes) != len(attention):
         raise EngineError(f"{where}: a layer does not use its cache; set engine=mlx_lm")
     if states and run() != states:
-        raise EngineError(f"{where}: a layer's state grows with the sequence; set engine=mlx_lm")
+        raise EngineError(
+            f"{where}: a layer's state grows with the sequence, and a slot has one size; set "
+            "engine=mlx_lm engine.scheduler.max_num_seqs=1"  # mlx_lm cannot batch it either
+        )
     known = tuple(state for state in states if state is not None)
     dtype = recorders.attention[0].dtype if attention else known[0].dtypes[0]
     return CacheShapes(shapes, known, _find_mixers(loaded, recorders), dtype)

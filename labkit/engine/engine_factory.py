@@ -194,7 +194,7 @@ def _assemble(
             "model_type": prepared.loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
-            "not_replayed": choice.forward.replay_refusal,
+            "not_replayed": choice.forward.replay_refusal(kv_cache.memory.attention),
             "dtype": expected.dtype,
             "compiled_blocks": blocks.num_blocks if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,

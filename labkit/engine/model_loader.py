@@ -38,6 +38,17 @@ MODULE_OF_TYPE = {
 QUANTIZATION_MODES = ("affine", "mxfp4", "nvfp4", "mxfp8", *BLOCK_FORMATS)
 # mlx_lm's caches with one key and one value per token, which a paged pool can store.
 PLAIN_CACHES = ("KVCache", "RotatingKVCache")
+# What layers with a cache of another class do that labkit's attention does not.
+UNSUPPORTED_CACHES = {
+    "ChunkedKVCache": "attend within chunks of a fixed length (attention_chunk_size)",
+    "LayerCache": "attend to compressed groups of tokens beside a window",
+}
+# What to set for a model that mlx_lm's BatchGenerator cannot batch.
+ONE_AT_A_TIME = (
+    "set engine=openai engine.server.preset=mlx_lm, whose server computes one request at a time"
+)
+# Settings of models in which an indexer selects the keys that a query attends to.
+INDEXER_SETTINGS = ("index_topk", "index_topk_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +147,7 @@ def load_model(
     _load_weights(model, model_dir, settings.get("quantization"), layers)
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
+    _check_indexer(caches, settings, model_type)
     eos_token_ids = read_eos_token_ids(settings, model_dir)
     return LoadedModel(model, model_type, caches, eos_token_ids, matrix_storage)
 
@@ -309,20 +321,20 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
     ------
     EngineError
         The class of the cache is not supported, or its sliding window keeps the first tokens. The
-        supported classes are ``PLAIN_CACHES``, ``ArraysCache`` (a state), and a ``CacheList`` that
-        contains a state.
+        supported classes are ``PLAIN_CACHES``, ``ArraysCache`` (a state), and a ``CacheList`` of
+        these.
     """
     class_name = type(cache).__name__
     if class_name == "ArraysCache":
         return StateSpec(len(cache.cache))
     if class_name == "CacheList":
-        parts = tuple(_cache_spec(part, model_type) for part in cache.caches)
-        if any(isinstance(part, StateSpec) for part in parts):
-            return parts
+        return tuple(_cache_spec(part, model_type) for part in cache.caches)
     if class_name not in PLAIN_CACHES:
+        does = UNSUPPORTED_CACHES.get(class_name, "do not cache one key and one value per token")
+        remedy = "set engine=mlx_lm" if is_batchable(cache) else ONE_AT_A_TIME
         raise EngineError(
-            f"model_type={model_type}: its layers cache {class_name}, not one key and one "
-            "value per token; engine=paged cannot hold that, so set engine=mlx_lm"
+            f"model_type={model_type}: its layers {does} (mlx_lm's {class_name}), which no "
+            f"attention of labkit computes; {remedy}"
         )
     if getattr(cache, "keep", 0):
         raise EngineError(
@@ -330,6 +342,26 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
             "tokens, which engine=paged cannot do; set engine=mlx_lm"
         )
     return AttentionSpec(int(cache.max_size) if class_name == "RotatingKVCache" else None)
+
+
+def _check_indexer(caches: Sequence[CacheSpec], settings: dict[str, Any], model_type: str) -> None:
+    """Raise ``EngineError`` if layers cache the keys of an indexer beside their own.
+
+    The indexer selects the keys that a query attends to.
+    """
+    settings = settings | (settings.get("text_config") or {})
+    for name in INDEXER_SETTINGS:
+        if settings.get(name) and any(isinstance(spec, tuple) for spec in caches):
+            raise EngineError(
+                f"model_type={model_type}: an indexer selects the keys that a query "
+                f"attends to ({name}={settings[name]}), and no attention of labkit skips the "
+                "others; set engine=mlx_lm"
+            )
+
+
+def is_batchable(cache: Any) -> bool:
+    """Return whether mlx_lm's BatchGenerator can batch requests with such a cache."""
+    return hasattr(cache, "merge")
 
 
 def make_prompt_cache(model: Any) -> Sequence[Any]:

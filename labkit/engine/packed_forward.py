@@ -147,22 +147,29 @@ class PackedForward:
 
         return wait
 
-    @property
-    def replay_refusal(self) -> str | None:
-        """The reason why no step is replayed from a captured graph, or None.
+    def replay_refusal(self, attention: Attention) -> str | None:
+        """Return the reason why no step over ``attention`` is replayed from a captured graph.
 
-        The reason is known after the first step.
+        Returns None if steps are replayed. Whether the model can be captured is known after the
+        first step.
         """
-        return None if self._graph_runner is None else self._graph_runner.reason
+        if self.name == "mlx":
+            return "the model runs on MLX"
+        from labkit.engine.numpy_port.graph_runner import replay_obstacle
+
+        obstacle = replay_obstacle(attention)
+        if obstacle is None and self._graph_runner is not None:
+            return self._graph_runner.reason
+        return obstacle
 
     def _replay(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
         """Replay the captured graph. Return the logits, or None if the step cannot be replayed."""
         if self._graph_runner is None:
             if self.name != "numpy":
                 return None
-            from labkit.engine.numpy_port.graph_runner import GraphRunner, can_replay
+            from labkit.engine.numpy_port.graph_runner import GraphRunner, replay_obstacle
 
-            if not can_replay(step.attention):
+            if replay_obstacle(step.attention) is not None:
                 return None
             self._graph_runner = GraphRunner(self._model, self._caches)
         logits = self._graph_runner.run(batch, step.attention, step.metadata, counters)

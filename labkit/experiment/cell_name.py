@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,10 +25,11 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     named as it was typed: ``engine.threads=1,2``. A name of over 120 characters is cut and ends in
     a hash.
 
-    Earlier versions of labkit wrote all definitions into the name. If the study's folder
-    (``out=DIR``) has this cell under its earlier name, the earlier name is returned.
+    Earlier versions of labkit wrote all definitions into the name, and some of their experiments
+    did not sweep the model. If the study's folder (``out=DIR``) has this cell under its earlier
+    name, the earlier name is returned.
     """
-    overrides = list(task_overrides)
+    overrides = _as_begun(list(task_overrides))
     named = sorted(named_overrides(overrides))
     arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
@@ -44,6 +46,25 @@ def cell_name(task_overrides: Iterable[str]) -> str:
         plain.insert(0, words)
     name = ",".join(plain) or "default"
     return _cut(f"{name}-{_digest(named)[:8]}", named)
+
+
+def _as_begun(overrides: list[str]) -> list[str]:
+    """Return the overrides without an experiment's model if the study's folder has that cell.
+
+    The cell's arms must run this model: without the override it may have been another one.
+    """
+    models = [o.partition("=")[2] for o in overrides if _key(o) == "model"]
+    if len(models) != 1 or not any(_key(o) == "experiment" for o in overrides):
+        return overrides
+    others = [o for o in overrides if _key(o) != "model"]
+    cells = [folder / cell_name(others) for folder in _study_folders(overrides)]
+    return others if any(models == _arm_models(cell) for cell in cells) else overrides
+
+
+def _arm_models(cell: Path) -> list[str]:
+    """Return the distinct names of the models of a cell's arms."""
+    arms = [json.loads(path.read_text("utf-8")) for path in cell.glob("arms/*.json")]
+    return list({str(arm["config"]["model"]["name"]) for arm in arms if "model" in arm["config"]})
 
 
 def _key(override: str) -> str:

@@ -287,6 +287,7 @@ SERVED = {
     ),
     "minimax": on_mlx(rotary_dim=8),
     "ministral3": on_mlx(rope_parameters=SCALED),
+    "longcat_flash": on_mlx(**LONGCAT, attention_method="MLA", zero_expert_type="identity"),
     "mistral3": on_numpy(**text("llama", layer_types=None)),
     "mistral4": on_mlx(**LATENT, rope_parameters=SCALED),
     "mixtral": on_mlx(),
@@ -431,7 +432,16 @@ RECURRENT = {
 }
 SERVED |= RECURRENT
 
-HOLDS = "not one key and one value per token"
+CHUNKS = (
+    r"attend within chunks of a fixed length \(attention_chunk_size\) .*, which no attention of "
+    "labkit computes; set engine=openai engine.server.preset=mlx_lm, "
+)
+GROUPS = "attend to compressed groups of tokens beside a window .*; set engine=openai engine.server"
+INDEXER = (
+    r"an indexer selects the keys that a query attends to \(index_topk.*=\d\), and .*; set "
+    "engine=mlx_lm$"
+)
+GROWS = "a layer's state grows with the sequence, .*; set engine=mlx_lm engine.*max_num_seqs=1$"
 OWN_ATTENTION = (
     r"mlx_lm's class computes attention itself, .* \({}\.py, line \d+: .*set engine=mlx_lm$"
 )
@@ -439,12 +449,16 @@ ONE_POSITION = (
     r"mlx_lm's class does not run over packed tokens \({}\.py, line \d+: .*engine=mlx_lm$"
 )
 OTHER_WINDOW = "refused by the self-test: the model masks a window of 9 keys, but its cache has"
+PACKAGE = "mlx_lm needs a Python package that is not installed"
+ONE_AT_A_TIME = (
+    "set `engine=openai engine.server.preset=mlx_lm`, whose server computes one request at a time"
+)
 REFUSED = {
     "baichuan_m1": Refused({"sliding_window_layers": [0], "conv_window": 2}, ONE_POSITION),
-    "deepseek_v32": Refused(SPARSE, HOLDS),
-    "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
+    "deepseek_v32": Refused(SPARSE, INDEXER),
+    "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, GROUPS),
     "glm_moe_dsa": Refused(
-        {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
+        {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, INDEXER
     ),
     "llama4": Refused(
         text(
@@ -455,12 +469,9 @@ REFUSED = {
             interleave_moe_layer_step=2,
             intermediate_size_mlp=96,
         ),
-        HOLDS,
+        CHUNKS,
     ),
-    "longcat_flash": Refused(
-        {**LONGCAT, "attention_method": "MLA", "zero_expert_type": "identity"}, HOLDS
-    ),
-    "longcat_flash_ngram": Refused({**LONGCAT, "ngram_vocab_size_ratio": 2}, HOLDS),
+    "longcat_flash_ngram": Refused({**LONGCAT, "ngram_vocab_size_ratio": 2}, GROWS),
     "minimax_m3_vl": Refused(
         text(
             "minimax_m3_vl_text",
@@ -473,11 +484,11 @@ REFUSED = {
             index_block_size=8,
             index_topk_blocks=2,
         ),
-        HOLDS,
+        INDEXER,
     ),
     "olmo": Refused(
         {"d_model": 64, "n_layers": 2, "mlp_hidden_size": 192, "n_heads": 4},
-        "mlx_lm needs a Python package that is not installed",
+        PACKAGE,
     ),
     "plamo2": Refused(
         {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16}, OWN_ATTENTION
@@ -494,11 +505,21 @@ LEFT_OUT = {
 }
 # Why an architecture is refused, for readers; where a reason is missing, its words are shown.
 REASONS = {
-    HOLDS: "its layers cache something other than one key and one value per token",
-    OWN_ATTENTION: "its class computes attention itself; set `engine=mlx_lm`",
-    ONE_POSITION: "its class does not run over packed tokens; set `engine=mlx_lm`",
+    CHUNKS: "three of four layers attend within chunks of `attention_chunk_size` tokens, and "
+    f"labkit's kernels only mask windows that slide; {ONE_AT_A_TIME}",
+    GROUPS: f"its layers attend to compressed groups of tokens beside a window; {ONE_AT_A_TIME}",
+    INDEXER: "an indexer selects the keys that a query attends to, and labkit's attention reads "
+    "all keys; set `engine=mlx_lm`",
+    GROWS: "its embedding of n-grams has a state that grows with the prompt; set "
+    "`engine=mlx_lm engine.scheduler.max_num_seqs=1`",
+    OWN_ATTENTION: "its class computes attention itself, where labkit cannot replace it; set "
+    "`engine=mlx_lm`",
+    ONE_POSITION: "its convolutions over keys and values expect all tokens of a request in one "
+    "row, and labkit packs tokens; set `engine=mlx_lm engine.scheduler.max_num_seqs=1` (mlx_lm's "
+    "batches of unequal lengths give other tokens)",
     OTHER_WINDOW: "its prefill attends to one key more than its decode, so a token's result "
-    "depends on the step that computes it",
+    "depends on the step that computes it; set `engine=mlx_lm`",
+    PACKAGE: "mlx_lm's class imports a Python package; install it with `pip install ai2-olmo`",
 }
 
 

@@ -117,6 +117,29 @@ def test_what_cannot_be_packed_is_refused_in_one_line(name, directory):
     assert f"model_type={name}" in str(caught.value)
 
 
+RECURRENT_IN_BATCHES = ("qwen3_next", "lfm2", "mamba2")
+
+
+@pytest.mark.parametrize("name", [n for n, o in REFUSED.items() if n != "olmo"])
+def test_what_a_refusal_recommends_serves_the_model(name, directory, plain):
+    """One request at a time, because mlx_lm's batches of some differ from single requests."""
+    alone = config.Engine(name="mlx_lm", scheduler=config.Scheduler(max_num_seqs=1))
+    if "engine=openai" in REFUSED[name].words:
+        with pytest.raises(EngineError, match=r"^engine=mlx_lm: .* cannot batch its .*=openai"):
+            create(alone, directory(name))
+        assert len(plain(name)) == len(LENGTHS)  # as mlx_lm's server computes it
+    else:
+        assert serve(create(alone, directory(name))) == plain(name)
+
+
+@pytest.mark.parametrize("name", RECURRENT_IN_BATCHES)
+def test_mlx_lm_s_own_batches_serve_states(name, directory, plain):
+    engine = create(
+        config.Engine(name="mlx_lm", scheduler=config.Scheduler(max_num_seqs=3)), directory(name)
+    )
+    assert serve(engine) == plain(name)
+
+
 def test_the_architectures_are_all_there():
     (home,) = importlib.util.find_spec("mlx_lm").submodule_search_locations
     files = (Path(home) / "models").glob("*.py")

@@ -221,6 +221,54 @@ def test_a_failed_step_leaves_no_request_and_no_block_behind(pipeline):
     assert run(engine, [request("a", [1, 2], 4)])[0] == {"a": solo([1, 2], 4)}
 
 
+ENDINGS = {"prefill": 1, "decode": 6}  # steps of a prompt of 9 tokens in chunks of 3
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "overlap"])
+@pytest.mark.parametrize("during", ENDINGS)
+@pytest.mark.parametrize("end", ["abort", "error", "preempt", "close"])
+def test_a_request_that_ends_early_leaves_no_state_behind(end, during, pipeline):
+    engine, model = make_engine(
+        20,
+        pipeline=pipeline,
+        snapshots=2,
+        prefixes="hash",
+        max_num_seqs=2,
+        max_num_batched_tokens=6,
+        chunk=3,
+    )
+    prompts = {name: [*range(1, 9), extra] for name, extra in zip("abc", (3, 4, 5), strict=True)}
+    for name, prompt in prompts.items():  # c waits for a place
+        engine.submit(request(name, prompt, 8))
+    for _ in range(ENDINGS[during]):
+        engine.step()
+    counters = engine.counters()
+    assert counters["state_slots.allocated"] - counters["state_slots.freed"] >= 2
+    if end == "error":
+        model.answer = lambda context: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            while engine.has_work():
+                engine.step()
+        del model.answer
+    elif end == "close":
+        engine.close()
+    else:
+        for name in prompts:
+            getattr(engine if end == "abort" else engine._scheduler, end)(name)
+    if end == "preempt":
+        assert run(engine, [])[1].keys() == set(prompts)
+    assert not engine.has_work()
+    engine.check()
+    engine.clear_cache()
+    counters = engine.counters()
+    assert counters["state_slots.allocated"] == counters["state_slots.freed"]
+    assert counters["blocks.allocated"] == counters["blocks.freed"]
+    assert engine._cache.reserved_bytes == 0
+    if end != "close":
+        again = run(engine, [request(name, prompt, 8) for name, prompt in prompts.items()])[0]
+        assert again == {name: solo(prompt, 8) for name, prompt in prompts.items()}
+
+
 def test_a_closed_engine_keeps_neither_model_nor_draft_model():
     models = [StubModel(9, 4), Adversary()]
     engine, _ = make_engine(model=models[0], proposer=models[1])

@@ -71,3 +71,16 @@ def test_a_study_that_has_the_cell_under_its_written_out_name_keeps_it(tmp_path)
     (tmp_path / written_out).mkdir()
     assert cell_name([*overrides, f"out='{tmp_path}'"]) == written_out
     assert cell_name([*overrides, "seed=2", f"out={tmp_path}"]) != written_out
+
+
+def test_a_cell_from_before_its_experiment_swept_models_keeps_its_name(tmp_path):
+    def name(model, out=tmp_path):
+        return cell_name(["experiment=e", f"model={model}", "workload=chat", f"out={out}"])
+
+    assert name("tiny") == "experiment=e,model=tiny,workload=chat"
+    arms = tmp_path / "experiment=e,workload=chat" / "arms"
+    arms.mkdir(parents=True)
+    (arms / "base.json").write_text('{"config": {"model": {"name": "tiny"}}}')
+    assert name("tiny") == "experiment=e,workload=chat"
+    assert name("hybrid") == "experiment=e,model=hybrid,workload=chat"
+    assert name("tiny", tmp_path / "other") == "experiment=e,model=tiny,workload=chat"

@@ -16,7 +16,8 @@ The memory is that of ``num_blocks`` blocks of all layers. A window's pool is as
 running requests can ever fill, and the full group has the rest (``split_blocks``). Should a
 window's pool be full nevertheless, ``grow`` fails and the scheduler preempts, as for any block.
 
-A captured graph of decode steps has one block table, so steps are not replayed (``can_replay``).
+A captured graph of decode steps has one block table, so steps are not replayed
+(``replay_obstacle``).
 
 Draft tokens are written to blocks that are allocated with their chunk (``num_lookahead_tokens``).
 Rejected drafts need no freed block: blocks are freed for final tokens only.

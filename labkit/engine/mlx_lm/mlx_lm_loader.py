@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import mlx.core as mx
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.mlx_lm_directory import mlx_lm_directory
-from labkit.engine.model_loader import read_eos_token_ids
+from labkit.engine.model_loader import ONE_AT_A_TIME, is_batchable, read_eos_token_ids
 from labkit.machine.exception_text import one_line
 
 
@@ -57,6 +57,7 @@ def load(
         raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
     compute_dtype.cast_parameters(model, dtype, matrix_storage)
     caches = make_prompt_cache(model)
+    _check_batchable(caches, settings["model_type"])
     # MLX is lazy: this call computes only shapes, and gives the caches keys and values.
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
     eos_token_ids = read_eos_token_ids(settings, model_dir)
@@ -66,13 +67,23 @@ def load(
     )
 
 
+def _check_batchable(caches: Sequence[Any], model_type: str) -> None:
+    """Raise ``EngineError`` if mlx_lm's BatchGenerator cannot batch a model's caches."""
+    for cache in caches:
+        if not is_batchable(cache):
+            raise EngineError(
+                f"engine=mlx_lm: model_type={model_type}: mlx_lm's BatchGenerator cannot batch its "
+                f"{type(cache).__name__}; {ONE_AT_A_TIME}"
+            )
+
+
 def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
     """Return one token's KV bytes by sliding window, summed over the layers of that window.
 
-    Layers whose ``caches`` entry has no keys are left out.
+    Caches without keys, such as those of recurrent layers, are left out.
     """
     total: dict[int | None, int] = {}
-    for cache in caches:
+    for cache in _leaves(caches):
         if getattr(cache, "keys", None) is not None:
             window = getattr(cache, "max_size", None)
             size = sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
@@ -82,8 +93,16 @@ def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
 
 def key_dtype(caches: Sequence[Any]) -> str:
     """Return the dtype of the first layer's cached keys, or of its state if it has no keys."""
-    cache = caches[0]
-    while hasattr(cache, "caches"):
-        cache = cache.caches[0]
+    cache = next(_leaves(caches))
     keys = getattr(cache, "keys", None)
-    return compute_dtype.dtype_name((keys if keys is not None else cache.state[0]).dtype)
+    state = (array for array in getattr(cache, "cache", ()) if array is not None)
+    return compute_dtype.dtype_name((keys if keys is not None else next(state)).dtype)
+
+
+def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """Yield every single cache. A layer with several has a ``CacheList``."""
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            yield from _leaves(cache.caches)
+        else:
+            yield cache

@@ -15,6 +15,7 @@ from labkit.engine.attention.captured_attention_layers import CapturedLayers
 from labkit.engine.attention.cpu_backend import CpuBackend
 from labkit.engine.attention.replay_state import replay_state
 from labkit.engine.engine_protocol import Counters
+from labkit.engine.kv_layout.window_pools import GroupedAttention
 from labkit.engine.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.lazy_logits import GreedyLogits
 
@@ -69,7 +70,7 @@ class GraphRunner:
         if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
             return None
         if self._backend() is not attention:
-            if not can_replay(attention):
+            if replay_obstacle(attention) is not None:
                 return None
             self._layers = CapturedLayers(attention, graph.captured.attention)
             # A weak reference, because a shared model outlives the KV memory of an engine.
@@ -87,12 +88,19 @@ class GraphRunner:
         return GreedyLogits(logits, graph.best_tokens[:rows].tolist(), graph.leads[:rows].tolist())
 
 
-def can_replay(attention: Any) -> bool:
-    """Return whether a replay can run a backend's attention.
+def replay_obstacle(attention: Any) -> str | None:
+    """Return the reason that a replay cannot run a step's attention, or None.
 
     Only ``CpuBackend`` itself can be replayed, because a subclass may compute something else.
     """
-    return type(attention) is CpuBackend
+    if type(attention) is CpuBackend:
+        return None
+    if isinstance(attention, GroupedAttention):
+        return "a captured graph has one block table, and engine.kv.window_pools=true has several"
+    return (
+        "only engine.attention.backend=fused on engine.attention.device=cpu is captured, and the "
+        f"attention is {type(attention).__name__}"
+    )
 
 
 def _capture_forward(model: Callable[..., Any], caches: ModelCaches) -> CapturedGraph:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
+from labkit.cpu.gguf_block_formats import is_gguf_only
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine.exception_text import one_line
 
@@ -35,14 +37,16 @@ def check(experiment: config.Experiment) -> None:
         return  # a configured shape was checked with the config
     from labkit.models import resolve
 
-    reason = sharding_error(resolve(experiment.model).path, size)
+    dequantized = experiment.engine.weights is config.Weights.float32
+    reason = sharding_error(resolve(experiment.model).path, size, dequantized=dequantized)
     config.require(reason is None, str(reason))
 
 
-def sharding_error(model_dir: Path, size: int) -> str | None:
+def sharding_error(model_dir: Path, size: int, *, dequantized: bool = False) -> str | None:
     """Return the reason that a model cannot be sharded among ``size`` ranks, as one line, or None.
 
     Also returns None if config.json cannot be read; loading the model reports the error.
+    ``dequantized``: the matrices are float32 when they are sharded.
     """
     try:
         outer = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
@@ -56,7 +60,16 @@ def sharding_error(model_dir: Path, size: int) -> str | None:
             return (
                 f"{prefix}: {name}={value} is not a multiple of {size}; set another size or model"
             )
-    group = (settings.get("quantization") or {}).get("group_size")
+    if dequantized:
+        return None
+    quantization = settings.get("quantization") or {}
+    types = _unsharded_types(quantization)
+    if types:
+        return (
+            f"{prefix}: MLX cannot divide the GGUF types {', '.join(types)} of its layers; set "
+            "engine.weights=float32 or engine.parallel.size=1, or take a Q8_0 or Q4_0 file"
+        )
+    group = quantization.get("group_size")
     inner = settings.get("intermediate_size")
     if group and isinstance(inner, int) and inner // size % group:
         return (
@@ -64,6 +77,16 @@ def sharding_error(model_dir: Path, size: int) -> str | None:
             f"multiple of the quantisation group of {group}; set another size or model"
         )
     return None
+
+
+def _unsharded_types(quantization: Mapping[str, Any]) -> list[str]:
+    """Return the GGUF types of a model's layers that only labkit's own layers have.
+
+    Embeddings and the output layer are whole in every rank, so their types do not matter.
+    """
+    entries = (entry for path, entry in quantization.items() if ".layers." in f".{path}")
+    modes = {str(entry.get("mode")) for entry in entries if isinstance(entry, dict)}
+    return sorted(mode.upper() for mode in modes if is_gguf_only(mode))
 
 
 def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:

@@ -39,7 +39,8 @@ def create(
         A rank has died or is stuck.
     """
     size = options.parallel.size
-    reason = sharding_error(model_dir, size)
+    dequantized = options.weights is config.Weights.float32
+    reason = sharding_error(model_dir, size, dequantized=dequantized)
     if reason is not None:
         raise EngineError(reason)
     budget = options.threads or core_count()

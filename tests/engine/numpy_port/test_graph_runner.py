@@ -167,11 +167,27 @@ def test_a_step_with_an_unknown_token_is_not_replayed(model_dir, wrong):
         assert (logits is None) == (tokens[0] == wrong)
 
 
-@pytest.mark.parametrize("attention", [{"backend": "gather"}, {"split_kv": "2"}])
-def test_other_attention_is_not_replayed(model_dir, attention):
-    engine = make(model_dir("qwen3"), attention=attention)
+def test_partitions_are_not_replayed(model_dir):
+    engine = make(model_dir("qwen3"), attention={"split_kv": "2"})
     logits_of(engine)
     assert not replayed(engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("qwen3", {"attention": {"backend": "gather"}}, "the attention is GatherBackend"),
+        ("qwen3", {"dtype": config.DType.float16, "attention": {"backend": "gather"}}, "on MLX"),
+        ("gemma3", {"kv": {"window_pools": True}}, "engine.kv.window_pools=true has several"),
+        ("qwen3", {}, None),
+    ],
+)
+def test_an_engine_notes_why_its_steps_are_not_replayed(model_dir, model, options, reason):
+    engine = make(model_dir(model), **options)
+    logits_of(engine)
+    assert (replayed(engine) > 0) == (reason is None)
+    noted = engine.notes["not_replayed"]
+    assert noted is None if reason is None else reason in noted
 
 
 def test_a_model_that_cannot_be_captured_is_served_and_says_why(tmp_path):

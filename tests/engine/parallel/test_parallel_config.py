@@ -1,5 +1,7 @@
 """Models and options that cannot be sharded are refused in one line before anything runs."""
 
+import json
+
 import pytest
 
 from labkit import workload
@@ -25,6 +27,7 @@ from labkit.engine import parallel
 from labkit.engine.budget.pool_sizing import size_pool
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.kv_layout.kv_shape import KVShape
+from labkit.engine.parallel.model_sharding import sharding_error
 from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -113,6 +116,19 @@ def test_a_directory_that_cannot_be_sharded_is_refused():
     parallel.check(at(2))
     with pytest.raises(ConfigError, match=r"size=4: .*: num_attention_heads=2 is not a mult"):
         parallel.check(at(4))
+
+
+def test_gguf_types_that_cannot_be_divided_are_refused(tmp_path):
+    block = {"mode": "q6_k", "bits": 6, "group_size": 16}
+    entries = {"model.layers.0.mlp.up_proj": block, "lm_head": {**block, "mode": "iq4_nl"}}
+    settings = {"num_attention_heads": 2, "quantization": {"group_size": 32, **entries}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    refusal = sharding_error(tmp_path, 2)
+    assert "cannot divide the GGUF types Q6_K of its layers; set engine.weights=float32" in refusal
+    assert sharding_error(tmp_path, 2, dequantized=True) is None
+    del settings["quantization"]["model.layers.0.mlp.up_proj"]  # the output layer stays whole
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert sharding_error(tmp_path, 2) is None
 
 
 def test_arms_with_ranks_do_not_share_a_process():

@@ -118,6 +118,20 @@ def test_a_forward_on_mlx_sums_inside_its_graph(tmp_path):
     assert two["ranks.sums"] == 2 * 2 * two["steps.total"]
 
 
+def test_the_pools_of_windows_are_those_of_one_process(tmp_path):
+    from small_models import CONFIGS, build_model_dir
+
+    kinds = ["sliding_attention", "full_attention"]
+    settings = {**CONFIGS["llama"], "num_hidden_layers": 2, "layer_types": kinds}
+    path = build_model_dir(tmp_path / "windows", {**settings, "sliding_window": 12})
+    pools = {"kv": KV(block_size=8, window_pools=True), "prefix_cache": PrefixCache.none}
+    (tokens, _, one), (same, _, two) = both(path, **pools)
+    assert tokens == same
+    for counter in ("window_pools.freed_blocks", "window_pools.peak_blocks", "preemptions"):
+        assert one[counter] == two[counter] > 0, counter
+    assert one["peak_kv_bytes"] == two["peak_kv_bytes"] > 0
+
+
 def test_quantised_weights_are_sharded_and_bits_do_not_depend_on_the_batch(tmp_path, model_dir):
     from small_models import CONFIGS, build_model_dir
 
