@@ -23,7 +23,7 @@ from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.report_files import FORMATS
-from labkit.analysis.rendering.run_timeline_charts import run_timelines
+from labkit.analysis.rendering.run_timeline_charts import PHASE_COLOURS, run_timelines
 from labkit.analysis.short_answer import short_answer
 from labkit.records import Metric
 from labkit.report import main
@@ -353,6 +353,7 @@ def test_an_engine_that_does_not_report_admissions_has_two_phases(make_cell):
 
     analysis = analyse(make_cell("study/cell", requests=True, change=silent))
     (timeline,) = run_timelines(analysis.data.records, ["seq_map"])
+    assert len(set(PHASE_COLOURS.values())) == len(PHASE_COLOURS) == 3
     assert timeline.phases == ("prefill", "decode") and "includes waiting" in timeline.caption()
     assert [name for name, _, _ in timeline.requests[0].phases()] == ["prefill", "decode"]
     assert timeline.memory_mib["kv_used_bytes"] == (1, 2, 4, 8, 0)
