@@ -94,7 +94,14 @@ def test_every_published_row_of_an_ablation_meets_a_case_and_a_metric(name, comp
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_published_row_of_an_experiment_meets_a_case_and_a_metric(name, composer):
     whole = composer.compose(with_scale_overrides([f"experiment={name}"], composer))
-    seen = [check([f"experiment={name}", f"scale={scale}"], composer) for scale in whole.scales]
+    conditions = [o for when in distinct_conditions(whole) for o in when]
+    models = [[], *([o] for o in dict.fromkeys(conditions) if o.startswith("model="))]
+    commands = [
+        [f"experiment={name}", f"scale={scale}", *model]
+        for scale in whole.scales
+        for model in models
+    ]
+    seen = [check(command, composer) for command in commands]
     assert any(seen) or not (whole.ablation.published or {}).get("rows")
 
 

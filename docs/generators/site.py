@@ -18,7 +18,7 @@ from urllib.parse import unquote
 ROOT = Path(__file__).parents[2]
 STUDIES = "outputs/reference"
 FRONT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
-PAGE_SUFFIXES = (".md", ".html", ".png", ".svg", ".ipynb")
+PAGE_SUFFIXES = (".md", ".html", ".png", ".svg", ".ipynb", ".css")
 REPORT_LINK = re.compile(r"(\]\([^)\s]*/report)\.md")
 LINK = re.compile(r"\]\(<?([^)\s>]+)")
 PLACEHOLDER = re.compile(r" '\{\{.*?\}\}'")  # title of a link in an article (labkit.post)

@@ -94,6 +94,6 @@ def frames_clauses(data: CellData, arm: str) -> Sequence[str]:
         right = f"{own.right:,} of {own.asked:,} answers are correct"
         return [f"{right}, {data.baseline} {baseline.right:,}"]
     if own.planted:
-        shown = f"it shows {own.visible:,} of {own.planted:,} events"
+        shown = f"it shows {own.visible:,} of {own.planted:,} planted events"
         return [f"{shown}, {data.baseline} {baseline.visible:,}"]
     return [f"its frames are {value_text(own.distance_ms)} ms off on average"]

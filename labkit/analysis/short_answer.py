@@ -192,6 +192,8 @@ def _one_row(effect: _Effect, baseline: str) -> list[str]:
         ends = (margin["ci_low_pct"], margin["ci_high_pct"])
         bound = max(abs(end) for end in ends if end is not None)
         return [
+            f"No difference in {effect.label} between {arm_text(effect.arm)} and {baseline} "
+            f"beyond {magnitude_text(bound)} %.",
             f"{arm} makes no difference to {effect.label} beyond {magnitude_text(bound)} %.",
             f"No difference beyond {magnitude_text(bound)} %.",
         ]
@@ -234,9 +236,10 @@ def _rows(arm: str, effects: Sequence[_Effect], baseline: str) -> list[str]:
         limits = [abs(e.comparison[k]) for e in same for k in ("ci_low_pct", "ci_high_pct")]
         differs = f", {len(changed)} differ" if changed else ""
         where = _of(len(same), total)
+        beyond = f"beyond {magnitude_text(max(limits))} % in {where}{differs}{rest}."
         return [
-            f"{name} makes no difference beyond {magnitude_text(max(limits))} % in "
-            f"{where}{differs}{rest}."
+            f"No difference between {arm_text(arm)} and {baseline} {beyond}",
+            f"{name} makes no difference {beyond}",
         ]
     words = {e.word for e in changed}
     if len(words) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.effect_wording import verdict_word
 from labkit.records.metric_registry import OUTPUTS
 
@@ -47,15 +47,20 @@ def summary_verdict(analysis: CellAnalysis) -> SummaryVerdict:
     if not decided:
         return SummaryVerdict("inconclusive", "undecided")
     if decided <= set(SAME):
-        return SummaryVerdict("equivalent", "no difference")
+        same = sum(word in SAME for word in words)
+        return SummaryVerdict("equivalent", "no difference" + _share(same, len(words), data))
     if {"faster", "slower"} <= decided:
         return SummaryVerdict("mixed", "mixed")
     kind = "faster" if "faster" in decided else "slower"
     row = next(one.row for one in judged if one.verdict.word == kind)
     text = verdict_word(kind, row.metric, row.unit, row.better)
-    if words.count(kind) < len(words):
-        text += f" in {words.count(kind)} of {len(words)}"
-    return SummaryVerdict(kind, text)
+    return SummaryVerdict(kind, text + _share(words.count(kind), len(words), data))
+
+
+def _share(part: int, total: int, data: CellData) -> str:
+    """Return in how many of the primary rows, or of all arms' comparisons, a verdict holds."""
+    noun = "rows" if len(data.treatment_arms) == 1 else "comparisons"
+    return f" in {part} of {total} {noun}" if part < total else ""
 
 
 def _of_sweep(analysis: CellAnalysis) -> SummaryVerdict:

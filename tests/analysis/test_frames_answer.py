@@ -27,7 +27,7 @@ def data(**arms):
         (
             {"stream": (6, 9, 0, 0, 0), "seek": (6, 9, 0, 0, 0), "keyframes": (2, 9, 0, 0, 980.0)},
             ["Of 18 planted events the frames show: stream and seek 12; keyframes 4."],
-            "it shows 4 of 18 events, stream 12",
+            "it shows 4 of 18 planted events, stream 12",
         ),
         (
             {"stream": (6, 9, 70, 90, 0), "keyframes": (2, 9, 50, 90, 980.0)},

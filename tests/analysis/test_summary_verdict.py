@@ -31,10 +31,11 @@ def cell(*words, row=KERNEL, arms=("map",), sweep=None, best=(), metrics=("dispa
     ("words", "kind", "text"),
     [
         (["faster", "faster"], "faster", "faster"),
-        (["faster", "equivalent", "invalid"], "faster", "faster in 1 of 3"),
-        (["slower", "inconclusive"], "slower", "slower in 1 of 2"),
+        (["faster", "equivalent", "invalid"], "faster", "faster in 1 of 3 rows"),
+        (["slower", "inconclusive"], "slower", "slower in 1 of 2 rows"),
         (["faster", "slower"], "mixed", "mixed"),
-        (["equivalent", "trivial", "inconclusive"], "equivalent", "no difference"),
+        (["equivalent", "trivial"], "equivalent", "no difference"),
+        (["equivalent", "trivial", "inconclusive"], "equivalent", "no difference in 2 of 3 rows"),
         (["inconclusive"], "inconclusive", "undecided"),
         (["estimate_only", "invalid"], "estimate_only", "estimate only"),
         (["computed"], "computed", "computed"),
@@ -46,6 +47,11 @@ def cell(*words, row=KERNEL, arms=("map",), sweep=None, best=(), metrics=("dispa
 def test_every_mix_of_verdicts_has_its_summary(words, kind, text):
     summary = summary_verdict(cell(*words))
     assert (summary.kind, summary.text) == (kind, text)
+
+
+def test_several_arms_have_comparisons_not_rows():
+    several = cell("faster", "inconclusive", arms=("map", "other"))
+    assert summary_verdict(several).text == "faster in 1 of 2 comparisons"
 
 
 def test_a_latency_is_lower_not_faster():

@@ -1,6 +1,7 @@
 """Quality of arms that score texts: metrics by hand, and intervals with simulated coverage."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from labkit.analysis import gates
 from labkit.analysis.output_identity import IdentityReport
 from labkit.analysis.quality_answer import interval_text, quality_sentences, share_text
 from labkit.analysis.quality_limits import QUALITY_METRICS, broken_limits
+from labkit.analysis.rendering.chart import Text
 from labkit.analysis.rendering.output_agreement_table import output_noun
 from labkit.analysis.rendering.speed_quality_chart import (
     SpeedAndQuality,
@@ -208,6 +210,19 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
     effect["effect_pct"] = None
     assert speed_quality_chart({**CELL, "rows": rows}, qualities) is None
     assert speed_quality_figure({**CELL, "rows": rows}, qualities) is None
+
+
+def test_the_names_of_arms_that_lie_together_do_not_cover_each_other():
+    arms = [f"w4a8kv{bits}" for bits in range(6)]
+    effects = [{"arm": a, "effect_pct": 1.0, "ci_low_pct": None, "ci_high_pct": None} for a in arms]
+    rows = [{"metric": "total_tok_s", "comparisons": effects}]
+    names = [{"name": arm, "role": "arm"} for arm in ["base", *arms]]
+    names[0]["role"] = "baseline"
+    qualities = [replace(text_qualities(["base"], RECORDS)[0], arm=arm["name"]) for arm in names]
+    chart = speed_quality_chart({**CELL, "arms": names, "rows": rows}, qualities)
+    heights = [mark.dy for mark in chart.marks if isinstance(mark, Text) and mark.x == 1.0]
+    assert len(heights) == 6 and len(set(heights)) == 6
+    assert min(abs(a - b) for a in heights for b in heights if a != b) >= 15
 
 
 def test_texts_of_intervals():

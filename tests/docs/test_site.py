@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from headless_browser import CHROMIUM, DESKTOP, PHONE, HeadlessBrowser
 
 from docs.generators import site
 
@@ -55,6 +56,19 @@ def test_every_module_has_a_place_in_the_reference():
     assert len(named) == len(set(named)) and set(named) == modules
 
 
+def test_no_shape_in_a_docstring_is_read_as_a_link():
+    # Markdown takes [lines][columns] for a link to "columns", and the site is not built.
+    shape, code = re.compile(r"\][\[(]"), re.compile(r"``.*?``|`[^`]*`", re.S)
+    modules = sorted((ROOT / "labkit").rglob("*.py"))
+    assert len(modules) > 300
+    assert [
+        (path.name, text)
+        for path in modules
+        for text in re.findall(r'^ *"""(.*?)"""', path.read_text("utf-8"), re.S | re.M)
+        if shape.search(code.sub("", text))
+    ] == []
+
+
 @pytest.mark.skipif(importlib.util.find_spec("griffe") is None, reason=WITHOUT_MKDOCS)
 def test_roles_become_code():
     from docs.generators.docstring_roles import ROLE, _code
@@ -75,3 +89,16 @@ def test_the_site_is_built_without_a_broken_link_and_fetches_nothing(tmp_path):
     assert [page for page in pages if loads.search(page.read_text("utf-8"))] == []
     search = (tmp_path / "search" / "search_index.json").read_text("utf-8")
     assert "max_num_batched_tokens" in search and "labkit.engine.block_pool" in search
+    if CHROMIUM:
+        assert unreadable(tmp_path, ("index.html", "reference/labkit.engine.html")) == []
+
+
+def unreadable(folder, names):
+    """Return the texts with too little contrast, and pages that are wider than the window."""
+    problems = set()
+    with HeadlessBrowser(folder / "profile") as browser:
+        for name in names:
+            for size, scheme in ((s, c) for s in (DESKTOP, PHONE) for c in ("light", "dark")):
+                browser.open(folder / name, size, scheme)
+                problems |= {(name, size, scheme, text) for text in browser.problems()}
+    return [one for one in sorted(problems) if one[-1].startswith(("contrast", "the page"))]

@@ -15,6 +15,7 @@ from labkit.analysis.best_setting import setting_text
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import interval_text, percent_text
 from labkit.analysis.rendering.arm_styles import arm_classes
+from labkit.records.metric_registry import define_metric
 
 Json = Mapping[str, Any]
 MAX_ARMS = 6  # on a card
@@ -75,7 +76,7 @@ class ArmBars:
     """The effects of one arm on a card.
 
     ``style`` is the arm's style class. ``bars`` has the CSS properties of a bar for each row.
-    ``text`` is the range of the effects.
+    ``text`` is the range of the effects, and whether the arm is invalid.
     """
 
     arm: str
@@ -86,8 +87,12 @@ class ArmBars:
 
 @dataclass(frozen=True)
 class CardBars:
-    """The bars of a card: one line for each arm, on one scale."""
+    """The bars of a card: one line for each arm, on one scale.
 
+    ``metric`` says what differs and which direction is better.
+    """
+
+    metric: str
     scale: IntervalScale
     arms: Sequence[ArmBars]
     several_rows: bool
@@ -103,9 +108,10 @@ class CardBars:
     def caption(self) -> str:
         """What the bars show."""
         interval = " with its interval" if self.has_intervals else ""
-        what = "each dot is a row" if self.several_rows else f"the effect{interval}"
+        one = f"the effect{interval}"
+        what = "each dot is a row, numbers are their range" if self.several_rows else one
         more = f"; further arms in the table: {self.left_out}" if self.left_out else ""
-        return f"{what}; axis {self.scale.text}{more}"
+        return f"{self.metric}: {what}; axis {self.scale.text}{more}"
 
 
 def card_bars(analysis: CellAnalysis) -> CardBars | None:
@@ -115,14 +121,17 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
     """
     cell, arms = analysis.json, analysis.data.treatment_arms
     margin = float(cell["design"]["margin_pct"])
+    rows = _shown_rows(cell)
     if analysis.data.sweep:
+        metric_of = cell["best"][0] if cell["best"] else {}
         found = {
             f"{setting_text(b['best'])} against {setting_text(b['reference'])}": [b]
             for b in cell["best"][:1]
             if b.get("effect_pct") is not None
         }
     else:
-        found = _effects(cell, arms)
+        metric_of = rows[0] if rows else {}
+        found = _effects(rows, arms)
     if not found:
         return None
     styles = arm_classes(cell)
@@ -140,13 +149,24 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
     ]
     several_rows = any(len(own) > 1 for own in shown.values())
     has_intervals = any(c["ci_low_pct"] is not None for c in comparisons)
-    return CardBars(scale, lines, several_rows, has_intervals, len(found) - len(shown))
+    left_out = len(found) - len(shown)
+    return CardBars(_metric_text(metric_of), scale, lines, several_rows, has_intervals, left_out)
 
 
-def _effects(cell: Json, arms: Sequence[str]) -> dict[str, list[Json]]:
-    """Return the known comparisons by arm in the rows of the first primary metric."""
+def _shown_rows(cell: Json) -> list[Json]:
+    """Return the rows of the first primary metric."""
     rows = [row for row in cell["rows"] if row["primary"] and row["metric"] is not None]
-    rows = [row for row in rows if row["metric"] == rows[0]["metric"]]
+    return [row for row in rows if row["metric"] == rows[0]["metric"]]
+
+
+def _metric_text(row: Json) -> str:
+    """Return a row's metric and which direction is better: ``throughput, higher is better``."""
+    label = define_metric(row["metric"], row["unit"]).short_label
+    return f"{label}, {row['better']} is better" if row["better"] else label
+
+
+def _effects(rows: Sequence[Json], arms: Sequence[str]) -> dict[str, list[Json]]:
+    """Return the known comparisons by arm, the best arm first."""
     found: dict[str, list[Json]] = {}
     for row in rows:
         for c in row["comparisons"]:
@@ -164,4 +184,6 @@ def _effects(cell: Json, arms: Sequence[str]) -> dict[str, list[Json]]:
 def _range_text(comparisons: Sequence[Json]) -> str:
     effects = sorted(float(c["effect_pct"]) for c in comparisons)
     low, high = percent_text(effects[0]), percent_text(effects[-1])
-    return low if low == high else f"{low.rstrip('%')} to {high}"
+    text = low if low == high else f"{low.rstrip('%')} to {high}"
+    invalid = all(c.get("verdict") == "invalid" for c in comparisons)
+    return f"{text} (invalid)" if invalid else text

@@ -62,8 +62,10 @@ def chart_svg(chart: Chart) -> str:
     """Return a chart as an ``<svg>`` element."""
     panel = _Panel.of(chart)
     parts = [*panel.axes(), *(text for mark in chart.marks for text in panel.mark(mark))]
+    # A picture's content is hidden from assistive software, and so would its links be.
+    role = "group" if any("<a " in part for part in parts) else "img"
     return (
-        f'<svg viewBox="0 0 {WIDTH} {panel.height}" role="img" '
+        f'<svg viewBox="0 0 {WIDTH} {panel.height}" role="{role}" '
         f'aria-label="{escape(chart.title)}">' + "".join(parts) + "</svg>"
     )
 

@@ -47,8 +47,8 @@ def terminal_table(
 ) -> RenderableType:
     """Return a table for a terminal of ``width`` characters, or records if it has no room.
 
-    ``rows``: the cells of each line, [lines][columns]. An empty first cell stands for the one above
-    it.
+    ``rows``: the cells of each line, ``[lines][columns]``. An empty first cell stands for the one
+    above it.
     """
     cells = [[row[i] for row in rows] for i in range(len(columns))]
     widths = column_widths(

@@ -11,6 +11,7 @@ from labkit.analysis.rendering.chart import (
     extremes,
     padded_range,
 )
+from labkit.analysis.rendering.svg_elements import chart_svg
 
 MANY = [(float(i), 1000.0 if i == 7_777 else float(i % 10)) for i in range(10_000)]
 
@@ -65,6 +66,8 @@ def test_a_dot_without_a_tip_is_described_by_its_run_and_leads_to_its_record():
     made.dots([(2.0, 8.0)], "arm0", "circle", "map")
     assert made.tip(made.marks[0], 0) == "map, b00-p01-map: 8.00 µs"
     assert made.href(made.marks[0], 0) == "cell/runs/b00-p01-map.json"
+    assert 'role="group"' in chart_svg(made)  # a picture's links would be hidden
+    assert 'role="img"' in chart_svg(chart([(1, 2)]))
 
 
 def test_of_a_similar_chart_only_the_ys_are_written():

@@ -37,13 +37,24 @@ def test_the_best_arm_comes_first_and_further_arms_are_counted(make_cell):
 
 def test_a_caption_promises_no_interval_where_there_is_none(make_cell):
     known = card_bars(analyse(make_cell(cases=("one",))))
-    assert known.caption.startswith("the effect with its interval; axis ")
+    metric = "time per launch, lower is better: "
+    assert known.caption.startswith(metric + "the effect with its interval; axis ")
     assert all("--w" in bar for line in known.arms for bar in line.bars)
     estimate = card_bars(analyse(make_cell("few/x", cases=("one",), blocks=1, runs=1)))
-    assert estimate.caption.startswith("the effect; axis ")
+    assert estimate.caption.startswith(metric + "the effect; axis ")
     assert not any("--w" in bar for line in estimate.arms for bar in line.bars)
     rows = card_bars(analyse(make_cell("rows/x")))
-    assert rows.caption.startswith("each dot is a row; axis ") and len(rows.arms[0].bars) == 2
+    assert rows.caption.startswith(metric + "each dot is a row, numbers are their range; axis ")
+    assert len(rows.arms[0].bars) == 2
+
+
+def test_a_bar_says_that_its_arm_is_invalid(make_cell):
+    analysis = analyse(make_cell(cases=("one",)))
+    assert not card_bars(analysis).arms[0].text.endswith("(invalid)")
+    for row in analysis.json["rows"]:
+        for one in row["comparisons"]:
+            one["verdict"] = "invalid"
+    assert card_bars(analysis).arms[0].text.endswith("% (invalid)")
 
 
 def test_without_a_known_effect_there_are_no_bars(make_cell):
