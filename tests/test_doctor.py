@@ -156,6 +156,7 @@ def test_one_screen_of_80_columns(measured, stub_pilots, monkeypatch, capsys):
     for label in ("chip", "memory", "MLX", "matmul", "bandwidth", "wired", "power", "noise"):
         assert re.search(rf"^ *{label}  ", out, re.MULTILINE), label
     assert "GFLOP/s" in out and "GB/s" in out and "budgets" in out
+    assert len(re.findall(r"^(?:No caveats|Caveats): ", out, re.MULTILINE)) == 1
 
 
 def test_detectable_effects_are_shown_and_stored(measured, stub_pilots, monkeypatch, capsys):

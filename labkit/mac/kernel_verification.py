@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(PROG, error)
     num_wrong = 0
     with Path(file).open("w", encoding="utf-8") as table:
-        print(TABLE_HEADER, file=table, flush=True)
+        print(TABLE_HEADER, file=table)
         for result in verify(cells):
             print(result.table_row, file=table, flush=True)
             print(result.table_row, flush=True)

@@ -148,6 +148,7 @@ def test_an_invalid_header_is_one_line(tmp_path, data, message):
         ({"llama__attention__head_count": 0}, "invalid dimensions"),
         ({"llama__attention__head_count_kv": 3}, "invalid dimensions"),
         ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "RMS norm epsilon is nan"),
+        ({"llama__attention__layer_norm_rms_epsilon": 0.0}, "RMS norm epsilon is 0.0"),
         ({"llama__rope__dimension_count": 8}, "it must equal the head dimension"),
     ],
 )

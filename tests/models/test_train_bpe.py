@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -66,6 +67,12 @@ def test_the_seed_changes_invented_words_but_not_merges():
     first, other = json.loads(JSON), json.loads(train_bpe.train(TEXTS, vocab_size=SIZE, seed=1))
     assert first["model"]["merges"] == other["model"]["merges"]
     assert first["model"]["vocab"] != other["model"]["vocab"]
+
+
+def test_invented_words_fill_any_vocabulary():
+    large = json.loads(train_bpe.train(TEXTS, vocab_size=4000, seed=0))["model"]
+    words = list(large["vocab"])[256 + len(large["merges"]) :]
+    assert len(words) > 3000 and all(re.fullmatch("Ġ[a-z]{3,9}", word) for word in words)
 
 
 def test_training_is_the_same_in_other_processes():

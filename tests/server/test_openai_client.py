@@ -79,7 +79,10 @@ def test_returned_token_ids_reproduce_the_completion(client):
     response = complete(client, **options_with_ids).choices[0]
     repeated = complete(client, prompt=response.prompt_token_ids, **options_with_ids).choices[0]
     assert len(response.token_ids) == 6 and repeated.token_ids == response.token_ids
-    stream = chat(client, stream=True, **options_with_ids)
+    stream = list(chat(client, stream=True, **options_with_ids))
+    with_prompt = [hasattr(chunk, "prompt_token_ids") for chunk in stream]
+    assert with_prompt == [True, *[False] * (len(stream) - 1)]
+    assert not any(hasattr(chunk, "prompt_token_ids") for chunk in chat(client, stream=True))
     ids = [token for chunk in stream for token in chunk.choices[0].token_ids]
     assert ids == chat(client, **options_with_ids).choices[0].token_ids
 

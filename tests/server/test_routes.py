@@ -1,6 +1,7 @@
 """Tests of API keys, limits, errors, metrics, tokenising and shutdown over plain HTTP."""
 
 import http.client
+import itertools
 import json
 import signal
 import threading
@@ -91,11 +92,13 @@ def test_every_error_is_the_apis_error_object(server, method, path, body, status
 
 def test_the_api_key_is_required_except_for_health(limited_server):
     assert send(limited_server, "GET", "/health")[0] == 200  # monitoring needs no key
-    for headers in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": "Basic sesame"}):
-        response = send(limited_server, "GET", "/v1/models", headers=headers)
+    wrong = {}, {"Authorization": "Bearer sesam"}, {"Authorization": "Basic sesame"}
+    for headers, path in itertools.product(wrong, ("/v1/models", "/v1/models/tiny")):
+        response = send(limited_server, "GET", path, headers=headers)
         assert (response[0], response[2]["error"]["code"]) == (401, "invalid_api_key")
         assert is_error(response)
     assert send(limited_server, "GET", "/v1/models", headers=KEY)[0] == 200
+    assert send(limited_server, "GET", "/v1/models/tiny", headers=KEY)[0] == 200
     assert send(limited_server, "GET", "/v1/models", headers={"x-api-key": "sesame"})[0] == 200
     with pytest.raises(openai.AuthenticationError):
         limited_server.client(api_key="wrong").models.list()

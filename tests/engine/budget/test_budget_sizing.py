@@ -196,6 +196,18 @@ def test_activations_of_a_costly_step_are_estimated(tiny_dir):
     assert max(part.bytes for part in pool.parts) > 1 << 30
 
 
+@pytest.mark.parametrize(("below", "measured"), [(0, True), (1, False)])
+def test_a_step_is_measured_up_to_the_limit_of_two_flops_per_weight_and_token(
+    below, measured, tiny_dir, monkeypatch
+):
+    chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
+    flops = 2 * model_footprint.from_directory(tiny_dir).matmul_weights * 64
+    monkeypatch.setattr(pool_sizing, "MAX_PROFILING_FLOPS", flops - below)
+    machine, shapes = memory_capacity.simulated_mac("sim_m1_8gb"), (KVShape(4, 64, 64),) * 4
+    pool = pool_sizing.size_pool(chosen, tiny_dir, machine, shapes, lambda: 100 * MIB)
+    assert (100 * MIB in [part.bytes for part in pool.parts]) is measured
+
+
 def test_the_setting_named_by_a_refusal_at_load_works(model_dir):
     tight = options(policy=config.BudgetPolicy.fraction, fraction=0.00001, machine="sim_m1_8gb")
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -58,6 +59,14 @@ def test_a_healthy_server_with_a_dead_engine_is_not_ready(tiny_dir, monkeypatch)
     text = str(caught.value)
     assert "the server returned no token within 2 s (engine.server.start_timeout_s)" in text
     assert "no answer within 0.2 s" in text
+
+
+def test_a_server_that_lists_no_models_is_sent_the_directory_as_the_model_s_name():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        process = server_process.ServerProcess(options().server, url, None)
+        assert process._model_name(Path("models/mine")) == "models/mine"
 
 
 def test_a_response_without_a_token_is_not_ready(tiny_dir):

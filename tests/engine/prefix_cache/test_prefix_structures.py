@@ -167,6 +167,7 @@ def test_clear_evicts_blocks_without_references(name):
 def test_reuse_is_in_multiples_of_a_chunk(name):
     bench = Bench(name, reuse_blocks=2)
     bench.serve("aabbccddee")
+    assert bench.manager.reuse_tokens == 2 * SIZE
     assert bench.admit("aabbccddee") == 8
     assert bench.admit("aabbccXX") == 4
     assert bench.admit("aaXX") == 0
