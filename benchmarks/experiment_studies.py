@@ -38,7 +38,6 @@ def run(name: str) -> bool:
     if status not in (0, 1):
         sys.exit(f"{name}: not archived; the same command continues it")
     archive = REFERENCE / f"{name}.zip"
-    archive.unlink(missing_ok=True)
     shutil.rmtree(out / "plots", ignore_errors=True)
     print(archive_study(out, archive).summary, flush=True)
     shutil.rmtree(out)

@@ -304,35 +304,39 @@ def with_sweep_as_arms(command: Command) -> Command:
 
 
 def print_config(command: Command) -> None:
-    """Let Hydra print what a command asks of it; a job's config is composed only once.
+    """Print what a command asks of its config; ``-m`` is ignored beside a flag that prints.
 
-    A job's config has the overrides that its scale selects, which Hydra does not know. ``-m`` is
-    ignored: Hydra refuses it beside a flag that prints.
+    Hydra does not know the overrides that a scale selects, so they are given to it. The config of
+    a job is composed and printed here, because Hydra would compose it once more.
     """
-    flags, job_flags = list(command.flags), {"--resolve", "--package"}
+    from labkit.experiment.cell_composer import with_scale_overrides
+    from labkit.experiment.hydra_composer import Composer
+
+    overrides, flags = list(command.overrides), list(command.flags)
+    if "--cfg" not in flags:
+        run_hydra([*overrides, *flags])
+        return
     package = flags[flags.index("--package") + 1] if "--package" in flags else ""
-    if {"--cfg", "job"} <= set(flags) <= {"--cfg", "job", package, *job_flags}:
-        print(job_config(command.overrides, package, "--resolve" in flags), end="")
+    composer = Composer()
+    with initialized():
+        overrides = with_scale_overrides(overrides, composer)
+        tree = composer.tree(overrides) if "job" in flags else None
+    if tree is None:
+        run_hydra([*overrides, *flags])
     else:
-        run_hydra([*command.overrides, *flags])
+        print(config_text(tree, package, "--resolve" in flags), end="")
 
 
-def job_config(overrides: Sequence[str], package: str = "", resolve: bool = False) -> str:
-    """Return the config of a job as YAML, or its part ``package`` (``engine.kv``).
+def config_text(tree: Any, package: str = "", resolve: bool = False) -> str:
+    """Return a config as YAML, or its part ``package`` (``engine.kv``).
 
     Raises
     ------
     ConfigError
-        The config is invalid, or has no such part.
+        The config has no such part.
     """
     from omegaconf import Container, OmegaConf
 
-    from labkit.experiment.cell_composer import with_scale_overrides
-    from labkit.experiment.hydra_composer import Composer
-
-    composer = Composer()
-    with initialized():
-        tree: Any = composer.tree(with_scale_overrides(overrides, composer))
     if resolve:
         OmegaConf.resolve(tree)
     if package in ("", "_global_"):

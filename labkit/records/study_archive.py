@@ -42,6 +42,8 @@ MAX_FILES = 200_000
 XZ_MEMORY_BYTES = 128 << 20
 CELLS_IN_MEMORY = 2  # a cell and the cell that confirms it are read alternately
 COMPRESSED_ALREADY = (".png", CELL_SUFFIX)
+# Hydra's own settings name folders of the machine, and nothing reads them.
+HYDRA_SETTINGS = ("multirun.yaml", "hydra.yaml")
 
 
 def write_archive(path: Path, files: Mapping[str, bytes], cells: Mapping[str, Path]) -> str:
@@ -92,7 +94,9 @@ def _pack_cell(folder: Path) -> bytes:
 
 
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files in a folder and their paths within it, sorted, without temporary files.
+    """Yield the files in a folder and their paths within it, sorted.
+
+    Temporary files and Hydra's own settings are left out.
 
     Raises
     ------
@@ -105,7 +109,8 @@ def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
             stat.S_ISREG(mode) or stat.S_ISDIR(mode),
             f"{path} is a link or a special file; an archive holds regular files only",
         )
-        if stat.S_ISREG(mode) and not path.name.endswith(".tmp"):
+        left_out = path.name.endswith(".tmp") or path.name in HYDRA_SETTINGS
+        if stat.S_ISREG(mode) and not left_out:
             yield path.relative_to(folder).as_posix(), path
 
 

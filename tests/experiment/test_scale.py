@@ -80,8 +80,8 @@ def test_an_unknown_scale_is_one_line(scaled, tmp_path):
         cell_of(scaled)
 
 
-def test_a_printed_job_has_its_scale(scaled):
-    app.register()
-    overrides = app.parse(scaled).overrides
-    assert "num_requests: 4\n" in app.job_config(overrides, "workload")
-    assert "num_requests: 4\n" not in app.job_config([], "workload")
+@pytest.mark.parametrize("topic", ["job", "all"])
+def test_a_printed_config_has_its_scale(scaled, topic, capsys):
+    app.print_config(app.parse([*scaled, "scale=full", "workload.num_requests=3", "--cfg", topic]))
+    printed = capsys.readouterr().out
+    assert "concurrency: 8" in printed and "num_requests: 3" in printed
