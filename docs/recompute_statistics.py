@@ -152,8 +152,11 @@ class Row:
 
     @property
     def sd(self):
-        """The standard deviation between runs after block and arm effects are removed."""
-        return math.sqrt(self.left / self.df)
+        """The standard deviation between runs after block and arm effects are removed.
+
+        None if there are no degrees of freedom.
+        """
+        return None if self.df == 0 else math.sqrt(self.left / self.df)
 
     @property
     def hodges_lehmann(self):
@@ -164,8 +167,8 @@ class Row:
         return np.median((differences[first] + differences[second]) / 2)
 
     def mde(self, alpha_row):
-        """Return the smallest detectable effect in percent."""
-        if not 0 < alpha_row < 1:
+        """Return the smallest detectable effect in percent, or None if it is not known."""
+        if self.df == 0 or not 0 < alpha_row < 1:
             return None
         c, t = stdtrit(self.df, 1 - alpha_row / 2), stdtrit(self.df, 0.8)
         m = math.sqrt(2 / self.df) * math.exp(gammaln((self.df + 1) / 2) - gammaln(self.df / 2))
@@ -334,6 +337,7 @@ def compare(cell, rows, arm, families, primary):
         alpha_row = row.alpha_row(largest, cell.alpha / families)
         margins = [math.log1p(sign * cell.design["margin_pct"] / 100) for sign in (-1, 1)]
         inside = margins[0] < row.mean < margins[1]
+        tests = [row.p(x, adjusted, families) for x in margins]
         better = 1 if row.better == "higher" else -1
         wins = better * (row.values[:, row.runs :].mean(1) - row.values[:, : row.runs].mean(1)) > 0
         low, high = row.interval(adjusted, cell.alpha / families)
@@ -348,7 +352,7 @@ def compare(cell, rows, arm, families, primary):
             "p": row.p(0.0, alone),
             "p_adjusted": row.p(0.0, adjusted, families),
             "p_floor": min(1.0, 2 * families / number_of_relabellings(row.blocks, row.runs)),
-            "equivalence_p": max(row.p(x, adjusted, families) for x in margins) if inside else 1.0,
+            "equivalence_p": None if row.df == 0 else max(tests) if inside else 1.0,
             "mde_pct": row.mde(alpha_row),
             "alpha_row": alpha_row,
             "sd": row.sd,

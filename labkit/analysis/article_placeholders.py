@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -24,11 +26,16 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.markdown_report import markdown_table
-from labkit.analysis.rendering.published_table import published_source
+from labkit.analysis.rendering.published_table import (
+    combined_published_table,
+    published_source,
+    published_table_of,
+)
 from labkit.analysis.rendering.report_files import report_dir
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
-from labkit.analysis.rendering.table_model import Column, text_or_empty
+from labkit.analysis.rendering.table_model import Column, Table, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.study_answer import study_answer
 from labkit.analysis.verdict_sentences import row_name
 from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
@@ -70,6 +77,9 @@ class PlaceholderFunctions:
         self._opened: dict[Path, StudyPath] = {}
         self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
             "table": self.table,
+            "published": self.published,
+            "cells": self.cells,
+            "answer": self.answer,
             "settings": self.settings,
             "value": self.value,
             "figure": self.figure,
@@ -125,6 +135,37 @@ class PlaceholderFunctions:
         table = report.settings[index]
         return ArticleBlock("\n\n".join([markdown_table(table), *table.notes]))
 
+    def published(self, study: str) -> ArticleBlock:
+        """Return the published numbers of all cells, each line followed by our numbers."""
+        reports = self._valid_reports(study)
+        labels = cell_labels([report.analysis for report in reports])
+        labelled = zip(labels, map(published_table_of, reports), strict=True)
+        tables = [(label, table) for label, table in labelled if table is not None]
+        require(bool(tables), f"{study} has no published numbers")
+        if len(reports) == 1:
+            return ArticleBlock(markdown_table(tables[0][1]))
+        return ArticleBlock(markdown_table(combined_published_table(tables)))
+
+    def cells(self, study: str) -> ArticleBlock:
+        """Return the table of a study's cells with their answers."""
+        reports = self._valid_reports(study)
+        labels = cell_labels([report.analysis for report in reports])
+        lines = tuple(zip(labels, (report.short_answer for report in reports), strict=True))
+        columns = (
+            Column[tuple[str, str]]("cell", itemgetter(0), numeric=False),
+            Column[tuple[str, str]]("answer", itemgetter(1), numeric=False),
+        )
+        return ArticleBlock(markdown_table(Table(columns, lines)))
+
+    def answer(self, study: str, cell: str | None = None) -> ArticleLink:
+        """Return the answer of a study, or of one of its cells, in at most 20 words, as a link."""
+        if cell is not None:
+            report, page = self._report(study, cell)
+            return ArticleLink(report.short_answer, page)
+        reports = self._valid_reports(study)
+        text = study_answer([report.analysis for report in reports])
+        return ArticleLink(text, self._page(study, self._study(study)))
+
     def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> ArticleBlock:
         """Return a sentence of the study's report; ``what`` is a key of ``SENTENCES``."""
         report, _ = self._report(study, cell)
@@ -135,10 +176,8 @@ class PlaceholderFunctions:
 
     def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
         """Return a picture of the study; ``file`` is a path within the study's folder."""
-        path = self._study(study)
-        for report in self._reports(path):
-            _require_valid(report, study)
-        folder = report_dir(path)
+        self._valid_reports(study)
+        folder = report_dir(self._study(study))
         known = [f"plots/{path.name}" for path in sorted((folder / "plots").glob("*"))]
         path = folder / _one_of("figure", file, known)
         return ArticleLink(caption or path.stem, self._link(path), picture=True)
@@ -181,11 +220,22 @@ class PlaceholderFunctions:
             )
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
+        return reports[name], self._page(study, folder)
+
+    def _page(self, study: str, folder: Path) -> str:
+        """Return a link to the page with a study's records."""
         page = report_dir(folder) / "report.html"
         if not page.is_file() and folder.is_file():
             page = folder  # the archive has the report in it
         require(page.is_file(), f"{study} has no report.html; run: python -m labkit.report {study}")
-        return reports[name], self._link(page)
+        return self._link(page)
+
+    def _valid_reports(self, study: str) -> list[CellReport]:
+        """Return the reports of a study's cells, each of which is complete and has its gates."""
+        reports = list(self._reports(self._study(study)))
+        for report in reports:
+            _require_valid(report, study)
+        return reports
 
     def _reports(self, path: Path) -> Iterable[CellReport]:
         if path not in self._opened:  # an archive is checked once

@@ -59,17 +59,24 @@ def numbers_of_the_package(folder):
 
 
 def compare_with_the_package(script, cell):
+    """Compare all numbers and return how many rows have some."""
     expected = numbers_of_the_package(cell)
     found = script.recompute(cell)
-    assert list(found) and set(found) == set(expected)
+    assert set(found) == set(expected)
     for key, numbers in found.items():
-        theirs = {name: expected[key][name] for name in numbers}
-        assert numbers == pytest.approx(theirs, rel=1e-8, abs=1e-8), key
+        theirs = expected[key]
+        withheld = theirs["p_adjusted"] is None  # the package claims nothing, and omits numbers
+        for name, number in numbers.items():
+            if number is None or (withheld and theirs.get(name) is None):
+                assert theirs.get(name) is None, (key, name)
+            else:
+                assert number == pytest.approx(theirs[name], rel=1e-8, abs=1e-8), (key, name)
+    return len(found)
 
 
 @pytest.mark.parametrize("cell", EXAMPLES)
 def test_the_script_gives_the_package_s_numbers(script, reference, cell):
-    compare_with_the_package(script, reference / cell)
+    assert compare_with_the_package(script, reference / cell)
 
 
 @pytest.mark.slow
