@@ -232,7 +232,9 @@ class Cell:
                 continue
             for case in record["cases"]:
                 for metric in case["metrics"]:
-                    facts = (metric["better"], metric["primary"], {})
+                    asked = self.design.get("metrics")  # what the ablation's answer is about
+                    primary = metric["name"] in asked if asked else metric["primary"]
+                    facts = (metric["better"], primary, {})
                     runs = rows.setdefault((case["case"], metric["name"]), facts)[2]
                     run = (metric["repeats"], case["notes"].get("turns", []))
                     runs.setdefault(record["block"], {}).setdefault(record["arm"], []).append(run)
@@ -337,7 +339,6 @@ def compare(cell, rows, arm, families, primary):
         alpha_row = row.alpha_row(largest, cell.alpha / families)
         margins = [math.log1p(sign * cell.design["margin_pct"] / 100) for sign in (-1, 1)]
         inside = margins[0] < row.mean < margins[1]
-        tests = [row.p(x, adjusted, families) for x in margins]
         better = 1 if row.better == "higher" else -1
         wins = better * (row.values[:, row.runs :].mean(1) - row.values[:, : row.runs].mean(1)) > 0
         low, high = row.interval(adjusted, cell.alpha / families)
@@ -352,7 +353,7 @@ def compare(cell, rows, arm, families, primary):
             "p": row.p(0.0, alone),
             "p_adjusted": row.p(0.0, adjusted, families),
             "p_floor": min(1.0, 2 * families / number_of_relabellings(row.blocks, row.runs)),
-            "equivalence_p": None if row.df == 0 else max(tests) if inside else 1.0,
+            "equivalence_p": max(row.p(x, adjusted, families) for x in margins) if inside else 1.0,
             "mde_pct": row.mde(alpha_row),
             "alpha_row": alpha_row,
             "sd": row.sd,

@@ -1,6 +1,6 @@
-"""``python -m labkit.post ARTICLE.md``: fill an article's placeholders from records.
+"""``python -m labkit.post ARTICLE.md ...``: fill the placeholders of articles from records.
 
-Exit codes: 0 on success; 1 with ``--check`` if the article no longer agrees with its records; 2,
+Exit codes: 0 on success; 1 with ``--check`` if an article no longer agrees with its records; 2,
 with a one-line message, if a record is missing, a name is unknown or a gate failed. Nothing is
 written in that case.
 """
@@ -21,16 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = OneLineParser(
         prog="python -m labkit.post",
-        description="Fill the placeholders of a Markdown article from records, in place.",
+        description="Fill the placeholders of Markdown articles from records, in place.",
     )
-    parser.add_argument("article", type=Path, metavar="ARTICLE.md", help="the article to render")
+    parser.add_argument(
+        "articles", type=Path, nargs="+", metavar="ARTICLE.md", help="an article to render"
+    )
     parser.add_argument("--html", action="store_true", help="also write ARTICLE.html beside it")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the article is out of date"
+        "--check", action="store_true", help="write nothing; exit 1 if an article is out of date"
     )
     options = parser.parse_args(argv)
     try:
-        return post(options.article, html=options.html, check=options.check)
+        return post(options.articles, html=options.html, check=options.check)
     except (ArticleError, RecordError, UnicodeDecodeError) as error:
         return print_error(parser.prog, error)
     except OSError as error:
@@ -39,30 +41,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def post(article: Path, *, html: bool = False, check: bool = False) -> int:
-    """Render an article, and its HTML page if ``html``; return the exit code."""
+def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
+    """Render articles, and the HTML page of each if ``html``; return the exit code."""
     from labkit.analysis import article as articles
-    from labkit.analysis.rendering.report_files import write_text
     from labkit.analysis.study_analysis import AnalysisCache
 
     analysis_cache = AnalysisCache()
-    text = articles.render(article, analysis_cache)
+    texts = {path: articles.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())
-    files = {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
     stale = [
-        path
-        for path, content in files.items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != content
+        file
+        for article, text in texts.items()
+        for file, content in _files(article, text, html).items()
+        if _update(file, content, article, check)
     ]
-    for path in stale:
-        if check:
-            print(
-                f"{path}: no longer agrees with its records; run: python -m labkit.post {article}"
-            )
-        else:
-            write_text(path, files[path])
-            print(f"{path}: written")
     return int(check and bool(stale))
+
+
+def _files(article: Path, text: str, html: bool) -> dict[Path, str]:
+    from labkit.analysis import article as articles
+
+    return {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
+
+
+def _update(file: Path, content: str, article: Path, check: bool) -> bool:
+    """Write a file whose content differs, or say so if ``check``; return whether it differs."""
+    from labkit.analysis.rendering.report_files import write_text
+
+    if file.is_file() and file.read_text(encoding="utf-8") == content:
+        return False
+    if check:
+        print(f"{file}: no longer agrees with its records; run: python -m labkit.post {article}")
+    else:
+        write_text(file, content)
+        print(f"{file}: written")
+    return True
 
 
 if __name__ == "__main__":

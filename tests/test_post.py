@@ -152,6 +152,6 @@ def test_answers_and_published_numbers_of_a_study_of_several_cells(tmp_path):
     )
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    assert text.count("| machine=sim_m1_") == 4 and "| a | [4 cells: " in text
+    assert text.count("| machine=sim_m1_") == 4 and "| a | [At machine=sim_m1_" in text
     assert "(policies.zip '{{ answer(" in text
     assert main([str(path), "--check"]) == 0

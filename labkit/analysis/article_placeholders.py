@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import quote
 
 from labkit.analysis.cell_labels import cell_labels
+from labkit.analysis.host_groups import host_groups
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
+    join_names,
     p_text,
     percent_text,
     unit_name,
@@ -80,6 +82,7 @@ class PlaceholderFunctions:
             "published": self.published,
             "cells": self.cells,
             "answer": self.answer,
+            "machine": self.machine,
             "settings": self.settings,
             "value": self.value,
             "figure": self.figure,
@@ -164,6 +167,13 @@ class PlaceholderFunctions:
             return ArticleLink(report.short_answer, page)
         reports = self._valid_reports(study)
         text = study_answer([report.analysis for report in reports])
+        return ArticleLink(text, self._page(study, self._study(study)))
+
+    def machine(self, study: str) -> ArticleLink:
+        """Return the names of the machines that ran a study, as a link."""
+        reports = self._valid_reports(study)
+        groups = host_groups([report.analysis for report in reports])
+        text = join_names([group.name for group in groups])
         return ArticleLink(text, self._page(study, self._study(study)))
 
     def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> ArticleBlock:

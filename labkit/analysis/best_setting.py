@@ -16,13 +16,17 @@ import numpy as np
 
 from labkit.analysis.arm_comparison import interval_to_percent
 from labkit.analysis.effect_wording import effect_text
-from labkit.analysis.number_format import count_text, magnitude_text, round_significant
+from labkit.analysis.number_format import (
+    magnitude_text,
+    round_significant,
+)
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values, summary
 from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict_sentences import row_name
+from labkit.machine.message_text import count_text
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis

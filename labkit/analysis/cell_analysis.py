@@ -419,7 +419,9 @@ def analyse(
     claim = data.arms[0].identity
     report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
     gate_results = {
-        "healthy": gates.healthy(data.records, bool(data.design.get("across_hosts", False))),
+        "healthy": gates.healthy(
+            data.records, data.arms, bool(data.design.get("across_hosts", False))
+        ),
         "engaged": gates.engaged(data.records, data.arms),
         "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
     }

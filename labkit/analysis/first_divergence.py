@@ -19,7 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.number_format import count_text, significant_text
+from labkit.analysis.number_format import (
+    significant_text,
+)
+from labkit.machine.message_text import count_text
 from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analysis import server_arm_caveats
-from labkit.analysis.number_format import count_text
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.quality_limits import broken_limits
 from labkit.analysis.text_quality import text_qualities
+from labkit.machine.message_text import count_text
 from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20
@@ -51,10 +51,13 @@ class Gate:
         return {"status": self.status, "reasons": [*shown, *rest]}
 
 
-def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
+def healthy(
+    records: Sequence[Record], arms: Sequence[Arm] = (), across_hosts: bool = False
+) -> Gate:
     """Fail on a failed run, swap growth within a run, a late client, or a changed host.
 
-    With ``across_hosts`` the host may change from block to block, but not within a block.
+    An arm that claims to run out of memory must do so in every run. It gets no verdict. With
+    ``across_hosts`` the host may change from block to block, but not within a block.
 
     No run is excluded: an arm itself can cause the first three failures, and excluding its runs
     could favour it. Instead every verdict of the cell is invalid.
@@ -62,8 +65,17 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
     gate = Gate("pass")
     if not records:
         gate.fail("no run has left a record", None, "no runs")
+    claimed = {arm.name for arm in arms if arm.out_of_memory}
+    for name in claimed:
+        gate.causes[name] = "out of memory, as claimed"
+    for record in records:
+        if record.arm in claimed and record.outcome in ("ok", "vacuous"):
+            reason = "it did not run out of memory, as ablation.claims.out_of_memory says"
+            gate.fail(f"{record.run}: {reason}", record.arm, reason)
     for alike in _own_failures(records):
         record = alike[0]
+        if record.arm in claimed and record.outcome == "oom":
+            continue
         more = f"; {count_text(len(alike) - 1, 'more run')} failed alike" if len(alike) > 1 else ""
         gate.fail(
             f"{record.run}: {record.outcome}: {record.detail}{_aftermath(record, records)}{more}",
@@ -152,7 +164,7 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
         claims = list(dict.fromkeys([*([implicit] if implicit else []), *arm.engaged]))
         if not arm.engaged and gate.status == "pass":
             gate.status = "unclaimed"
-        if arm.engaged and _never_ran(gate, arm, records):
+        if arm.engaged and not arm.out_of_memory and _never_ran(gate, arm, records):
             continue
         affected = arm.name if arm.role == "arm" else None
         for record in records:
@@ -190,7 +202,8 @@ def identical(
         return gate
     by_run = {record.run: record for record in records}
     for arm in arms:
-        _never_ran(gate, arm, by_run.values())
+        if not arm.out_of_memory:
+            _never_ran(gate, arm, by_run.values())
     without = next((r for r in by_run.values() if r.ok and not _has_outputs(r)), None)
     if without is not None:
         gate.fail(f"{without.run}: no outputs were recorded", None, "no outputs")

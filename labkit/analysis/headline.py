@@ -22,11 +22,16 @@ from labkit.analysis.effect_wording import (
     value_with_unit,
 )
 from labkit.analysis.frames_answer import frames_sentences
-from labkit.analysis.number_format import count_text, join_names, magnitude_text, percent_text
+from labkit.analysis.number_format import (
+    join_names,
+    magnitude_text,
+    percent_text,
+)
 from labkit.analysis.observations import MetricRow, summary
 from labkit.analysis.outputs_answer import outputs_answer
 from labkit.analysis.quality_answer import quality_sentences
 from labkit.analysis.verdict import Verdict
+from labkit.machine.message_text import count_text
 from labkit.records.metric_registry import OUTPUTS, MetricDefinition, define_metric
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given

@@ -101,11 +101,6 @@ def magnitude_text(value: float) -> str:
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
 
 
-def count_text(n: int, noun: str) -> str:
-    """Write a number with its noun, in the plural unless it is 1: ``1 block``, ``4 blocks``."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def join_names(names: Sequence[str], last: str = "and") -> str:
     """Return names as a phrase: ``a``, ``a and b``, ``a, b and c``."""
     if len(names) < 3:

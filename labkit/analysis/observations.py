@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.machine.message_text import count_text
 from labkit.records import Metric, Record, RecordError
 from labkit.records.metric_registry import define_metric
 
@@ -260,7 +261,8 @@ def _check_rounds(row: MetricRow) -> None:
         for v in values:
             if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
                 raise RecordError(
-                    f"{v.file}: {row.case!r} has {len(v.repeats)} repeats of {row.metric}, but "
+                    f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
+                    f"{row.metric}, but "
                     f"{row.paired_baseline} has {rounds[v.block]} in the same block"
                 )
 

@@ -11,10 +11,10 @@ from labkit.analysis.best_setting import is_decided
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.headline import headline
 from labkit.analysis.host_groups import host_groups, machine_name
-from labkit.analysis.number_format import count_text
 from labkit.analysis.search_objective import objective
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
+from labkit.machine.message_text import count_text
 from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,
@@ -53,12 +53,14 @@ class AnalysisCache:
     def decided(self, cell_dir: StudyPath) -> bool:
         """Return whether every treatment arm has a decided verdict in every primary row.
 
-        A sweep is decided if only one setting may be the best in every primary row.
+        Arms that claim to run out of memory are left out. A sweep is decided if only one setting
+        may be the best in every primary row.
         """
         analysis = self.cell(cell_dir)
         if analysis.data.sweep:
             return is_decided(analysis.best)
-        arms = analysis.data.treatment_arms
+        claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
+        arms = set(analysis.data.treatment_arms) - claimed
         words = {
             one.verdict.word
             for one in analysis.judged

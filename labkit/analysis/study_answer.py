@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.number_format import count_text, join_names
+from labkit.analysis.cell_labels import cell_labels
+from labkit.analysis.number_format import (
+    join_names,
+)
 from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
 from labkit.analysis.short_answer import arm_text, short_answer, shortest
 from labkit.analysis.summary_verdict import summary_verdict
 from labkit.analysis.verdict_sentences import title
+from labkit.machine.message_text import count_text
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:
@@ -29,12 +33,36 @@ def study_answer(analyses: Sequence[CellAnalysis]) -> str:
         return shortest(_capacity(capacities))
     if len(analyses) == 1:
         return short_answer(analyses[0])
-    counts: dict[str, int] = {}
-    for analysis in analyses:
-        word = summary_verdict(analysis).text
-        counts[word] = counts.get(word, 0) + 1
-    parts = join_names([f"{count} {word}" for word, count in counts.items()])
-    return f"{count_text(len(analyses), 'cell')}: {parts}."
+    number, answers = count_text(len(analyses), "cell"), [short_answer(one) for one in analyses]
+    verdicts = [summary_verdict(analysis).text for analysis in analyses]
+    counts = join_names([f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)])
+    candidates = [f"{number}: {counts}."]
+    if len(set(answers)) == 1:
+        candidates = [f"{answers[0].rstrip('.')}, in all {number}.", *candidates]
+    elif set(verdicts) == {"computed"}:
+        candidates = [f"At {cell_labels(analyses)[-1]}: {answers[-1]}", *candidates]
+    else:
+        candidates = [*_by_verdict(analyses, verdicts), *candidates]
+    return shortest(candidates)
+
+
+def _by_verdict(analyses: Sequence[CellAnalysis], verdicts: Sequence[str]) -> list[str]:
+    """Return the verdicts and their cells as a sentence, if all cells compare the same arms."""
+    compared = {(one.data.baseline, tuple(one.data.treatment_arms)) for one in analyses}
+    ((baseline, arms), *others) = compared
+    if others or not arms:
+        return []
+    labels: dict[str, list[str]] = {}
+    for label, verdict in zip(cell_labels(analyses), verdicts, strict=True):
+        labels.setdefault(verdict, []).append(label)
+    parts = "; ".join(
+        f"{verdict} at {join_names(names)}"
+        if len(labels) > 1
+        else f"{verdict} in all {len(names)} cells"
+        for verdict, names in labels.items()
+    )
+    text = f"{join_names([arm_text(arm) for arm in arms])} against {arm_text(baseline)}: {parts}."
+    return [text[0].upper() + text[1:]]
 
 
 def _capacity(capacities: Sequence[ServingCapacity]) -> list[str]:

@@ -19,7 +19,6 @@ import numpy as np
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, interval_to_percent
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import (
-    count_text,
     magnitude_text,
     p_text,
     percent_text,
@@ -42,6 +41,7 @@ from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.study_quality_diff import quality_change_notes
 from labkit.analysis.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
+from labkit.machine.message_text import count_text
 from labkit.records import machine_difference
 
 STUDY_NAMES = ("old", "new")

@@ -26,13 +26,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria
-from labkit.analysis.number_format import count_text, magnitude_text, significant_text
+from labkit.analysis.number_format import (
+    magnitude_text,
+    significant_text,
+)
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,
     degrees_of_freedom,
     min_blocks_to_claim,
 )
+from labkit.machine.message_text import count_text
 
 VERDICT_WORDS = (
     "faster",

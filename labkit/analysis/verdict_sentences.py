@@ -14,7 +14,6 @@ from labkit.analysis.effect_wording import (
 )
 from labkit.analysis.number_format import (
     MINUS,
-    count_text,
     interval_text,
     magnitude_text,
     p_text,
@@ -22,6 +21,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.statistics.permutation_test import Relabellings, relabellings
+from labkit.machine.message_text import count_text
 
 Json = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from the schema.
 from labkit.config.attention import ATTENTION_BACKENDS, RESOLVERS, Attention, Device
 from labkit.config.budget import (
     DEFAULT_FRACTION,
+    DEFAULT_FREE_FRACTION,
     DEFAULT_POOL_BYTES,
     SIMULATED_MAC_NAMES,
     Budget,
@@ -25,6 +26,7 @@ from labkit.config.engine import (
     DecodeShape,
     DType,
     Engine,
+    Forward,
     Pipeline,
     PrefixAlign,
     PrefixCache,
@@ -85,6 +87,7 @@ __all__ = [
     "ATTENTION_BACKENDS",
     "CONTROL",
     "DEFAULT_FRACTION",
+    "DEFAULT_FREE_FRACTION",
     "DEFAULT_POOL_BYTES",
     "DEFAULT_WATERMARK",
     "ENGINES",
@@ -123,6 +126,7 @@ __all__ = [
     "Environment",
     "EosHandling",
     "Experiment",
+    "Forward",
     "FramePicks",
     "Identity",
     "Isolation",

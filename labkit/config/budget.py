@@ -9,6 +9,7 @@ from labkit.config.option import Group, ReadBy, option
 
 # Used for engine.budget.fraction=null; the default of vLLM's gpu_memory_utilization.
 DEFAULT_FRACTION = 0.9
+DEFAULT_FREE_FRACTION = 0.8  # engine.budget.policy=free_memory
 DEFAULT_POOL_BYTES = 1 << 30
 # Simulated Macs, for which budgets can be computed on any machine (labkit.machine.memory_capacity).
 SIMULATED_MAC_NAMES = (
@@ -36,6 +37,7 @@ class BudgetPolicy(Enum):
     mistralrs = "mistralrs"
     llamacpp = "llamacpp"
     tiered_reserve = "tiered_reserve"
+    free_memory = "free_memory"
 
 
 class WiredCollector(Enum):
@@ -56,11 +58,20 @@ class Budget(Group, place="engine.budget"):
     policy: BudgetPolicy = option(BudgetPolicy.fixed)
     fraction: float | None = option(
         None,
-        "Share of RAM (fraction) or of the GPU working set (vllm, mistralrs).",
+        "Share of RAM (fraction), of the GPU working set (vllm, mistralrs), or of the memory that "
+        "is free after loading (free_memory).",
         gt=0,
         le=1,
-        null_means=f"{DEFAULT_FRACTION}",
-        read_by=ReadBy(POLICY, (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)),
+        null_means=f"{DEFAULT_FRACTION} (free_memory: {DEFAULT_FREE_FRACTION})",
+        read_by=ReadBy(
+            POLICY,
+            (
+                BudgetPolicy.fraction,
+                BudgetPolicy.vllm,
+                BudgetPolicy.mistralrs,
+                BudgetPolicy.free_memory,
+            ),
+        ),
     )
     blocks: int | None = option(
         None,

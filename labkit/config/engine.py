@@ -105,6 +105,17 @@ class Pipeline(Enum):
     overlap = "overlap"
 
 
+class Forward(Enum):
+    """Forward passes of a step.
+
+    batched: one for all requests. per_request: one for each request, so that no two requests share
+    a read of the weights.
+    """
+
+    batched = "batched"
+    per_request = "per_request"
+
+
 @dataclass
 class Engine(Group, place="engine"):
     """The inference engine: a preset, and one option for each design choice."""
@@ -155,6 +166,12 @@ class Engine(Group, place="engine"):
     prefix_align: PrefixAlign = option(PrefixAlign.block)
     speculation: Speculation = option(Speculation.none)
     pipeline: Pipeline = option(Pipeline.sync)
+    forward: Forward = option(Forward.batched)
+    graph_replay: bool = option(
+        True,
+        "Replay decode steps from a captured graph in one call, where labkit's own CPU kernels run "
+        "the whole model; otherwise Python calls each layer.",
+    )
     batch_invariant: bool = option(
         False,
         "Require logits independent of batch composition: checked when the model is loaded; "
@@ -202,6 +219,8 @@ class Engine(Group, place="engine"):
         )
         if self.kv.window_pools:
             self._check_window_pools()
+        if self.forward is Forward.per_request:
+            self._check_forward()
         if not self.parallel.single_process:
             self._check_parallel()
         if self.name in EXTERNAL_ENGINES:
@@ -265,6 +284,31 @@ class Engine(Group, place="engine"):
             self.speculation is not Speculation.draft,
             f"engine.speculation=draft: {where} has no pool for the layers of a draft model; set "
             "engine.speculation=ngram or none",
+        )
+
+    def _check_forward(self) -> None:
+        """Refuse what needs the rows of all requests in one forward."""
+        where = "engine.forward=per_request"
+        require(
+            self.name not in PRESET_LAYOUTS or self.kv.layout is not KVLayout.padded,
+            f"{where}: engine.kv.layout=padded has all requests in one array; set "
+            "engine=contiguous or engine=paged",
+        )
+        for key, (choice, reason) in {
+            "speculation": (self.speculation, "drafts are verified in one forward; set none"),
+            "decode_shape": (
+                self.decode_shape,
+                "a single request is not padded; set exact",
+            ),
+        }.items():
+            require(
+                choice.value in ("none", "exact"),
+                f"{where}: engine.{key}={choice.value}: {reason}",
+            )
+        require(
+            self.parallel.single_process,
+            f"{where}: engine.parallel.size={self.parallel.size}: ranks run one forward for all "
+            "requests; set 1",
         )
 
     def _check_dtype(self) -> None:

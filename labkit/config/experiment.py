@@ -78,6 +78,11 @@ class Claims(Group, place="ablation.claims"):
         "Claim that every request is served: a run fails if any request is refused or fails. "
         "Without the claim, such requests are only counted.",
     )
+    out_of_memory: list[str] = option(
+        factory=list,
+        meaning="Arms all of whose runs must end for want of memory. They get no verdict, and the "
+        "others keep theirs; without the claim, such a run makes every verdict invalid.",
+    )
 
 
 @dataclass

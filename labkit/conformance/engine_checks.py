@@ -11,6 +11,7 @@ from labkit.config import ConfigError
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.request import Request, SamplingParams
+from labkit.machine.message_text import count_text
 
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))
@@ -96,8 +97,8 @@ def _check_served(engine: InferenceEngine) -> None:
         reasons = [event.finish_reason for event in mine]
         demand(
             reasons == [None] * (MAX_TOKENS - 1) + ["length"],
-            f"{name} with max_tokens={MAX_TOKENS}: {len(mine)} events, finish reasons {reasons}; "
-            "it must have one event per token, and 'length' only in the last",
+            f"{name} with max_tokens={MAX_TOKENS}: {count_text(len(mine), 'event')}, finish "
+            f"reasons {reasons}; it must have one event per token, and 'length' only in the last",
         )
     unknown = sorted(events)[:1]
     demand(not events, f"an event belongs to a request that was not submitted: {unknown}")

@@ -12,6 +12,7 @@ from typing import Any
 from labkit import workload
 from labkit.config import Experiment, is_class_path
 from labkit.conformance.conformance_check import Check, Compose, demand
+from labkit.machine.message_text import count_text
 from labkit.models import resolve
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.tokenized_prompts import Prompt
@@ -148,7 +149,7 @@ def _check_lengths(source: Any, experiment: Experiment) -> None:
     lengths = [(int(prompt), int(output)) for prompt, output in source.lengths(experiment)]
     demand(
         len(lengths) == len(prompts),
-        f"lengths() has {len(lengths)} entries, but there are {len(prompts)} prompts",
+        f"lengths() has {len(lengths)} entries, but there are {count_text(len(prompts), 'prompt')}",
     )
     for prompt, (_, output) in zip(prompts, lengths, strict=True):  # prompt tokens may be estimates
         demand(

@@ -15,6 +15,7 @@ FRACTION_POLICIES = (
     config.BudgetPolicy.fraction,
     config.BudgetPolicy.vllm,
     config.BudgetPolicy.mistralrs,
+    config.BudgetPolicy.free_memory,
 )
 
 

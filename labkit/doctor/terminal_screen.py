@@ -9,6 +9,7 @@ from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_capacity import GIB, MemoryProfile
+from labkit.machine.message_text import count_text
 from labkit.machine.wired_advice import WiredAdvice
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _blas(mlx: Mapping[str, Any]) -> str:
         return "Metal"
     library = mlx["blas"]
     version = " ".join(filter(None, (library["version"], library["core"])))
-    threads = f", {library['threads']} threads" if library["threads"] else ""
+    threads = f", {count_text(library['threads'], 'thread')}" if library["threads"] else ""
     return f"{version or library['name']}{threads}"
 
 
@@ -206,7 +207,7 @@ def _power(facts: MachineFacts) -> str:
             parts.append(f"{name} {facts.settings[name]}")
     thermal = environment.get("thermal")
     if isinstance(thermal, Mapping):
-        thermal = f"throttled {thermal['throttled']} times since boot"
+        thermal = f"throttled {count_text(thermal['throttled'], 'time')} since boot"
     parts.append(f"thermal: {thermal or 'unknown'}")
     if environment.get("mhz"):
         parts.append(f"{environment['mhz']:,.0f} MHz")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +114,29 @@ def with_padding(batch: Batch, count: int) -> Batch:
         logit_rows=np.concatenate([batch.logit_rows, np.int32(batch.total_q - 1) + steps]),
         padding=count,
     )
+
+
+def split(batch: Batch) -> Iterator[Batch]:
+    """Yield a batch for each segment. The batch has no padding and no recurrent states.
+
+    ``logit_rows`` of a part are in ascending order, and parts have no requests to sample.
+    """
+    starts, logit_rows = batch.cu_seqlens_q.tolist(), np.sort(batch.logit_rows)
+    for s, (start, stop) in enumerate(pairwise(starts)):
+        rows = logit_rows[(logit_rows >= start) & (logit_rows < stop)] - np.int32(start)
+        yield batch._replace(
+            tokens=batch.tokens[start:stop],
+            positions=batch.positions[start:stop],
+            cu_seqlens_q=np.array([0, stop - start], np.int32),
+            seq_lens=batch.seq_lens[s : s + 1],
+            block_tables=batch.block_tables[s : s + 1],
+            window_tables=tuple(table[s : s + 1] for table in batch.window_tables),
+            logit_rows=rows,
+            sampling=(),
+            prefill_tokens=stop - start if stop - start > 1 else 0,
+            placeholders=(),
+            scored=(),
+        )
 
 
 def read_only(array: Ints) -> Ints:

@@ -32,7 +32,7 @@ from labkit.engine.engine_step import StepLoop
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.model_runner import ModelRunner
+from labkit.engine.model_runner import ModelRunner, PerRequestRunner
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import PreparedModel, SharedModels
@@ -137,6 +137,11 @@ def _create_own(
     windows = prepared.loaded.windows
     if options.kv.window_pools:
         window_pools.check_windows(windows, prepared.loaded.model_type)
+    if options.forward is config.Forward.per_request and expected.states:
+        raise EngineError(
+            f"engine.forward=per_request: model_type={prepared.loaded.model_type} has recurrent "
+            "states, which a step updates for all requests at once; set engine.forward=batched"
+        )
     factory = kv_layout.create_factory(options, expected.dtype, expected.states, windows)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value
@@ -171,8 +176,13 @@ def _assemble(
 ) -> LLMEngine:
     choice, expected, counters = prepared.choice, prepared.expected, Counters()
     vocab_size = expected.logits[0].shape[-1]
-    run_model = ModelRunner(choice.forward, kv_cache.memory, counters)
-    run_draft = ModelRunner(draft.forward, kv_cache.memory, counters) if draft else None
+    per_request = options.forward is config.Forward.per_request
+    runner = PerRequestRunner if per_request else ModelRunner
+    replay = options.graph_replay
+    run_model = runner(choice.forward, kv_cache.memory, counters, replay=replay)
+    run_draft = (
+        ModelRunner(draft.forward, kv_cache.memory, counters, replay=replay) if draft else None
+    )
     scheduler = Scheduler(options.scheduler, kv_cache.manager, prepared.loaded.eos_token_ids)
     loop = StepLoop(
         options.pipeline,
@@ -194,7 +204,9 @@ def _assemble(
             "model_type": prepared.loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
-            "not_replayed": choice.forward.replay_refusal(kv_cache.memory.attention),
+            "not_replayed": choice.forward.replay_refusal(kv_cache.memory.attention)
+            if replay
+            else "engine.graph_replay=false",
             "dtype": expected.dtype,
             "compiled_blocks": blocks.num_blocks if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,

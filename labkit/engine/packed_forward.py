@@ -99,12 +99,19 @@ class PackedForward:
         return self.launch(batch, step, counters, ahead=False)()
 
     def launch(
-        self, batch: Batch, step: StepAttention, counters: Counters, *, ahead: bool
+        self,
+        batch: Batch,
+        step: StepAttention,
+        counters: Counters,
+        *,
+        ahead: bool,
+        replay: bool = True,
     ) -> WaitLogits:
         """Launch a step and return a function that waits for its logits and returns them.
 
-        With ``ahead`` a lazy graph is computed asynchronously. The counter ``device_ms`` is the
-        time from the call of ``launch`` to the end of the wait.
+        With ``ahead`` a lazy graph is computed asynchronously; with ``replay`` a step is replayed
+        from a captured graph if it can be. The counter ``device_ms`` is the time from the call of
+        ``launch`` to the end of the wait.
         """
         start = time.perf_counter()
         attention, adapter = step.attention, None
@@ -114,8 +121,9 @@ class PackedForward:
             attention = adapter = ArrayAdapter(attention)
         if self.blocks is not None:
             self.blocks.enabled = not batch.prefill_tokens
-        logits = self._replay(batch, step, counters)
+        logits = self._replay(batch, step, counters) if replay else None
         if logits is None:
+            counters.add("forward.eager")
             positions = self._array(batch.positions)
             context = ForwardContext(
                 step.attention, attention, step.metadata, positions, step.states

@@ -8,7 +8,7 @@ so that workers need no Hydra.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from labkit.config import (
     to_plain,
     user_classes,
 )
+from labkit.config.option_index import did_you_mean
 from labkit.config.size_text import sizes_in_bytes
 from labkit.config.sweep import key_parts
 from labkit.experiment import engaged_claim_validation, published_rows
@@ -135,6 +136,7 @@ def compose_cell(
         arms.append(arm)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
     engaged_claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
+    _check_out_of_memory(ablation, engines.keys() | _dropped_arms(cell))
     engaged_claim_validation.check_weights(ablation.claims.engaged, experiments)
     engaged_claim_validation.check_launches(ablation.claims.engaged, experiments)
     if experiment.design.control:
@@ -185,6 +187,17 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
     OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
 
 
+def _check_out_of_memory(ablation: Ablation, arms: Collection[str]) -> None:
+    """Refuse the claim that an unknown arm, or the baseline, runs out of memory."""
+    for name in ablation.claims.out_of_memory:
+        where = f"ablation.claims.out_of_memory={name}"
+        require(name in arms, f"{where}: no such arm{did_you_mean(name, arms)}")
+        require(
+            name != ablation.baseline_arm,
+            f"{where}: it is the baseline, with which the others are compared",
+        )
+
+
 def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
     plain = to_plain(experiment)
     absent = () if experiment.workload.has_engine else ENGINE_KEYS
@@ -196,6 +209,7 @@ def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
         identity=ablation.claims.identity.value,
         engaged=tuple(ablation.claims.engaged.get(name, [])),
         all_served=ablation.claims.all_served,
+        out_of_memory=name in ablation.claims.out_of_memory,
         quality=ablation.claims.quality.limits(),
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
-from labkit.analysis.number_format import count_text
 from labkit.config import CONTROL, Isolation
 from labkit.experiment import power_forecast
 from labkit.experiment.cell import Cell
@@ -17,6 +16,7 @@ from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.noise_history import StudyHistory
 from labkit.machine import cache_dir, memory_capacity
+from labkit.machine.message_text import count_text
 from labkit.workload.measurement import Estimate
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.noise_history import StudyHistory
+from labkit.machine.message_text import count_text
 from labkit.records.metric_registry import METRICS
 
 ISOLATION_PHRASES = {
@@ -72,7 +73,7 @@ def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHis
             f"the smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
             f"({noise.source}) suggests a busy machine; run python -m labkit.doctor on an idle one"
         )
-    blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
+    blocks = "over 1000 blocks" if needed is None else count_text(needed, "block")
     return (
         f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
         f"(adjusted for all rows and arms; noise from {noise.source})"

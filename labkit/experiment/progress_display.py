@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from labkit.analysis.number_format import count_text, join_names
+from labkit.analysis.number_format import (
+    join_names,
+)
 from labkit.experiment.permuted_blocks import Run
+from labkit.machine.message_text import count_text
 from labkit.records import Record
 
 if TYPE_CHECKING:

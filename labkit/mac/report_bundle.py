@@ -22,6 +22,7 @@ from typing import Any
 from labkit.analysis.rendering.cell_report_content import environment_line
 from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
 from labkit.machine import fingerprint
+from labkit.machine.message_text import count_text
 from labkit.records import read_json
 
 # Pictures are left out because they can be redrawn from records, and Hydra's YAML files because
@@ -159,7 +160,8 @@ def _study_lines(folder: Path) -> list[str]:
     for cell in read_json(folder / "study.json")["cells"]:
         gates = ", ".join(f"{name} {status}" for name, status in cell["gates"].items())
         parts += [f"### {cell['question'] or cell['cell']}", "", f"**{cell['answer']}**", ""]
-        parts += [f"{cell['blocks']} blocks, {cell['failures']} failed runs; gates: {gates}.", ""]
+        counts = count_text(cell["blocks"], "block"), count_text(cell["failures"], "failed run")
+        parts += [f"{', '.join(counts)}; gates: {gates}.", ""]
     for table in sorted((folder / "tables").glob("*.md")):
         parts += [f"`{table.stem}`", "", table.read_text(encoding="utf-8")]
     return [*parts, f"The full report: `{folder.name}/report.html`.", ""]

@@ -148,6 +148,7 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
         identity=_checked(claims, "identity", str),
         engaged=tuple(_checked(claims, "engaged", list)),
         all_served=claims.get("all_served", False) is True,
+        out_of_memory=claims.get("out_of_memory", False) is True,
         quality=_checked({"quality": {}, **claims}, "quality", dict),
         environment=_checked({"environment": {}, **data}, "environment", dict),
         extra=_unknown_keys(

@@ -179,6 +179,8 @@ class Arm:
         Counters that the arm claims to be above 0 after a run, besides :attr:`engine_counter`.
     all_served
         Whether the arm claims that no request is refused or fails.
+    out_of_memory
+        Whether the arm claims that all its runs end with the outcome ``oom``.
     environment
         What the arm's process imports, if that differs from the study's own: ``python``,
         ``requirements``, ``revision`` (the full hash of a commit) and its ``repository``.
@@ -193,6 +195,7 @@ class Arm:
     identity: str = "none"
     engaged: tuple[str, ...] = ()
     all_served: bool = False
+    out_of_memory: bool = False
     quality: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -226,6 +229,7 @@ class Arm:
                 "engaged": list(self.engaged),
                 # Only if it is claimed, so that arms of older studies compare as equal.
                 **({"all_served": True} if self.all_served else {}),
+                **({"out_of_memory": True} if self.out_of_memory else {}),
                 **({"quality": dict(self.quality)} if self.quality else {}),
             },
             **({"environment": dict(self.environment)} if self.environment else {}),

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Constraint, Request, SamplingParams
+from labkit.machine.message_text import count_text
 from labkit.models import ModelDir
 from labkit.models.special_token_escape import SpecialTokenEscape
 from labkit.models.tokenizer import Tokenizer
@@ -177,7 +178,7 @@ class Service:
         if len(self._live) + count > self.options.max_live:
             raise ApiError(
                 429,
-                f"{len(self._live)} completions are running or waiting; the limit is "
+                f"{count_text(len(self._live), 'completion')} running or waiting; the limit is "
                 f"{self.options.max_live} (server.max_live)",
                 code="queue_full",
                 retry_after=RETRY_AFTER_S,
@@ -222,8 +223,8 @@ class Service:
         if self._live:
             raise ApiError(
                 409,
-                f"{len(self._live)} completions are running or waiting; the prefix cache can be "
-                "reset when there are none",
+                f"{count_text(len(self._live), 'completion')} running or waiting; the prefix "
+                "cache can be reset when there are none",
                 code="requests_running",
             )
         loop, cleared = asyncio.get_running_loop(), asyncio.Event()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import State
+from labkit.machine.message_text import count_text
 from labkit.records import CaseRecord, Metric
 from labkit.workload import kernel_cases
 from labkit.workload.launch_timing import KernelBatch, TimedLaunch
@@ -139,8 +140,8 @@ def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
         bits = f"u{out.itemsize}"
         rows = np.flatnonzero((out.view(bits) != expected.view(bits)).any(axis=(1, 2)))
         raise InvalidOutput(
-            f"{where}: the output differs from the first launch's in {len(rows)} rows, first at "
-            f"token {rows[0]}"
+            f"{where}: the output differs from the first launch's in "
+            f"{count_text(len(rows), 'row')}, first at token {rows[0]}"
         )
     for number, out in enumerate(launch.outputs[1:], 1):
         if digest(out) != prepared.chain_digests[number]:

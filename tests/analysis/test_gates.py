@@ -153,3 +153,25 @@ def test_the_noise_floor_needs_outputs_of_the_control(make_tokens, control):
     gate = gates.identical(report, arms("noise_floor"), study(make_tokens, None, {}), 0.05)
     assert gate.status == "fail" and "needs the A/A control" in gate.reasons[0]
     assert all(gate.cause(name) == "no control" for name in ARMS)
+
+
+def test_an_arm_may_claim_to_run_out_of_memory(make_tokens):
+    """It gets no verdict, the others keep theirs, and a run that survives fails the gate."""
+    claims = [replace(arm, out_of_memory=arm.name == "seq_map") for arm in arms("bitwise")]
+    died = {"outcome": "oom", "detail": "killed by the kernel", "cases": (), "counters": {}}
+    records = [
+        replace(record, **died) if record.arm == "seq_map" else record
+        for record in study(make_tokens, None, {})
+    ]
+    health = gates.healthy(records, claims)
+    assert health.status == "pass"
+    assert health.cause("seq_map") == "out of memory, as claimed" and health.cause("base") is None
+    assert gates.healthy(records).status == "fail"
+    assert gates.engaged(records, claims).status == "pass"
+    report = compare_outputs(records, list(ARMS), None, "bitwise")
+    assert gates.identical(report, claims, records, 0.05).status == "pass"
+    crashed = [replace(r, outcome="crashed") if r.outcome == "oom" else r for r in records]
+    assert gates.healthy(crashed, claims).causes[None].endswith("failed (crashed)")
+    survived = gates.healthy(study(make_tokens, None, {}), claims)
+    assert survived.status == "fail" and None not in survived.causes
+    assert "did not run out of memory" in survived.reasons[0]

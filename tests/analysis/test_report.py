@@ -149,7 +149,8 @@ def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
     answers = [headline(analyse(study / name)) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
     assert text.splitlines()[2:5] == [
-        "**2 cells: 1 slower and 1 faster.**", "", "| cell | answer | gates |"
+        "**Seq map against binary search: slower at chat; faster at kernel.**", "",
+        "| cell | answer | gates |",
     ]  # fmt: skip
     assert all(f"| {answer} |" in text for answer in answers)
     page = printed(capsysbinary, study, "html")

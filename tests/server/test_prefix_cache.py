@@ -95,7 +95,7 @@ def test_the_cache_is_not_reset_while_requests_run(cold_server, lenient_client):
     )
     next(iter(stream))
     status, text = post(cold_server, "/reset_prefix_cache")
-    assert status == 409 and "1 completions are running" in json.loads(text)["error"]["message"]
+    assert status == 409 and "1 completion running" in json.loads(text)["error"]["message"]
     stream.close()
 
 

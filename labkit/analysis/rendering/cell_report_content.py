@@ -14,7 +14,6 @@ from labkit.analysis.disturbed_runs import RULES, disturbed_blocks
 from labkit.analysis.headline import headline
 from labkit.analysis.isolation_agreement import isolation_sentence
 from labkit.analysis.next_command import NextCommand, next_command
-from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering import svg_elements, video_tables
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.interval_bars import CardBars, card_bars
@@ -31,6 +30,7 @@ from labkit.analysis.sensitivity_analysis import (
 from labkit.analysis.short_answer import short_answer
 from labkit.analysis.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.verdict_sentences import control_sentence, title
+from labkit.machine.message_text import count_text
 from labkit.records import Arm, Record
 
 Json = Mapping[str, Any]

@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from labkit.analysis.number_format import count_text, percent_text, unit_name, value_text
+from labkit.analysis.number_format import (
+    percent_text,
+    unit_name,
+    value_text,
+)
+from labkit.machine.message_text import count_text
 
 Point = tuple[float, float]
 Json = dict[str, Any]

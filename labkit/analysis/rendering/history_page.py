@@ -12,7 +12,12 @@ from urllib.parse import quote
 
 from labkit.analysis.effect_wording import effect_text
 from labkit.analysis.metric_history import HistoryPoint, Series, SeriesChange, metric_history
-from labkit.analysis.number_format import count_text, p_text, percent_text, unit_name, value_text
+from labkit.analysis.number_format import (
+    p_text,
+    percent_text,
+    unit_name,
+    value_text,
+)
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.html_report import TEMPLATES
 from labkit.analysis.rendering.markdown_report import markdown_table
@@ -20,6 +25,7 @@ from labkit.analysis.rendering.report_files import report_dir, write_text
 from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.statistics.change_points import MIN_VALUES
+from labkit.machine.message_text import count_text
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.cell_labels import cell_labels
-from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.chart import Chart, changes
 from labkit.analysis.rendering.report_parts import Part
@@ -24,6 +23,7 @@ from labkit.analysis.rendering.report_sections import HTML_CHAPTERS
 from labkit.analysis.rendering.study_overview import machine_overviews
 from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.study_answer import study_answer, study_question
+from labkit.machine.message_text import count_text
 from labkit.records import ArchivePath, StudyPath
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import Any
 from urllib.parse import quote
 
 from labkit.analysis.article import html
-from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.report_files import report_dir, write_text
 from labkit.analysis.rendering.study_overview import gates_text
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.study_index import IndexEntry, index_entries
 from labkit.analysis.tool_exports import FormatError
+from labkit.machine.message_text import count_text
 
 
 def index_markdown(root: Path, entries: Sequence[IndexEntry]) -> str:

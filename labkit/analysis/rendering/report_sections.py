@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from labkit.analysis.number_format import count_text
 from labkit.analysis.observations import MetricRow
 from labkit.analysis.paired_differences import paired_differences, variation_sentence
 from labkit.analysis.quality_answer import quality_phrases
@@ -75,6 +74,7 @@ from labkit.analysis.verdict_sentences import (
     row_name,
     verdict_sentences,
 )
+from labkit.machine.message_text import count_text
 
 Json = Mapping[str, Any]
 

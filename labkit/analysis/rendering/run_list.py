@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from labkit.analysis.number_format import count_text, significant_text
+from labkit.analysis.number_format import (
+    significant_text,
+)
 from labkit.analysis.rendering.report_parts import Parts, section
 from labkit.analysis.verdict_sentences import cell_phrases, verdict_sentence
+from labkit.machine.message_text import count_text
 
 if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import (
     UNKNOWN,
-    count_text,
     scaled,
     significant_text,
     slug,
@@ -27,6 +26,7 @@ from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import row_name
 from labkit.config.option import override_text
 from labkit.config.sweep import short_names
+from labkit.machine.message_text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.number_format import count_text, significant_text
+from labkit.analysis.number_format import (
+    significant_text,
+)
 from labkit.analysis.quality_answer import interval_text, share_text
 from labkit.analysis.rendering.report_parts import (
     ChartPart,
@@ -22,6 +24,7 @@ from labkit.analysis.rendering.speed_quality_chart import (
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.verdict_sentences import real_arms
+from labkit.machine.message_text import count_text
 from labkit.records import Record
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.kv_dtypes import row_bytes
 from labkit.engine.attention.resolvers.resolver import Resolver
+from labkit.machine.message_text import count_text
 
 Int32Array = NDArray[np.int32]
 
@@ -271,8 +272,8 @@ def _largest_used_block(
     if len(too_long):
         s = too_long[0]
         raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]} and needs {counts[s]} blocks of {block_size} tokens, "
-            f"but block_tables has only {width} columns"
+            f"seq_lens[{s}] is {seq_lens[s]} and needs {count_text(counts[s], 'block')} of "
+            f"{block_size} tokens, but block_tables has only {width} columns"
         )
     used = np.where(np.arange(width) < counts[:, None], block_tables, 0)
     if used.size and used.min() < 0:

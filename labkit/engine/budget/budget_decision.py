@@ -57,9 +57,12 @@ class PolicyInputs:
 
     @property
     def fraction(self) -> float:
-        """``engine.budget.fraction``, or ``config.DEFAULT_FRACTION`` if the option is not set."""
-        given = self.budget.fraction
-        return config.DEFAULT_FRACTION if given is None else given
+        """``engine.budget.fraction``, or the policy's default if the option is not set."""
+        if self.budget.fraction is not None:
+            return self.budget.fraction
+        if self.budget.policy is config.BudgetPolicy.free_memory:
+            return config.DEFAULT_FREE_FRACTION
+        return config.DEFAULT_FRACTION
 
     @property
     def policy(self) -> str:

@@ -191,6 +191,26 @@ def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
     return MemoryCeiling(ceiling, refuse)
 
 
+def free_memory(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
+    """``kv = (free - weights) * fraction``: a share of what is free after the model is loaded.
+
+    ``free`` is the memory that is free before, at most the recommended working set. The fraction is
+    ``engine.budget.fraction``, 0.8 by default. Activations are not counted.
+
+    Source: "Inference Engines 2/N: Batching and PagedAttention", Phase 3, step 2
+    (``budget_n_blocks``).
+    """
+    loaded = inputs.fixed_bytes(with_activations=False)
+    left = min(inputs.machine.available, inputs.machine.working_set) - loaded
+    smallest = inputs.pool_part(MIN_AUTO_BLOCKS)
+    if left < smallest.bytes:
+        problem = f"{format_bytes(max(0, left))} are free after loading"
+        missing = smallest.bytes - left
+        return make_refusal(inputs, problem, smallest, missing=missing, with_activations=False)
+    name = "free after loading"
+    return _fraction_of(inputs, left, name, free=None, loaded=loaded, with_activations=False)
+
+
 POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefusal]] = {
     BudgetPolicy.fixed: fixed,
     BudgetPolicy.fraction: fraction,
@@ -198,9 +218,14 @@ POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefu
     BudgetPolicy.mistralrs: mistralrs,
     BudgetPolicy.llamacpp: llamacpp,
     BudgetPolicy.tiered_reserve: tiered_reserve,
+    BudgetPolicy.free_memory: free_memory,
 }
 # Policies that subtract the activations, so that measured activations change the pool.
-PROFILING_POLICIES = frozenset(POLICIES) - {BudgetPolicy.fixed, BudgetPolicy.mistralrs}
+PROFILING_POLICIES = frozenset(POLICIES) - {
+    BudgetPolicy.fixed,
+    BudgetPolicy.mistralrs,
+    BudgetPolicy.free_memory,
+}
 
 
 def _fraction_of(
@@ -209,24 +234,25 @@ def _fraction_of(
     base_name: str,
     *,
     free: int | None,
+    loaded: int = 0,
     with_activations: bool = True,
 ) -> MemoryCeiling:
-    """Return a ceiling of ``engine.budget.fraction`` times ``base`` bytes.
+    """Return a ceiling of ``loaded`` bytes plus ``engine.budget.fraction`` times ``base`` bytes.
 
     The ceiling is refused if it leaves room for fewer than ``MIN_AUTO_BLOCKS`` blocks, or if it is
     above ``free`` bytes (None: not checked). ``base_name`` describes ``base`` in the message.
     """
-    ceiling = int(base * inputs.fraction)
+    share = int(base * inputs.fraction)
 
     def refuse(blocks: int) -> BudgetRefusal:
         too_small, smallest = blocks < MIN_AUTO_BLOCKS, inputs.pool_part(MIN_AUTO_BLOCKS)
-        need = inputs.fixed_bytes(with_activations=with_activations) + smallest.bytes
+        need = inputs.fixed_bytes(with_activations=with_activations) + smallest.bytes - loaded
         limit = base if free is None else min(base, free - inputs.machine.slack)
         # One byte more than needed, as the ceiling is rounded down to whole bytes.
         fitting = _shortest_fraction(need + 1, limit, base, smallest=too_small)
         return make_refusal(
             inputs,
-            f"policy {inputs.policy} asks for {format_bytes(ceiling)} of {format_bytes(base)} "
+            f"policy {inputs.policy} asks for {format_bytes(share)} of {format_bytes(base)} "
             f"{base_name}",
             MemoryPart(f"{smallest.name} at least", smallest.bytes)
             if too_small
@@ -239,7 +265,7 @@ def _fraction_of(
             with_activations=with_activations,
         )
 
-    return MemoryCeiling(ceiling, refuse, free=free, with_activations=with_activations)
+    return MemoryCeiling(loaded + share, refuse, free=free, with_activations=with_activations)
 
 
 def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:

@@ -18,6 +18,7 @@ from labkit.engine.parallel.rank_processes import (
     RankProcesses,
 )
 from labkit.engine.request import Request
+from labkit.machine.message_text import count_text
 from labkit.machine.worker_environment import core_count
 
 
@@ -62,7 +63,7 @@ class TensorParallelEngine:
         self._snapshot = setup_replies[0].snapshot
         self._live: set[str] = set()
         self._step_ms = 0.0
-        threads = "1 thread" if ranks.threads == 1 else f"{ranks.threads} threads"
+        threads = count_text(ranks.threads, "thread")
         pids = ", ".join(map(str, ranks.pids))
         self.notes: dict[str, Any] = {
             **setup_replies[0].value,

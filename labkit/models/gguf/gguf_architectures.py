@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.machine.message_text import count_text
 from labkit.models.gguf import gguf_rope_scaling
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES, TensorRule
@@ -279,7 +280,9 @@ def _alternating(every: int) -> Settings:
             period = file.count(key, every)
             windowed = [(layer + 1) % max(period, 1) != 0 for layer in range(sizes.layers)]
         if len(windowed) != sizes.layers:
-            raise GGUFError(f"{key} has {len(windowed)} entries for {sizes.layers} layers")
+            raise GGUFError(
+                f"{key} has {len(windowed)} entries for {count_text(sizes.layers, 'layer')}"
+            )
         kinds = ["sliding_attention" if one else "full_attention" for one in windowed]
         return {"sliding_window": sizes.window, "layer_types": kinds}
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from labkit.config import ConfigError, Experiment, require
 from labkit.engine.budget import model_footprint
 from labkit.machine import cache_dir
-from labkit.machine.exception_text import one_line
+from labkit.machine.message_text import count_text, one_line
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.tokenizer_corpus import corpus_texts
 from labkit.workload.tokenized_prompts import Prompt, prompt_key
@@ -125,8 +125,8 @@ def check_windows(experiment: Experiment) -> None:
     for number, size in enumerate(sizes, 1):
         require(
             size >= length,
-            f"workload.window_tokens={length}: text {number} has only {size} bytes, and a token "
-            "has one or more; set a smaller window",
+            f"workload.window_tokens={length}: text {number} has only {count_text(size, 'byte')}, "
+            "and a token has one or more; set a smaller window",
         )
     _check_count(experiment, sum(size // length for size in sizes), "at most")
 
@@ -211,8 +211,8 @@ def _cut(texts: tuple[str, ...], model: ModelDir, length: int) -> NDArray[np.int
 def _cut_text(number: int, tokens: Sequence[int], length: int) -> NDArray[np.int32]:
     require(
         len(tokens) >= length,
-        f"workload.window_tokens={length}: text {number} has only {len(tokens)} tokens; "
-        "set a smaller window",
+        f"workload.window_tokens={length}: text {number} has only "
+        f"{count_text(len(tokens), 'token')}; set a smaller window",
     )
     count = len(tokens) // length
     table = np.empty((count, NUM_PLACES + length), np.int32)

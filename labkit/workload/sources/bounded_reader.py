@@ -14,7 +14,7 @@ from typing import IO, Any, NoReturn
 
 from labkit.config import ConfigError, Experiment, require
 from labkit.config.requests import MAX_REQUESTS
-from labkit.machine.exception_text import one_line
+from labkit.machine.message_text import count_text, one_line
 
 MAX_LINE_CHARACTERS = 1 << 16  # of a table
 MAX_ITEM_CHARACTERS = 16 << 20  # of a JSON array
@@ -73,7 +73,7 @@ def table_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[st
             if not row:
                 continue
             where = f"{path}, line {rows.line_num}"
-            require(len(row) > max(places), f"{where} has only {len(row)} values")
+            require(len(row) > max(places), f"{where} has only {count_text(len(row), 'value')}")
             yield where, [row[place] for place in places]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from labkit.config import Experiment, require
 from labkit.config.option import Group, option
 from labkit.config.requests import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
+from labkit.machine.message_text import count_text
 from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first
@@ -43,8 +44,9 @@ class TraceLine(Group):
         blocks = -(-(self.input_length or 0) // HASH_BLOCK_TOKENS)
         require(
             len(self.hash_ids) in (0, blocks),
-            f"hash_ids has {len(self.hash_ids)} ids for input_length={self.input_length}; it must "
-            f"have {blocks} (one per {HASH_BLOCK_TOKENS} tokens) or none",
+            f"hash_ids has {count_text(len(self.hash_ids), 'id')} for input_length="
+            f"{self.input_length}; it must have {blocks} (one per "
+            f"{HASH_BLOCK_TOKENS} tokens) or none",
         )
         require(
             all(0 <= hash_id < 1 << 63 for hash_id in self.hash_ids),

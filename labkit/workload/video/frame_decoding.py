@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.config import Decoder, FramePicks, Workload
-from labkit.machine.exception_text import one_line
+from labkit.machine.message_text import count_text, one_line
 from labkit.workload.video.clip_reader import (
     DecodeCounts,
     FrameIndex,
@@ -58,12 +58,17 @@ def decode_frames(path: Path, workload: Workload, num_frames: int) -> DecodedFra
     """
     if workload.decoder is Decoder.opencv:
         return _opencv(path, num_frames, workload.decoder_threads)
-    with open_clip(path, workload.decoder_threads) as clip:
-        if workload.picks is FramePicks.stream:
+    return decode_picks(path, workload.picks, num_frames, workload.decoder_threads)
+
+
+def decode_picks(path: Path, how: FramePicks, num_frames: int, threads: int) -> DecodedFrames:
+    """Pick and decode frames with PyAV; see :func:`decode_frames`."""
+    with open_clip(path, threads) as clip:
+        if how is FramePicks.stream:
             return _stream(clip, num_frames)
         frame_index = clip.frame_index()
-        picks = pick_frames(workload.picks, len(frame_index), frame_index.keyframes, num_frames)
-        way = _seek if picks_exact_positions(workload.picks) else _keyframes
+        picks = pick_frames(how, len(frame_index), frame_index.keyframes, num_frames)
+        way = _seek if picks_exact_positions(how) else _keyframes
         return DecodedFrames(tuple(picks), way(clip, frame_index, picks), clip.counts)
 
 
@@ -87,7 +92,7 @@ def _stream(clip: OpenClip, num_frames: int) -> DecodedFrames:
     if left:
         raise Undecodable(
             f"frame {min(left)} of {count} was picked, but the decoder returned only "
-            f"{clip.counts.frames_decoded} frames"
+            f"{count_text(clip.counts.frames_decoded, 'frame')}"
         )
     return DecodedFrames(tuple(picks), frames, clip.counts)
 
@@ -151,7 +156,7 @@ def _opencv(path: Path, num_frames: int, threads: int) -> DecodedFrames:
         if left:
             raise Undecodable(
                 f"frame {min(left)} of {count} was picked, but OpenCV returned only "
-                f"{counts.frames_decoded} frames"
+                f"{count_text(counts.frames_decoded, 'frame')}"
             )
         return DecodedFrames(tuple(picks), frames, counts)
     except cv2.error as error:
@@ -182,7 +187,7 @@ def check_counts(
         matches = matches and counts.delta_frames == 0
     if not matches:
         raise Undecodable(
-            f"the decoder returned {counts.frames_decoded} frames ({counts.delta_frames} not "
-            f"keyframes) after {counts.seeks} seeks, which does not match "
-            f"workload.picks={workload.picks.value}"
+            f"the decoder returned {count_text(counts.frames_decoded, 'frame')} ("
+            f"{counts.delta_frames} not keyframes) after {counts.seeks} seeks, which does not "
+            f"match workload.picks={workload.picks.value}"
         )

@@ -52,6 +52,15 @@ def test_a_fixed_budget_is_the_users_number(machine):
     assert ask(machine, policy="llamacpp", blocks=77).blocks == 77
 
 
+def test_free_memory_is_a_share_of_what_is_free_after_loading():
+    """Weights are 1 GiB, and 8 GiB are left; the working set limits what is free."""
+    machine = mac(16 * GIB, available=9 * GIB)
+    assert ask(machine, policy="free_memory").blocks == 6553
+    assert ask(machine, policy="free_memory", fraction=0.5).blocks == 4096
+    small = mac(16 * GIB, available=9 * GIB, working_set=5 * GIB)
+    assert ask(small, policy="free_memory", fraction=0.5).blocks == 2048
+
+
 @pytest.mark.parametrize("machine", config.SIMULATED_MAC_NAMES)
 def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
     """The article: the RAM cap and the utilization stack."""
@@ -114,7 +123,7 @@ def test_planning_imports_neither_mlx_nor_numba_nor_numpy():
 
 BYTES = st.integers(GIB, 1024 * GIB)
 FRACTIONS = st.floats(0.001, 1.0)
-SHARED = ("fraction", "vllm", "mistralrs")
+SHARED = ("fraction", "vllm", "mistralrs", "free_memory")
 
 
 @st.composite
@@ -132,12 +141,12 @@ def test_a_pool_is_never_empty_and_never_above_the_ceiling(machine, policy, frac
         assert "\n" not in str(answer)
         return
     assert answer.blocks >= 2
-    used = MODEL.weight_bytes + (0 if policy == "mistralrs" else STEP)
+    used = MODEL.weight_bytes + (0 if policy in ("mistralrs", "free_memory") else STEP)
     assert used + answer.pool_bytes <= answer.ceiling <= machine.total
     assert sum(part.bytes for part in answer.parts) == used + answer.pool_bytes
     if policy in ("fraction", "vllm"):
         assert answer.ceiling <= machine.available
-    if policy in ("llamacpp", "mistralrs", "vllm"):
+    if policy in ("llamacpp", "mistralrs", "vllm", "free_memory"):
         assert answer.ceiling <= machine.working_set
 
 

@@ -36,6 +36,7 @@ BAD = [
     ({"policy": "fixed", "bytes": 16 * GIB}, SIM16),
     ({"policy": "fixed", "bytes": 1 << 20}, SIM16),
     ({"policy": "tiered_reserve"}, mac(5 * GIB)),
+    ({"policy": "free_memory", "fraction": 0.001}, SIM8),
 ]
 
 
@@ -90,7 +91,7 @@ def test_the_suggested_setting_is_exact(bad, machine):
 def test_any_suggested_setting_works(total, free, policy, fraction, blocks):
     machine = mac(total, available=int(total * free))
     bad = {"policy": policy}
-    if policy in ("fraction", "vllm", "mistralrs"):
+    if policy in ("fraction", "vllm", "mistralrs", "free_memory"):
         bad["fraction"] = fraction
     elif policy in ("fixed", "llamacpp"):
         bad["blocks"] = blocks
@@ -124,6 +125,7 @@ def test_advice_leaves_a_margin_for_changes_in_free_memory():
         ("llamacpp", mac(2 * GIB, working_set=1100 * MIB)),
         ("fixed", mac(GIB)),
         ("tiered_reserve", mac(GIB)),
+        ("free_memory", mac(GIB)),
     ],
 )
 def test_a_refusal_names_the_missing_bytes_if_no_setting_fits(policy, machine):
@@ -173,7 +175,7 @@ def test_check_ignores_kernel_workloads():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fraction": 0.5}, r"fixed does not read it \(read by fraction, vllm, mistralrs\)"),
+        ({"fraction": 0.5}, r"read by fraction, vllm, mistralrs, free_memory\)"),
         ({"policy": "fraction", "blocks": 9}, "read by fixed, llamacpp"),
         ({"policy": "vllm", "bytes": 1 << 20}, "read by fixed"),
         ({"policy": "fraction", "fraction": 0.0}, "must be above 0 and at most 1"),

@@ -1,0 +1,76 @@
+"""A loader of video frames for a model's preprocessor, by any of labkit's pick methods.
+
+``frames("clip.mp4", 16)`` decodes keyframes alone, ``frames("clip.mp4", 16, "seek")`` exact frames.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import ConfigError, FramePicks, require
+from labkit.config.option_index import did_you_mean
+
+
+class ClipFrames(NamedTuple):
+    """Frames of a clip, in order of time.
+
+    ``pixels``: uint8 [frames, height, width, 3], RGB. ``indices``: the position of each frame in
+    the clip, int64 [frames].
+    """
+
+    pixels: NDArray[np.uint8]
+    indices: NDArray[np.int64]
+
+
+def frames(
+    path: str | PathLike[str], num_frames: int, how: str = "keyframes", *, threads: int = 1
+) -> ClipFrames:
+    """Return frames of a clip, decoded with PyAV (extra ``video``).
+
+    Parameters
+    ----------
+    path
+        A video file.
+    num_frames
+        The number of frames. ``keyframes_unique`` may return fewer.
+    how
+        The pick method, as in ``workload.picks`` (docs/video.md): ``stream`` and ``seek`` return
+        evenly spaced frames, ``keyframes``, ``keyframes_unique`` and ``nearest`` only keyframes.
+    threads
+        Threads of the decoder.
+
+    Raises
+    ------
+    ConfigError
+        ``num_frames`` or ``threads`` is not positive, ``how`` is unknown, or PyAV is not installed.
+    ValueError
+        The clip cannot be decoded. The message is one line that names the file.
+    FileNotFoundError
+        There is no such file.
+    """
+    methods = [method.value for method in FramePicks]
+    known = did_you_mean(how, methods) or f"; it must be one of: {', '.join(methods)}"
+    require(how in methods, f"how={how}: there is no such pick method{known}")
+    require(num_frames >= 1, f"num_frames={num_frames}: it must be 1 or more")
+    require(threads >= 1, f"threads={threads}: it must be 1 or more")
+    try:
+        from labkit.workload.video.frame_decoding import decode_picks
+        from labkit.workload.video.frame_selection import Undecodable
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the module {error.name} is not installed; run: pip install 'labkit[video]'"
+        ) from None
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file")
+    try:
+        decoded = decode_picks(file, FramePicks(how), num_frames, threads)
+    except Undecodable as error:
+        raise ValueError(f"{file}: {error}") from None
+    pixels = np.stack([decoded.frames[index] for index in decoded.picks])
+    return ClipFrames(pixels, np.array(decoded.picks, np.int64))
