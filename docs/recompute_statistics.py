@@ -124,7 +124,7 @@ class Row:
         side, distance = (
             (below, self.mean - shift) if shift < self.mean else (above, shift - self.mean)
         )
-        edge = 1e-12 * max(abs(self.mean), abs(shift))
+        edge = 1e-12 * max(1.0, abs(self.mean), abs(shift))
         return min(1.0, families * float(np.mean(side >= distance - edge)))
 
     def interval(self, sides, alpha):

@@ -299,11 +299,18 @@ class CellAnalysis:
     @cached_property
     def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
         """For each row, the comparisons with the baseline by arm; empty for a skipped row."""
+        return self._compare(self.rows)
+
+    @cached_property
+    def _alternative_comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
+        return self._compare(self.alternative_rows)
+
+    def _compare(self, rows: Sequence[MetricRow]) -> tuple[Mapping[str, ArmComparison], ...]:
         data = self.data
         arms_tested = len(data.treatment_arms)
         per_arm = {
             arm.name: compare_arm(
-                self.rows,
+                rows,
                 arm.name,
                 data.baseline,
                 data.criteria,
@@ -313,7 +320,7 @@ class CellAnalysis:
         }
         return tuple(
             {} if row.skipped is not None else {arm: of_rows[i] for arm, of_rows in per_arm.items()}
-            for i, row in enumerate(self.rows)
+            for i, row in enumerate(rows)
         )
 
     @cached_property
@@ -349,7 +356,13 @@ class CellAnalysis:
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
-        return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct)
+
+        def with_stalls() -> Verdict:
+            both = self._alternative_comparisons[index]
+            control = both.get(self.data.control or "")
+            return judge(both[comparison.arm], row.better, criteria, causes, control)
+
+        return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, with_stalls)
 
     @cached_property
     def json(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ ranks, one huge stall cannot decide it. The rules are:
 
 - if p, multiplied by the number of arms, is at most .005 for some arm, or if there are too few
   processes for any test, every arm is judged by its times as measured, with stalls;
-- if p is at most .05 for an arm, stalls stay excluded, and that arm gets no verdict on times that
-  the exclusion changed;
+- if p is at most .05 for an arm, stalls stay excluded, and that arm is called faster or slower, on
+  times that the exclusion changed, only if it is so with stalls, too;
 - otherwise stalls stay excluded, and an arm is called equivalent only if the difference between
   its stalls and the baseline's also lies inside the margin (80 % interval of the same test),
   because that much could be the arm's own work.
@@ -24,7 +24,7 @@ goes unnoticed in at most 3 % of studies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -47,7 +47,8 @@ class StallAttribution:
     The mappings are by arm. ``stalled_pct`` is the percentage of an arm's time that stalls took
     (mean over processes). ``own_work_bounds_pct`` is an upper bound on the arm's own work among the
     excluded stalls, in percent of its time. ``unclear_reasons`` has the reason
-    for each arm that gets no verdict in rows whose times changed when stalls were excluded.
+    for each arm whose verdict must be the same with stalls, in rows whose times changed when they
+    were excluded.
     ``kept_reason`` says why stalls were left in all times. It is None if they were excluded.
     """
 
@@ -67,16 +68,25 @@ class StallAttribution:
         if self.kept_reason is not None:
             yield f"{stalls} were left in the times: {self.kept_reason}"
         for arm, reason in self.unclear_reasons.items():
-            yield f"{stalls} were excluded, and {arm} gets no verdict: {reason}"
+            yield (
+                f"{stalls} were excluded, and {arm} is faster or slower only if it is so with them, "
+                f"too: {reason}"
+            )
 
-    def restrict(self, verdict: Verdict, arm: str, margin_pct: float) -> Verdict:
+    def restrict(
+        self, verdict: Verdict, arm: str, margin_pct: float, with_stalls: Callable[[], Verdict]
+    ) -> Verdict:
         """Return ``verdict``, or ``inconclusive`` if excluded stalls may be the arm's own work.
 
-        Call it only for rows whose times changed when stalls were excluded.
+        Call it only for rows whose times changed when stalls were excluded. ``with_stalls`` returns
+        the verdict on the times with stalls: if both are ``faster``, or both ``slower``, it does
+        not matter whose work the stalls were.
         """
         if self.kept_reason is not None or verdict.word not in DECIDED_WORDS:
             return verdict
         if arm in self.unclear_reasons:
+            if verdict.word not in WITHIN_MARGIN and with_stalls().word == verdict.word:
+                return verdict
             return Verdict("inconclusive", self.unclear_reasons[arm])
         bound = self.own_work_bounds_pct.get(arm, 0.0)
         if verdict.word in WITHIN_MARGIN and bound > margin_pct:

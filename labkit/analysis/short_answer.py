@@ -108,7 +108,18 @@ def short_answer(analysis: CellAnalysis) -> str:
     if not effects or all(e.verdict == "invalid" for e in effects):
         return f"No answer: {_no_answer_reason(analysis, failed)}."
     valid = [e for e in effects if e.verdict != "invalid"]
+    if any(arm.out_of_memory for arm in data.arms) and not failed:
+        return shortest(_out_of_memory(analysis, valid))
     return shortest([*_with_outputs(analysis, valid), *_candidates(analysis, valid)])
+
+
+def _out_of_memory(analysis: CellAnalysis, others: Sequence[_Effect]) -> list[str]:
+    """Return answers that name the arms that ran out of memory, as they claim."""
+    died = join_names([arm_text(arm.name) for arm in analysis.data.arms if arm.out_of_memory])
+    words = [e.word if e.verdict in DECIDED else "undecided" for e in others]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    texts = _candidates(analysis, others)
+    return [f"Out of memory: {died}. {text}" for text in [*texts, f"Others: {counts}."]]
 
 
 def _with_outputs(analysis: CellAnalysis, effects: Sequence[_Effect]) -> list[str]:

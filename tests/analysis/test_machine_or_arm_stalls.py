@@ -105,17 +105,20 @@ def test_removed_stalls_bound_a_claim_of_equivalence(make_cell):
     assert memory and all("stalls" not in (j.verdict.reason or "") for j in memory)
 
 
-def test_unclear_stalls_give_no_verdict(make_cell):
+def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
     """Two of ten processes lost less than the baseline: p = 0.02."""
 
     def stalls_of(arm, block):
         return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
 
-    analysis = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
-    assert verdict(analysis).comparison.p_adjusted <= 0.05
-    assert verdict(analysis).verdict.word == "inconclusive"
-    assert "may be the arm's own work" in verdict(analysis).verdict.reason
-    assert any("seq_map gets no verdict" in line for line in caveats(analysis))
+    large = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
+    assert large.stalls.unclear_reasons
+    assert verdict(large).verdict.word == "slower"
+    assert any("seq_map is faster or slower only if" in line for line in caveats(large))
+    small = analyse_with_stalls(make_cell, stalls_of, effect=1.02, blocks=7, name="small")
+    assert verdict(small).comparison.p_adjusted <= 0.05
+    assert verdict(small).verdict.word == "inconclusive"
+    assert "may be the arm's own work" in verdict(small).verdict.reason
 
 
 def test_stalls_of_few_processes_are_not_removed(make_cell):

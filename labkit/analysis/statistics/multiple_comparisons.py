@@ -56,7 +56,8 @@ class InvertedTest:
 
     def p(self, shift: float) -> float:
         """Return the two-sided p of "the effect is ``shift``"."""
-        edge = 1e-12 * max(abs(self.mean_difference), abs(shift))
+        # At least 1e-12, because differences of logarithms have the rounding of the logarithms.
+        edge = 1e-12 * max(1.0, abs(self.mean_difference), abs(shift))
         if shift < self.mean_difference:
             against = int(np.searchsorted(self.lower_breakpoints, shift + edge, side="right"))
         else:
@@ -127,7 +128,7 @@ class RowPermutations:
     def at_least_observed(self) -> NDArray[np.bool_]:
         """Whether each relabelling's statistic reaches the observed one, bool [relabellings]."""
         sizes = np.abs(self.null_distribution)
-        return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=0.0)))
+        return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=1.0)))
 
     def inverted_test(self, others: Floats | None = None, n_families: int = 1) -> InvertedTest:
         """Return the row's test as a function of the shift.
