@@ -4,9 +4,10 @@
     python benchmarks/experiment_studies.py --missing    # runs them: hours
     python benchmarks/experiment_studies.py wall snapshot
 
-The files hold no pictures, which would be three quarters of them: ``python -m labkit.report
-STUDY.zip`` draws them. Needs an idle machine. A study is run in ``build/experiments``; the same
-command continues an interrupted one. Exit code 1 if a gate or a run of any study failed.
+The files hold neither pictures nor the HTML page, which would be most of them: ``python -m
+labkit.report STUDY.zip`` writes both. Needs an idle machine. A study is run in
+``build/experiments``; the same command continues an interrupted one. Exit code 1 if a gate or a run
+of any study failed.
 """
 
 import shutil
@@ -39,6 +40,7 @@ def run(name: str) -> bool:
         sys.exit(f"{name}: not archived; the same command continues it")
     archive = REFERENCE / f"{name}.zip"
     shutil.rmtree(out / "plots", ignore_errors=True)
+    (out / "report.html").unlink(missing_ok=True)
     print(archive_study(out, archive).summary, flush=True)
     shutil.rmtree(out)
     return status == 0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit import __version__
 from labkit.config import ConfigError, Experiment, require
 from labkit.config.size_text import sizes_in_bytes
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
@@ -480,9 +480,9 @@ def _fresh_folder() -> Path:
 
 def run(command: Command) -> int:
     """Run a study, or print its plan, and return the exit code."""
+    from labkit.config import count_text
     from labkit.experiment.job_launcher import is_lost_job
     from labkit.machine import cache_dir
-    from labkit.machine.message_text import count_text
     from labkit.study_runner import Study
 
     typed, command = command, with_sweep_as_arms(command)

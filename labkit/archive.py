@@ -74,7 +74,7 @@ class ArchivedStudy:
     @property
     def summary(self) -> str:
         """One line for the terminal."""
-        from labkit.machine.message_text import count_text
+        from labkit.config import count_text
 
         cells, runs = count_text(self.cells, "cell"), count_text(self.runs, "run")
         megabytes = f"{self.size_bytes / 1e6:,.2f} MB"

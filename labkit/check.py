@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.cli_errors import OneLineParser, print_error
 from labkit.config import ConfigError, Experiment, is_class_path, require
 from labkit.engine.user_classes import is_own_frame
-from labkit.machine.message_text import one_line_with_type
+from labkit.machine.exception_text import one_line_with_type
 
 if TYPE_CHECKING:
     from labkit.conformance import Check, Compose

@@ -74,7 +74,7 @@ def _index(folder: Path, format_name: str | None) -> None:
 
 def _rebuild(folder: Path, analysis_cache: AnalysisCache) -> None:
     from labkit.analysis.rendering.report_files import report_dir, write_study
-    from labkit.machine.message_text import count_text
+    from labkit.config import count_text
 
     analyses = write_study(folder, analysis_cache=analysis_cache)
     cells = count_text(len(analyses), "cell")

@@ -16,11 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from labkit.analysis.cell_labels import cell_labels
-from labkit.analysis.host_groups import host_groups
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
-    join_names,
     p_text,
     percent_text,
     unit_name,
@@ -43,6 +41,9 @@ from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
 Json = Mapping[str, Any]
+
+
+COUNTED_UNITS = ("tokens", "requests", "steps")
 
 
 class ArticleError(Exception):
@@ -170,10 +171,9 @@ class PlaceholderFunctions:
         return ArticleLink(text, self._page(study, self._study(study)))
 
     def machine(self, study: str) -> ArticleLink:
-        """Return the names of the machines that ran a study, as a link."""
-        reports = self._valid_reports(study)
-        groups = host_groups([report.analysis for report in reports])
-        text = join_names([group.name for group in groups])
+        """Return the machines that ran a study and the versions of its software, as a link."""
+        lines = dict.fromkeys(report.machine[0] for report in self._valid_reports(study))
+        text = "; ".join(line.removeprefix("Machine: ").rstrip(".") for line in lines)
         return ArticleLink(text, self._page(study, self._study(study)))
 
     def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> ArticleBlock:
@@ -308,8 +308,10 @@ def _row_number(report: CellReport, row: Json, arm: str, what: str) -> str:
     """
     summary, unit = row["arms"][arm], row["unit"]
     comparison: Json | None = next((c for c in row["comparisons"] if c["arm"] == arm), None)
+    counted = unit in COUNTED_UNITS
     texts = {
-        name: f"{value_text(summary[name], unit)} {unit_name(unit)}"
+        name: f"{_number_text(summary[name]) if counted else value_text(summary[name], unit)} "
+        f"{unit_name(unit)}"
         for name in ("median", "q1", "q3")
     }
     texts["runs"] = str(summary["n"])
@@ -343,7 +345,7 @@ def _published_numbers(cell: Json, row: Json, arm: str) -> dict[str, str]:
         published_row
         for published_row in published.get("rows") or ()
         if published_row["case"] == row["case"]
-        and published_row.get("metric", published["metric"]) == row["metric"]
+        and published_row.get("metric", published.get("metric")) == row["metric"]
     )
     published_row: Json = next(matches, {})
     texts = {}

@@ -26,7 +26,7 @@ from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict_sentences import row_name
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import CellAnalysis

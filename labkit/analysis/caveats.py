@@ -34,7 +34,7 @@ from labkit.analysis.number_format import (
 from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import Record, describe_last_session
 
 MAX_STEAL_SHARE = 0.01

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.analysis.number_format import (
     significant_text,
 )
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import StudyPath, read_output_values
 
 Outputs = Mapping[str, Any]

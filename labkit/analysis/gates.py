@@ -14,7 +14,7 @@ from labkit.analysis import server_arm_caveats
 from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.quality_limits import broken_limits
 from labkit.analysis.text_quality import text_qualities
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20

@@ -31,7 +31,7 @@ from labkit.analysis.observations import MetricRow, summary
 from labkit.analysis.outputs_answer import outputs_answer
 from labkit.analysis.quality_answer import quality_sentences
 from labkit.analysis.verdict import Verdict
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records.metric_registry import OUTPUTS, MetricDefinition, define_metric
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given

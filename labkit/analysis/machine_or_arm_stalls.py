@@ -69,8 +69,8 @@ class StallAttribution:
             yield f"{stalls} were left in the times: {self.kept_reason}"
         for arm, reason in self.unclear_reasons.items():
             yield (
-                f"{stalls} were excluded, and {arm} is faster or slower only if it is so with them, "
-                f"too: {reason}"
+                f"{stalls} were excluded, and {arm} is faster or slower only if it is so with "
+                f"them, too: {reason}"
             )
 
     def restrict(

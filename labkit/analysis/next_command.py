@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import blocks_to_decide
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 SIMPLE_OVERRIDE = r"[a-z_.]+=(?!.*__)[A-Za-z0-9_.+-]+"  # only characters that cell names keep
 MAX_BLOCKS = 200  # in a proposed command; more would take days

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.analysis.statistics.permutation_test import Floats
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import Metric, Record, RecordError
 from labkit.records.metric_registry import define_metric
 

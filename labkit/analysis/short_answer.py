@@ -118,7 +118,7 @@ def _out_of_memory(analysis: CellAnalysis, others: Sequence[_Effect]) -> list[st
     died = join_names([arm_text(arm.name) for arm in analysis.data.arms if arm.out_of_memory])
     words = [e.word if e.verdict in DECIDED else "undecided" for e in others]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    texts = _candidates(analysis, others)
+    texts = _candidates(analysis, others) if len(others) <= MAX_NAMED_ARMS else []
     return [f"Out of memory: {died}. {text}" for text in [*texts, f"Others: {counts}."]]
 
 

@@ -14,7 +14,7 @@ from labkit.analysis.host_groups import host_groups, machine_name
 from labkit.analysis.search_objective import objective
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import (
     PROCESSES_SUFFIX,
     SCHEMA_VERSION,

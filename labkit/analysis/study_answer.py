@@ -13,7 +13,7 @@ from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
 from labkit.analysis.short_answer import arm_text, short_answer, shortest
 from labkit.analysis.summary_verdict import summary_verdict
 from labkit.analysis.verdict_sentences import title
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 
 def study_question(analyses: Sequence[CellAnalysis]) -> str:

@@ -41,7 +41,7 @@ from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.study_quality_diff import quality_change_notes
 from labkit.analysis.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import machine_difference
 
 STUDY_NAMES = ("old", "new")

@@ -36,7 +36,7 @@ from labkit.analysis.statistics.power import (
     degrees_of_freedom,
     min_blocks_to_claim,
 )
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 VERDICT_WORDS = (
     "faster",

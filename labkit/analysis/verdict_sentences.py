@@ -21,7 +21,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.statistics.permutation_test import Relabellings, relabellings
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 Json = Mapping[str, Any]
 

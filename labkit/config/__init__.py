@@ -54,7 +54,7 @@ from labkit.config.openai_server import (
     OpenAIServer,
     ServerPreset,
 )
-from labkit.config.option import ConfigError, is_class_path, require
+from labkit.config.option import ConfigError, count_text, is_class_path, require
 from labkit.config.python_environment import Environment
 from labkit.config.requests import (
     ArrivalKind,
@@ -165,6 +165,7 @@ __all__ = [
     "Weights",
     "WiredCollector",
     "Workload",
+    "count_text",
     "from_plain",
     "is_class_path",
     "require",

@@ -34,6 +34,11 @@ def is_class_path(text: str) -> bool:
     return bool(colon) and name.isidentifier() and all(p.isidentifier() for p in module.split("."))
 
 
+def count_text(n: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless it is 1: ``1 block``, ``4 blocks``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def override_text(value: Any) -> str:
     """Return an option's value as an override spells it, such as ``null`` or ``true``.
 

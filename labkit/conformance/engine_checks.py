@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from labkit.config import ConfigError
+from labkit.config import ConfigError, count_text
 from labkit.conformance.conformance_check import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.request import Request, SamplingParams
-from labkit.machine.message_text import count_text
 
 # Token ids that every vocabulary has; the prompts have different lengths.
 PROMPTS = tuple(tuple(5 + (7 * s + i) % 200 for i in range(3 + 6 * s)) for s in range(4))

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from labkit import workload
-from labkit.config import Experiment, is_class_path
+from labkit.config import Experiment, count_text, is_class_path
 from labkit.conformance.conformance_check import Check, Compose, demand
-from labkit.machine.message_text import count_text
 from labkit.models import resolve
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.tokenized_prompts import Prompt

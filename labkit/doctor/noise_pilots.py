@@ -18,7 +18,7 @@ from pathlib import Path
 from labkit.experiment.cell_manifest import write_manifest
 from labkit.experiment.doctor_noise import MIN_PROCESSES, PilotNoise
 from labkit.experiment.run_launcher import ProcessLauncher
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.records import Record
 
 MAX_PROCESSES = 5  # of each kind of workload

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from labkit.config import count_text
 from labkit.doctor.budget_ceilings import BudgetCeiling
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_capacity import GIB, MemoryProfile
-from labkit.machine.message_text import count_text
 from labkit.machine.wired_advice import WiredAdvice
 
 if TYPE_CHECKING:

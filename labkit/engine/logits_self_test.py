@@ -32,7 +32,7 @@ from labkit.engine.model_loader import LoadedModel, make_prompt_cache
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.machine.numpy_blas_threads import single_thread
 
 # The largest allowed difference as a fraction of the range of the logits, by the narrowest type of

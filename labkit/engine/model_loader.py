@@ -17,7 +17,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.cache_spec import AttentionSpec, CacheSpec, StateSpec, leaves
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.rebound_model_modules import PACKAGE, ModuleLoader, import_plain
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.
 MODULE_OF_TYPE = {

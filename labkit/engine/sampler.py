@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError, Logprobs
 from labkit.engine.lazy_logits import Logits, Rows
 from labkit.engine.request import RequestState, SamplingError, SamplingParams
-from labkit.machine.message_text import one_line, one_line_with_type
+from labkit.machine.exception_text import one_line, one_line_with_type
 
 Ids = NDArray[np.intp]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from labkit.machine.message_text import one_line_with_type
+from labkit.machine.exception_text import one_line_with_type
 
 MAX_SOURCE_CHARS = 100  # of a line of code in a message
 

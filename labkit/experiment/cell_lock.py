@@ -19,7 +19,7 @@ from pathlib import Path
 from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.timing_lock import OnWait
 from labkit.machine import fingerprint
-from labkit.machine.message_text import one_line_with_type
+from labkit.machine.exception_text import one_line_with_type
 from labkit.records import SESSION_DONE, CellSession, describe_last_session, session_path
 
 

@@ -16,10 +16,9 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
-from labkit.config import ConfigError, to_plain
+from labkit.config import ConfigError, count_text, to_plain
 from labkit.experiment import legacy_design
 from labkit.experiment.cell import Cell
-from labkit.machine.message_text import count_text
 from labkit.records import (
     SCHEMA_VERSION,
     Record,

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
-from labkit.config import Isolation
+from labkit.config import Isolation, count_text
 from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_lock import cell_lock
@@ -40,7 +40,6 @@ from labkit.experiment.run_launcher import ProcessLauncher, RunLauncher
 from labkit.experiment.timing_lock import timing_lock
 from labkit.machine import fingerprint
 from labkit.machine.cache_dir import CacheError
-from labkit.machine.message_text import count_text
 from labkit.records import Record, RecordError, publish_record, read_digests, read_record
 
 Block = Sequence[Run]  # all runs of one block, in their order

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
-from labkit.config import CONTROL, Isolation
+from labkit.config import CONTROL, Isolation, count_text
 from labkit.experiment import power_forecast
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.noise_history import StudyHistory
 from labkit.machine import cache_dir, memory_capacity
-from labkit.machine.message_text import count_text
 from labkit.workload.measurement import Estimate
 
 if TYPE_CHECKING:

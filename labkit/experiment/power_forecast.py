@@ -16,13 +16,12 @@ from labkit.analysis.statistics.power import (
     one_minute_mde_pct,
     single_row_mde_pct,
 )
-from labkit.config import Device, Experiment, Isolation
+from labkit.config import Device, Experiment, Isolation, count_text
 from labkit.experiment import doctor_noise, noise_history
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.noise_history import StudyHistory
-from labkit.machine.message_text import count_text
 from labkit.records.metric_registry import METRICS
 
 ISOLATION_PHRASES = {

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labkit.analysis.number_format import (
     join_names,
 )
+from labkit.config import count_text
 from labkit.experiment.permuted_blocks import Run
-from labkit.machine.message_text import count_text
 from labkit.records import Record
 
 if TYPE_CHECKING:

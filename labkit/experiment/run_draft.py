@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.experiment import mlx_known_answer_test
 from labkit.experiment.run_failures import RunFailure, failure_of
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.records import Arm, Record
 
 if TYPE_CHECKING:

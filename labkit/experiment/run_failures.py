@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.records import OUTCOMES
 
 # Messages of MLX, C++ and the operating system when no memory is left.

@@ -36,7 +36,7 @@ from labkit.experiment.turn_protocol import Channel
 from labkit.experiment.worker_run import WorkerProcess
 from labkit.experiment.worker_status import WorkerStatus
 from labkit.machine import fingerprint, parent_death
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.records import (
     Arm,
     Record,

@@ -20,7 +20,7 @@ from labkit import app, workload
 from labkit.cli_errors import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.cell_composer import ComposedCell
-from labkit.machine.message_text import one_line_with_type
+from labkit.machine.exception_text import one_line_with_type
 
 PROG = "python -m labkit.mac.kernel_verification"
 # Fractions of the largest expected value. They allow for the rounding of the output to its dtype

@@ -28,7 +28,7 @@ from platform import machine
 from typing import Any
 
 from labkit.machine import cache_dir
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 RECIPE_VERSION = "2"  # part of the cache key: raise it when the steps below change
 SCIPY_PREFIX = "scipy_"

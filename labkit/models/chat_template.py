@@ -22,7 +22,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 # ``role`` (system, user, assistant or tool) and ``content``, a string; an assistant's message may
 # have ``tool_calls``.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
     import tokenizers

@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from labkit import config
+from labkit.config import count_text
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Constraint, Request, SamplingParams
-from labkit.machine.message_text import count_text
 from labkit.models import ModelDir
 from labkit.models.special_token_escape import SpecialTokenEscape
 from labkit.models.tokenizer import Tokenizer

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import State
-from labkit.machine.message_text import count_text
+from labkit.config import State, count_text
 from labkit.records import CaseRecord, Metric
 from labkit.workload import kernel_cases
 from labkit.workload.launch_timing import KernelBatch, TimedLaunch

@@ -472,7 +472,7 @@ def test_an_output_that_changes_between_launches_is_refused(row):
         return result
 
     backend.forward = wrong
-    with pytest.raises(InvalidOutput, match=f"differs .* in 1 rows, first at token {row}"):
+    with pytest.raises(InvalidOutput, match=f"differs .* in 1 row, first at token {row}"):
         interleaved.measure(lambda text: None)
 
 
@@ -507,7 +507,7 @@ def test_zeros_of_opposite_sign_differ():
         return result
 
     backend.forward = signed
-    with pytest.raises(InvalidOutput, match=r"differs .* in 1 rows, first at token 2"):
+    with pytest.raises(InvalidOutput, match=r"differs .* in 1 row, first at token 2"):
         measure_kernels(world, [backend], FEW)
 
 

@@ -142,7 +142,7 @@ def test_counters_are_of_the_measured_dispatches_only():
         (
             "flicker",
             InvalidOutput,
-            "round 0: the output differs from the first launch's in 1 rows.*token 2",
+            "round 0: the output differs from the first launch's in 1 row.*token 2",
         ),
         ("elsewhere", InvalidOutput, "not written to the given array"),
     ],

@@ -306,7 +306,7 @@ def test_a_number_that_changes_in_any_launch_of_a_chain_is_refused(launch):
             out[2, 3, 15] = np.nextafter(out[2, 3, 15], np.float32(np.inf))
 
     backend.fault = wrong
-    says = "output differs.* in 1 rows.* token 2" if not launch else f"launch {launch + 1} "
+    says = "output differs.* in 1 row.* token 2" if not launch else f"launch {launch + 1} "
     with pytest.raises(InvalidOutput, match=f"few: round 0.*{says}"):
         interleaved.measure(lambda text: None)
 

@@ -30,7 +30,7 @@ from labkit.analysis.sensitivity_analysis import (
 from labkit.analysis.short_answer import short_answer
 from labkit.analysis.summary_verdict import SummaryVerdict, summary_verdict
 from labkit.analysis.verdict_sentences import control_sentence, title
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import Arm, Record
 
 Json = Mapping[str, Any]

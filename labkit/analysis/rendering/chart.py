@@ -17,7 +17,7 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 Point = tuple[float, float]
 Json = dict[str, Any]

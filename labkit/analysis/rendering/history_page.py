@@ -25,7 +25,7 @@ from labkit.analysis.rendering.report_files import report_dir, write_text
 from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.statistics.change_points import MIN_VALUES
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 
 @dataclass(frozen=True)

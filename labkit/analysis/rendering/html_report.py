@@ -23,7 +23,7 @@ from labkit.analysis.rendering.report_sections import HTML_CHAPTERS
 from labkit.analysis.rendering.study_overview import machine_overviews
 from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.analysis.study_answer import study_answer, study_question
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import ArchivePath, StudyPath
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from labkit.analysis.rendering.study_overview import gates_text
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.study_index import IndexEntry, index_entries
 from labkit.analysis.tool_exports import FormatError
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 
 def index_markdown(root: Path, entries: Sequence[IndexEntry]) -> str:

@@ -74,7 +74,7 @@ from labkit.analysis.verdict_sentences import (
     row_name,
     verdict_sentences,
 )
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 Json = Mapping[str, Any]
 

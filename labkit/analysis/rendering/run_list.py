@@ -11,7 +11,7 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.rendering.report_parts import Parts, section
 from labkit.analysis.verdict_sentences import cell_phrases, verdict_sentence
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 if TYPE_CHECKING:
     from labkit.analysis.rendering.cell_report_content import CellReport

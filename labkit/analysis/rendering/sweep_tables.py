@@ -24,9 +24,9 @@ from labkit.analysis.rendering.report_parts import (
 )
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.verdict_sentences import row_name
+from labkit.config import count_text
 from labkit.config.option import override_text
 from labkit.config.sweep import short_names
-from labkit.machine.message_text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

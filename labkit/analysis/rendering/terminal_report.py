@@ -19,7 +19,7 @@ from labkit.analysis.rendering.sweep_tables import BEST, Values
 from labkit.analysis.rendering.table_model import Column, Table, broken_name
 from labkit.analysis.rendering.terminal_table import TerminalColumn, terminal_table
 from labkit.analysis.study_analysis import AnalysisCache
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

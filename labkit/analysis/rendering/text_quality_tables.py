@@ -24,7 +24,7 @@ from labkit.analysis.rendering.speed_quality_chart import (
 from labkit.analysis.rendering.table_model import Column, Table
 from labkit.analysis.text_quality import KL_QUANTILES, TextQuality, text_qualities
 from labkit.analysis.verdict_sentences import real_arms
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.records import Record
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.machine.message_text import count_text
-
 
 @dataclass(frozen=True)
 class InterimLook:
@@ -74,7 +72,7 @@ def withheld_reason(
         steps = " -> ".join(map(str, dict.fromkeys([*undeclared, done])))
         return f"exploratory: blocks were added after results were shown ({steps})"
     if looks and done not in declared:
-        return f"no look was declared after {count_text(done, 'block')}"
+        return f"no look was declared after {done} blocks"
     if done < planned:
         return f"{done} of {planned} blocks are done, and no look was declared before the end"
     return None

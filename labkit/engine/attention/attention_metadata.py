@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.config import count_text
 from labkit.cpu.kv_dtypes import row_bytes
 from labkit.engine.attention.resolvers.resolver import Resolver
-from labkit.machine.message_text import count_text
 
 Int32Array = NDArray[np.int32]
 

@@ -13,7 +13,7 @@ from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.mlx_lm_directory import mlx_lm_directory
 from labkit.engine.model_loader import ONE_AT_A_TIME, is_batchable, read_eos_token_ids
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
 CHECK_PERIOD_S = 0.05  # between two checks of the loop's delay and of silent streams

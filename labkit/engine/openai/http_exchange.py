@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httptools
 
 from labkit.engine.openai.sse_decoder import error_text
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 TRUNCATED_ERROR = "the connection closed before the response was complete"
 

@@ -27,7 +27,7 @@ from labkit.engine.openai.sse_decoder import (
     parse_chunk,
 )
 from labkit.machine import openblas_for_mlx, worker_environment
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
 POLL_S = 0.05  # between two probes of a starting server

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import config
 from labkit.cpu.gguf_block_formats import is_gguf_only
 from labkit.engine.engine_protocol import EngineError
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
     from labkit.engine.model_loader import LoadedModel

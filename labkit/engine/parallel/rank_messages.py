@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, KVBytes, StaleLaunchError
-from labkit.machine.message_text import one_line, one_line_with_type
+from labkit.machine.exception_text import one_line, one_line_with_type
 
 
 @dataclass(frozen=True, slots=True)

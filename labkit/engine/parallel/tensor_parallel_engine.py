@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import config
+from labkit.config import count_text
 from labkit.engine.engine_protocol import EngineError, KVBytes, TokenEvent
 from labkit.engine.parallel.model_sharding import sharding_error
 from labkit.engine.parallel.rank_messages import RankReply
@@ -18,7 +19,6 @@ from labkit.engine.parallel.rank_processes import (
     RankProcesses,
 )
 from labkit.engine.request import Request
-from labkit.machine.message_text import count_text
 from labkit.machine.worker_environment import core_count
 
 

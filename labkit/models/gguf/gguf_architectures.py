@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.machine.message_text import count_text
+from labkit.config import count_text
 from labkit.models.gguf import gguf_rope_scaling
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES, TensorRule

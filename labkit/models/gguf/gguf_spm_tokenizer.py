@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 
 SPACE = "\u2581"  # replaces every space of a text

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 from labkit.models.gguf.gguf_pre_tokenizers import find_pre_tokenizer
 from labkit.models.gguf.gguf_spm_tokenizer import build_spm

@@ -12,10 +12,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import ConfigError, Experiment, require
+from labkit.config import ConfigError, Experiment, count_text, require
 from labkit.engine.budget import model_footprint
 from labkit.machine import cache_dir
-from labkit.machine.message_text import count_text, one_line
+from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.tokenizer_corpus import corpus_texts
 from labkit.workload.tokenized_prompts import Prompt, prompt_key

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from labkit.config import ConfigError, Experiment, require
+from labkit.config import ConfigError, Experiment, count_text, require
 from labkit.config.requests import MAX_REQUESTS
-from labkit.machine.message_text import count_text, one_line
+from labkit.machine.exception_text import one_line
 
 MAX_LINE_CHARACTERS = 1 << 16  # of a table
 MAX_ITEM_CHARACTERS = 16 << 20  # of a JSON array

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from labkit.config import ConfigError, from_plain, require
 from labkit.config.requests import MAX_REQUESTS
-from labkit.machine.message_text import one_line
+from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 256 << 20

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.config import Experiment, require
+from labkit.config import Experiment, count_text, require
 from labkit.config.option import Group, option
 from labkit.config.requests import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
-from labkit.machine.message_text import count_text
 from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
 from labkit.workload.tokenized_prompts import Prompt, take_first

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.config import Decoder, FramePicks, Workload
-from labkit.machine.message_text import count_text, one_line
+from labkit.config import Decoder, FramePicks, Workload, count_text
+from labkit.machine.exception_text import one_line
 from labkit.workload.video.clip_reader import (
     DecodeCounts,
     FrameIndex,
