@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import count_text
 from labkit.cpu.kv_dtypes import row_bytes
 from labkit.engine.attention.resolvers.resolver import Resolver
 
@@ -272,7 +271,7 @@ def _largest_used_block(
     if len(too_long):
         s = too_long[0]
         raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]} and needs {count_text(counts[s], 'block')} of "
+            f"seq_lens[{s}] is {seq_lens[s]} and needs {counts[s]} blocks of "
             f"{block_size} tokens, but block_tables has only {width} columns"
         )
     used = np.where(np.arange(width) < counts[:, None], block_tables, 0)
