@@ -191,7 +191,11 @@ def _check_out_of_memory(ablation: Ablation, arms: Collection[str]) -> None:
     """Refuse the claim that an unknown arm, or the baseline, runs out of memory."""
     for name in ablation.claims.out_of_memory:
         where = f"ablation.claims.out_of_memory={name}"
-        require(name in arms, f"{where}: no such arm{did_you_mean(name, arms)}")
+        known = ", ".join(ablation.arms)
+        require(
+            name in arms,
+            f"{where}: no such arm{did_you_mean(name, arms)}; the arms are {known}",
+        )
         require(
             name != ablation.baseline_arm,
             f"{where}: it is the baseline, with which the others are compared",

@@ -83,3 +83,18 @@ def test_arms_in_which_nothing_differs_are_refused(composed):
         ConfigError, match=r"^arm two: every option has the same value as in arm one"
     ):
         composed("+ablation.arms.one={engine.threads:1}", "+ablation.arms.two={engine.threads:1}")
+
+
+@pytest.mark.parametrize(
+    ("arm", "says"),
+    [
+        ("padedd", r"no such arm \(did you mean 'padded'\?\); the arms are static"),
+        ("static", "it is the baseline"),
+    ],
+)
+def test_a_claim_to_run_out_of_memory_names_an_arm(arm, says, composed):
+    claim = "ablation.claims.out_of_memory"
+    with pytest.raises(ConfigError, match=rf"^ablation\.claims\.out_of_memory={arm}: {says}"):
+        composed("ablation=batching", f"{claim}=[{arm}]")
+    cell = composed("ablation=batching", f"{claim}=[padded]")
+    assert [one.name for one in cell.arms if one.out_of_memory] == ["padded"]
