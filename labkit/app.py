@@ -313,18 +313,20 @@ def print_config(command: Command) -> None:
     from labkit.experiment.hydra_composer import Composer
 
     overrides, flags = list(command.overrides), list(command.flags)
-    if "--cfg" not in flags:
+    topic = flags[flags.index("--cfg") + 1] if "--cfg" in flags else None
+    if topic is None:
         run_hydra([*overrides, *flags])
         return
-    package = flags[flags.index("--package") + 1] if "--package" in flags else ""
+    others = {flag for flag in flags if flag in PRINT_FLAGS} - {"--cfg"}
     composer = Composer()
     with initialized():
         overrides = with_scale_overrides(overrides, composer)
-        tree = composer.tree(overrides) if "job" in flags else None
+        tree = composer.tree(overrides) if topic == "job" and not others else None
     if tree is None:
         run_hydra([*overrides, *flags])
-    else:
-        print(config_text(tree, package, "--resolve" in flags), end="")
+        return
+    package = flags[flags.index("--package") + 1] if "--package" in flags else ""
+    print(config_text(tree, package, "--resolve" in flags), end="")
 
 
 def config_text(tree: Any, package: str = "", resolve: bool = False) -> str:

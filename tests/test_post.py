@@ -149,15 +149,12 @@ def test_a_missing_article_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_answers_and_published_numbers_of_a_study_of_several_cells(tmp_path):
-    reference = ROOT / "outputs" / "reference" / "memory_policies.zip"
-    shutil.copy(reference, tmp_path / "policies.zip")
+def test_the_answer_and_the_machine_of_a_study_of_several_cells(tmp_path):
+    shutil.copy(ROOT / "outputs" / "reference" / "memory_policies.zip", tmp_path / "policies.zip")
     path = tmp_path / "article.md"
-    path.write_text(
-        '{{ cells("policies.zip") }}\n\n| a | {{ answer("policies.zip") }} |\n', "utf-8"
-    )
+    path.write_text('| {{ answer("policies.zip") }} | {{ machine("policies.zip") }} |\n', "utf-8")
     assert main([str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    assert text.count("| machine=sim_m1_") == 4 and "| a | [4 cells: " in text
-    assert "(policies.zip '{{ answer(" in text
+    assert text.startswith("| [4 cells: 4 computed.](policies.zip '{{ answer(")
+    assert "GiB" in text and "host" not in text and text.count("labkit 0.1.0") == 1
     assert main([str(path), "--check"]) == 0

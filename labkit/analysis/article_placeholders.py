@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from labkit.analysis.cell_labels import cell_labels
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
@@ -26,14 +24,10 @@ from labkit.analysis.number_format import (
 )
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.markdown_report import markdown_table
-from labkit.analysis.rendering.published_table import (
-    combined_published_table,
-    published_source,
-    published_table_of,
-)
+from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.report_files import report_dir
 from labkit.analysis.rendering.results_table import ResultLine, verdict_text
-from labkit.analysis.rendering.table_model import Column, Table, text_or_empty
+from labkit.analysis.rendering.table_model import Column, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.analysis.study_answer import study_answer
 from labkit.analysis.verdict_sentences import row_name
@@ -41,8 +35,6 @@ from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
 Json = Mapping[str, Any]
-
-
 COUNTED_UNITS = ("tokens", "requests", "steps")
 
 
@@ -80,8 +72,6 @@ class PlaceholderFunctions:
         self._opened: dict[Path, StudyPath] = {}
         self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
             "table": self.table,
-            "published": self.published,
-            "cells": self.cells,
             "answer": self.answer,
             "machine": self.machine,
             "settings": self.settings,
@@ -138,28 +128,6 @@ class PlaceholderFunctions:
         index = 0 if row is None else names.index(_one_of("row", row, names))
         table = report.settings[index]
         return ArticleBlock("\n\n".join([markdown_table(table), *table.notes]))
-
-    def published(self, study: str) -> ArticleBlock:
-        """Return the published numbers of all cells, each line followed by our numbers."""
-        reports = self._valid_reports(study)
-        labels = cell_labels([report.analysis for report in reports])
-        labelled = zip(labels, map(published_table_of, reports), strict=True)
-        tables = [(label, table) for label, table in labelled if table is not None]
-        require(bool(tables), f"{study} has no published numbers")
-        if len(reports) == 1:
-            return ArticleBlock(markdown_table(tables[0][1]))
-        return ArticleBlock(markdown_table(combined_published_table(tables)))
-
-    def cells(self, study: str) -> ArticleBlock:
-        """Return the table of a study's cells with their answers."""
-        reports = self._valid_reports(study)
-        labels = cell_labels([report.analysis for report in reports])
-        lines = tuple(zip(labels, (report.short_answer for report in reports), strict=True))
-        columns = (
-            Column[tuple[str, str]]("cell", itemgetter(0), numeric=False),
-            Column[tuple[str, str]]("answer", itemgetter(1), numeric=False),
-        )
-        return ArticleBlock(markdown_table(Table(columns, lines)))
 
     def answer(self, study: str, cell: str | None = None) -> ArticleLink:
         """Return the answer of a study, or of one of its cells, in at most 20 words, as a link."""
@@ -236,7 +204,7 @@ class PlaceholderFunctions:
         """Return a link to the page with a study's records."""
         page = report_dir(folder) / "report.html"
         if not page.is_file() and folder.is_file():
-            page = folder  # the archive has the report in it
+            page = folder  # the archive has the records
         require(page.is_file(), f"{study} has no report.html; run: python -m labkit.report {study}")
         return self._link(page)
 

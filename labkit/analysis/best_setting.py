@@ -16,10 +16,7 @@ import numpy as np
 
 from labkit.analysis.arm_comparison import interval_to_percent
 from labkit.analysis.effect_wording import effect_text
-from labkit.analysis.number_format import (
-    magnitude_text,
-    round_significant,
-)
+from labkit.analysis.number_format import magnitude_text, round_significant
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values, summary
 from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent

@@ -28,9 +28,7 @@ from labkit.analysis.disturbed_runs import (
 from labkit.analysis.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.analysis.host_groups import hosts_sentence, on_same_machine
 from labkit.analysis.isolation_agreement import isolation_agreements
-from labkit.analysis.number_format import (
-    p_text,
-)
+from labkit.analysis.number_format import p_text
 from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN

@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.number_format import (
-    significant_text,
-)
+from labkit.analysis.number_format import significant_text
 from labkit.config import count_text
 from labkit.records import StudyPath, read_output_values
 

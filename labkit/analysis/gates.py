@@ -66,12 +66,12 @@ def healthy(
     if not records:
         gate.fail("no run has left a record", None, "no runs")
     claimed = {arm.name for arm in arms if arm.out_of_memory}
-    for name in claimed:
-        gate.causes[name] = "out of memory, as claimed"
     for record in records:
         if record.arm in claimed and record.outcome in ("ok", "vacuous"):
             reason = "it did not run out of memory, as ablation.claims.out_of_memory says"
             gate.fail(f"{record.run}: {reason}", record.arm, reason)
+    for name in claimed:
+        gate.causes.setdefault(name, "out of memory, as claimed")
     for alike in _own_failures(records):
         record = alike[0]
         if record.arm in claimed and record.outcome == "oom":

@@ -22,11 +22,7 @@ from labkit.analysis.effect_wording import (
     value_with_unit,
 )
 from labkit.analysis.frames_answer import frames_sentences
-from labkit.analysis.number_format import (
-    join_names,
-    magnitude_text,
-    percent_text,
-)
+from labkit.analysis.number_format import join_names, magnitude_text, percent_text
 from labkit.analysis.observations import MetricRow, summary
 from labkit.analysis.outputs_answer import outputs_answer
 from labkit.analysis.quality_answer import quality_sentences

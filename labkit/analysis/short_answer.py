@@ -15,12 +15,7 @@ from labkit.analysis.best_setting import setting_text
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.effect_wording import change_word
 from labkit.analysis.frames_answer import frames_clauses
-from labkit.analysis.number_format import (
-    join_names,
-    magnitude_text,
-    scaled,
-    unit_name,
-)
+from labkit.analysis.number_format import join_names, magnitude_text, scaled, unit_name
 from labkit.analysis.outputs_answer import outputs_answer
 from labkit.analysis.quality_answer import quality_clauses
 from labkit.analysis.verdict_sentences import row_name

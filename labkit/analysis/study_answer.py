@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.cell_labels import cell_labels
-from labkit.analysis.number_format import (
-    join_names,
-)
+from labkit.analysis.number_format import join_names
 from labkit.analysis.serving_capacity import ServingCapacity, serving_capacities
 from labkit.analysis.short_answer import arm_text, short_answer, shortest
 from labkit.analysis.summary_verdict import summary_verdict

@@ -18,12 +18,7 @@ import numpy as np
 
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, interval_to_percent
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.number_format import (
-    magnitude_text,
-    p_text,
-    percent_text,
-    signed_text,
-)
+from labkit.analysis.number_format import magnitude_text, p_text, percent_text, signed_text
 from labkit.analysis.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.statistics.difference_in_differences import (
     EffectChange,

@@ -26,10 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria
-from labkit.analysis.number_format import (
-    magnitude_text,
-    significant_text,
-)
+from labkit.analysis.number_format import magnitude_text, significant_text
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,

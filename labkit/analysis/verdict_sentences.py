@@ -12,13 +12,7 @@ from labkit.analysis.effect_wording import (
     size_text,
     value_with_unit,
 )
-from labkit.analysis.number_format import (
-    MINUS,
-    interval_text,
-    magnitude_text,
-    p_text,
-    percent_text,
-)
+from labkit.analysis.number_format import MINUS, interval_text, magnitude_text, p_text, percent_text
 from labkit.analysis.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.statistics.permutation_test import Relabellings, relabellings
 from labkit.config import count_text

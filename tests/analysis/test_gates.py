@@ -175,3 +175,4 @@ def test_an_arm_may_claim_to_run_out_of_memory(make_tokens):
     survived = gates.healthy(study(make_tokens, None, {}), claims)
     assert survived.status == "fail" and None not in survived.causes
     assert "did not run out of memory" in survived.reasons[0]
+    assert "did not run out of memory" in survived.cause("seq_map")

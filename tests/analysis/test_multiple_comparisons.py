@@ -193,6 +193,16 @@ def test_ties_do_not_depend_on_rounding(seed, rows):
         assert np.array_equal(rounded.at_least_observed, exact.at_least_observed)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_ties_of_small_differences_of_large_logarithms_count(seed):
+    """Bytes of memory that differ by a few blocks: their logarithms are near 18."""
+    values = np.random.default_rng(seed).integers(-2, 4, (2, 10, 1, 1)).astype(float)
+    (whole,), (small,) = (make_tests(*scaled) for scaled in (values, 18 + 1e-4 * values))
+    ((exact,), (rounded,)) = regions([whole]), regions([small])
+    assert rounded.p(0.0) == exact.p(0.0)
+    assert np.array_equal(small.at_least_observed, whole.at_least_observed)
+
+
 def test_ties_count_in_a_joint_p():
     """The smallest p has a relabelling and its mirror image, and a row's own ties count."""
     baseline = np.random.default_rng(2).integers(0, 3, (4, 2, 1)).astype(float)

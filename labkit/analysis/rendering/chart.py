@@ -12,11 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from labkit.analysis.number_format import (
-    percent_text,
-    unit_name,
-    value_text,
-)
+from labkit.analysis.number_format import percent_text, unit_name, value_text
 from labkit.config import count_text
 
 Point = tuple[float, float]

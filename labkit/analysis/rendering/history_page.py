@@ -12,12 +12,7 @@ from urllib.parse import quote
 
 from labkit.analysis.effect_wording import effect_text
 from labkit.analysis.metric_history import HistoryPoint, Series, SeriesChange, metric_history
-from labkit.analysis.number_format import (
-    p_text,
-    percent_text,
-    unit_name,
-    value_text,
-)
+from labkit.analysis.number_format import p_text, percent_text, unit_name, value_text
 from labkit.analysis.rendering.chart import Chart, padded_range
 from labkit.analysis.rendering.html_report import TEMPLATES
 from labkit.analysis.rendering.markdown_report import markdown_table

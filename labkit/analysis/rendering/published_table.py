@@ -123,30 +123,6 @@ def published_table(cell: Json, extra_rows: Sequence[Json] = ()) -> Table[Publis
     return Table(tuple(shown), tuple(lines), (published_source(cell) or "",))
 
 
-def combined_published_table(
-    tables: Sequence[tuple[str, Table[PublishedLine]]],
-) -> Table[Sequence[str]]:
-    """Return the published tables of several cells as one, with the cells' labels in front."""
-    headings = dict.fromkeys(c.heading for _, table in tables for c in table.columns)
-    lines = []
-    for label, table in tables:
-        for line in table.lines:
-            texts = {column.heading: column.text(line) for column in table.columns}
-            shown = label if line.own_row is None else ""
-            lines.append([shown, *(texts.get(heading, "") for heading in headings)])
-    columns = tuple(
-        Column[Sequence[str]](heading, _cell_at(index), numeric=index > 1)
-        for index, heading in enumerate(["cell", *headings])
-    )
-    return Table(columns, tuple(lines))
-
-
-def published_table_of(report: CellReport) -> Table[PublishedLine] | None:
-    """Return a cell's :func:`published_table`, with the numbers that only its records have."""
-    agreement = agreement_rows(report.analysis.identity.agreement)
-    return published_table(report.cell, [*agreement, *host_time_rows(report.records)])
-
-
 def _for_arm(
     method: Callable[[PublishedLine, str], str], arm: str
 ) -> Callable[[PublishedLine], str]:
@@ -211,11 +187,13 @@ def _row(case: str, metric: str, unit: str, arms: Json) -> Json:
 @section("Published by others")
 def published_section(report: CellReport) -> Iterator[Part]:
     """Show published numbers beside ours."""
+    agreement = agreement_rows(report.analysis.identity.agreement)
+    extra_rows = [*agreement, *host_time_rows(report.records)]
     chart = published_chart(report.cell)
     if chart is not None:
         yield ChartPart(chart, CAPTION)
         yield PictureFile(published_stem(report.cell), CAPTION)
-    yield from table_parts(published_table_of(report))
+    yield from table_parts(published_table(report.cell, extra_rows))
     for title, table in published_tables(report.cell):
         yield Prose([f"{title}:"])
         yield TablePart(table)

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from labkit.analysis.number_format import (
-    significant_text,
-)
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.rendering.report_parts import Parts, section
 from labkit.analysis.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.config import count_text

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.effect_wording import verdict_word
-from labkit.analysis.number_format import (
-    interval_text,
-    p_text,
-    percent_text,
-    value_text,
-)
+from labkit.analysis.number_format import interval_text, p_text, percent_text, value_text
 from labkit.analysis.rendering.cell_report_content import CellReport
 from labkit.analysis.rendering.results_table import ResultLine
 from labkit.analysis.rendering.sweep_tables import BEST, Values
