@@ -24,6 +24,13 @@ import numba
 from numba.core import caching
 from numba.core.runtime import rtsys
 
+from labkit.machine import cache_dir
+
+if not numba.config.CACHE_DIR:
+    # By default numba caches beside the sources, where it would keep machine code that other files'
+    # changes made outdated: wrong results, or a crash. Every module that caches imports this one.
+    numba.config.CACHE_DIR = str(cache_dir.numba_cache_dir())
+
 POOL_BYTES = 1 << 20  # size of the pool's memory
 MAX_THREADS = 2048
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from numba.core import caching
 
 from labkit.cpu import thread_pool
-from labkit.machine import cache_dir
+from labkit.machine import cache_dir, numba_sources
 
 TEST_DIR = Path(__file__).resolve().parent
 CHECKOUT = TEST_DIR.parents[1]
@@ -269,6 +270,35 @@ def test_every_parallel_kernel_of_the_package_is_on_the_pool():
     own = Path(thread_pool.__file__)
     texts = {path: path.read_text() for path in (CHECKOUT / "labkit").rglob("*.py")}
     assert [path for path, text in texts.items() if "parallel=True" in text] == [own]
+
+
+def test_a_script_caches_where_a_change_of_any_source_is_seen(tmp_path):
+    """Beside the sources, numba would run machine code that a change of another file outdated."""
+    code = """if True:
+        from labkit.cpu import norms
+        from labkit.machine import cache_dir
+        assert norms._rms_norm._cache.cache_path.startswith(str(cache_dir.numba_cache_dir()))"""
+    names = os.environ.keys() - {"NUMBA_CACHE_DIR"}
+    environment = {name: os.environ[name] for name in names} | {"LABKIT_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=CHECKOUT, check=True)
+
+
+def test_every_module_that_caches_machine_code_imports_the_pool_first():
+    files = {p.relative_to(CHECKOUT).as_posix(): p for p in (CHECKOUT / "labkit").rglob("*.py")}
+    texts = {name: path.read_bytes() for name, path in files.items()}
+    pool = "labkit/cpu/thread_pool.py"
+    caching_modules = [name for name, text in texts.items() if re.search(rb"\bcache=True", text)]
+    assert len(caching_modules) > 5
+    for name in caching_modules:
+        imported, queue = set(), [name]
+        while queue:
+            new = numba_sources.imported_files(texts[queue.pop()], texts) - imported
+            imported |= new
+            queue += new
+        # The pool imports its code inside a function, after it has set the folder.
+        assert pool in imported or name in (pool, "labkit/cpu/thread_pool_code.py"), name
+    importers = [n for n, text in texts.items() if b"import thread_pool_code" in text]
+    assert importers == [pool]
 
 
 LOADED = """
