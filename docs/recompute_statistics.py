@@ -1,8 +1,9 @@
 """Recompute a study's statistics from its records, by the formulas of ``docs/statistics.md``.
 
-    python docs/recompute_statistics.py 'outputs/reference/seq_map/ablation=seq_map,engine=paged'
+    python docs/recompute_statistics.py outputs/reference/seq_map.zip
 
-prints, for every row and arm, the numbers that ``cell.json`` has. The script needs NumPy and SciPy
+prints, for every row and arm, the numbers that ``cell.json`` has. An argument is the archive of a
+study or the folder of a cell. The script needs NumPy and SciPy
 and shares no code with labkit, so it checks the page and the package against each other
 (``tests/docs/test_recompute_statistics.py``). It does not check gates, and it assumes a complete
 study.
@@ -11,12 +12,16 @@ study.
 import json
 import math
 import sys
+import tarfile
+import tempfile
+import zipfile
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from scipy.special import gammaln, stdtr, stdtrit
 
+CELL_SUFFIX = ".tar.xz"  # a cell in the archive of a study
 ENUMERATED, DRAWN, SEED = 300_000, 100_000, 20_260_612
 
 
@@ -363,8 +368,25 @@ def compare(cell, rows, arm, families, primary):
     return found
 
 
-if __name__ == "__main__":
-    for (case, metric, arm), numbers in recompute(sys.argv[1]).items():
+def print_numbers(cell):
+    """Print the recomputed numbers of a cell."""
+    for (case, metric, arm), numbers in recompute(cell).items():
         print(f"{case}, {metric}, {arm}")
         for name, value in numbers.items():
             print(f"    {name:15} {value if value is None else format(value, '.10g')}")
+
+
+def main(study):
+    """Print the recomputed numbers of a study's archive, or of the folder of a cell."""
+    if not zipfile.is_zipfile(study):
+        return print_numbers(study)
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(study) as archive:
+        for name in archive.namelist():
+            if name.endswith(CELL_SUFFIX):
+                with tarfile.open(fileobj=archive.open(name)) as records:
+                    records.extractall(folder, filter="data")
+                print_numbers(Path(folder, name.removesuffix(CELL_SUFFIX)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -13,7 +13,7 @@ from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError
-from labkit.records import DIGESTS_FILE, open_study
+from labkit.records import DIGESTS_FILE, open_study, unpack_archive
 from labkit.study_runner import Study
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 def study(tmp_path_factory):
     """Return a copy of a committed study."""
     folder = tmp_path_factory.mktemp("export") / "study"
-    return Path(shutil.copytree(ROOT / "outputs" / "reference" / "gqa_sharing", folder))
+    unpack_archive(ROOT / "outputs" / "reference" / "gqa_sharing.zip", folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,10 @@ def test_compare_takes_folders_and_archives(study, archive, capsys):
     assert "Change: how each arm's difference" in capsys.readouterr().out
 
 
-def test_post_links_to_the_reports_beside_the_archive(study, archive, tmp_path, monkeypatch):
+def test_post_links_to_the_reports_beside_the_archive(archive):
     write_study(archive, plots=False)
-    shutil.copytree(study / "plots", archive.with_suffix(".report") / "plots")
+    pictures = ROOT / "outputs" / "reference" / "gqa_sharing.report" / "plots"
+    shutil.copytree(pictures, archive.with_suffix(".report") / "plots")
     article = archive.parent / "article.md"
     row = 'case="decode, 64 reqs, ctx 128", what="delta"'
     picture = "plots/ablation-gqa_sharing-engine-paged--roofline.png"

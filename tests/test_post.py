@@ -9,6 +9,7 @@ import pytest
 
 from labkit.analysis.number_format import percent_text
 from labkit.post import main
+from labkit.records import unpack_archive
 
 ROOT = Path(__file__).parent.parent
 CELL = "ablation=seq_map,engine=paged"
@@ -18,7 +19,11 @@ FIRST = 'case="decode, 64 reqs, ctx 128"'
 
 @pytest.fixture
 def study(tmp_path):
-    return Path(shutil.copytree(ROOT / "outputs" / "reference" / "seq_map", tmp_path / "study"))
+    """Return the folder of a committed study, with its page and its pictures."""
+    reference = ROOT / "outputs" / "reference"
+    unpack_archive(reference / "seq_map.zip", tmp_path / "study")
+    shutil.copytree(reference / "seq_map.report", tmp_path / "study", dirs_exist_ok=True)
+    return tmp_path / "study"
 
 
 @pytest.fixture

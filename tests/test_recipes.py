@@ -32,6 +32,7 @@ from labkit.config import ConfigError
 from labkit.experiment import cell_composer, python_environment
 from labkit.experiment.python_environment import Imports, default_options
 from labkit.experiment.turn_protocol import VERSION
+from labkit.records import unpack_archive
 from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
@@ -453,7 +454,7 @@ def copied_pages(tmp_path, monkeypatch):
     for name in ("README.md", "ARTICLE.md"):
         shutil.copy(ROOT / "README.md", tmp_path / name)
     for name in ("DIR", "OLD", "NEW"):
-        shutil.copytree(ROOT / "outputs" / "reference" / "seq_map", tmp_path / name)
+        unpack_archive(ROOT / "outputs" / "reference" / "seq_map.zip", tmp_path / name)
     archive_study(tmp_path / "DIR", tmp_path / "STUDY.zip")
     return tmp_path
 

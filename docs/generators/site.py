@@ -120,7 +120,7 @@ def navigation(target: Path) -> list[Any]:
         entries: list[Any] = [f"docs/{page}" for page in pages]
         if title == "Experiments":
             reports = sorted((target / STUDIES).glob("*/report.html"))
-            entries += [{page.parent.name: str(page.relative_to(target))} for page in reports]
+            entries += [{page.parent.stem: str(page.relative_to(target))} for page in reports]
         tabs.append({title: entries})
     reference = [{package: f"reference/{package}.md"} for package in packages()]
     return [*tabs, {"API": ["reference/index.md", *reference]}]

@@ -12,7 +12,7 @@ import io
 import json
 from typing import Any
 
-STUDY = "outputs/reference/seq_map"
+STUDY = "outputs/reference/seq_map.zip"
 CELLS = (
     """# A study in pandas
 

@@ -24,10 +24,11 @@ from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.analysis.verdict import judge
 from labkit.config import Design, Isolation, PlannedLook, to_plain
 from labkit.experiment.cell import normalized_design
+from labkit.records import unpack_archive
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "design"
-REFERENCE = ROOT / "outputs" / "reference" / "seq_map"
+REFERENCE = ROOT / "outputs" / "reference" / "seq_map.zip"
 SD = 0.01
 MARGIN = 2.0
 ROWS = (1, 3, 10)
@@ -267,12 +268,13 @@ def test_error_rates_under_other_noise(name, kind):
     assert at_most(wrong, STUDIES) and at_most(1 - covered, STUDIES)
 
 
-def reference_residuals():
+def reference_residuals(folder):
     """Return the log differences of the committed study's arm and baseline, less their means.
 
     float64 [processes, rows].
     """
-    (cell,) = REFERENCE.glob("*/cell.json")
+    unpack_archive(REFERENCE, folder)
+    (cell,) = folder.glob("*/cell.json")
     analysis = analyse(cell.parent)
     baseline, arm = (one.name for one in analysis.data.arms[:2])
     blocks = analysis.data.blocks_done
@@ -284,8 +286,8 @@ def reference_residuals():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moved", ["no row", "one row", "all rows"])
-def test_error_rates_with_the_noise_of_the_committed_study(moved):
-    residuals, studies = reference_residuals(), 2_000
+def test_error_rates_with_the_noise_of_the_committed_study(moved, tmp_path):
+    residuals, studies = reference_residuals(tmp_path / "study"), 2_000
     rng, (processes, rows) = np.random.default_rng(10), residuals.shape
     design = Design(blocks=processes, runs_per_block=1, margin_pct=0.01)
     mixed = residuals / math.sqrt(processes - 1)

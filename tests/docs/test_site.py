@@ -41,8 +41,9 @@ def test_what_pages_link_to_is_gathered(tmp_path):
     for path in ("labkit/metal/kernels/resolve.metal", "docs/recompute_statistics.py"):
         assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes()
     page = (tmp_path / "docs" / "articles" / "one-launch.md").read_text("utf-8")
-    assert "{{ value(" not in page and "](../../outputs/reference/seq_map/" in page
-    assert "](outputs/reference/seq_map/report.html)" in (tmp_path / "README.md").read_text("utf-8")
+    assert "{{ value(" not in page and "](../../outputs/reference/seq_map.report/" in page
+    readme = (tmp_path / "README.md").read_text("utf-8")
+    assert "](outputs/reference/seq_map.report/report.html)" in readme
     assert not list((tmp_path / "docs").rglob("generators"))
 
 
