@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.config.sweep import short_names
 from labkit.records import PROCESSES_SUFFIX
 
 
-def cell_labels(analyses: Sequence[CellAnalysis]) -> list[str]:
-    """Return a label for each cell, such as ``rate=2``.
+def cell_labels(analyses: Sequence[CellAnalysis], ignore: Collection[str] = ()) -> list[str]:
+    """Return a label for each cell, such as ``rate=2``, without the options in ``ignore``.
 
     If there is only one cell, its label has all its overrides. A cell of an earlier version of
     labkit, which did not list the overrides, is labelled by its name.
     """
-    listed = [_overrides(analysis) for analysis in analyses]
+    listed = [
+        [override for override in _overrides(analysis) if override.partition("=")[0] not in ignore]
+        for analysis in analyses
+    ]
     if len(analyses) == 1:
         return [", ".join(listed[0]) or analyses[0].name]
     common = set.intersection(*map(set, listed))

@@ -10,12 +10,15 @@ latency is the median time to the last token.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.cell_labels import cell_labels
 
+LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
 MIN_LOADS = 3  # a curve needs this many different loads
 METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 
@@ -35,9 +38,14 @@ class LoadPoint:
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """An arm under increasing load; ``by`` is the unit of load, ``requests/s`` or ``clients``."""
+    """An arm under increasing load.
+
+    ``name``: the arm's name, with the options in which its cells differ from those of another curve
+    of the arm. ``by``: the unit of load, ``requests/s`` or ``clients``.
+    """
 
     arm: str
+    name: str
     by: str
     loads: tuple[LoadPoint, ...]
 
@@ -51,20 +59,26 @@ class LoadCurve:
 def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
     """Return a study's load curves: cells that differ in their load alone are one curve per arm."""
     points: dict[tuple[str, str, str], list[LoadPoint]] = {}
-    for analysis in analyses:
+    names: dict[tuple[str, str, str], str] = {}
+    for analysis, label in zip(analyses, cell_labels(analyses, ignore=LOAD_OPTIONS), strict=True):
         medians = _medians(analysis)
         for arm in analysis.data.arms:
             load, rest = load_of(arm.config)
             if load is not None and arm.role != "control" and arm.name in medians:
                 by, size = load
-                points.setdefault((rest, arm.name, by), []).append(
-                    LoadPoint(size, medians[arm.name])
-                )
-    curves = (
-        LoadCurve(arm, by, tuple(sorted(loads, key=lambda load: load.size)))
-        for (_, arm, by), loads in points.items()
-    )
-    return [curve for curve in curves if len({load.size for load in curve.loads}) >= MIN_LOADS]
+                key = (rest, arm.name, by)
+                names[key] = f"{arm.name}, {label}"
+                points.setdefault(key, []).append(LoadPoint(size, medians[arm.name]))
+    curves = {
+        key: tuple(sorted(loads, key=lambda load: load.size))
+        for key, loads in points.items()
+        if len({load.size for load in loads}) >= MIN_LOADS
+    }
+    several = Counter(arm for _, arm, _ in curves)
+    return [
+        LoadCurve(arm, names[rest, arm, by] if several[arm] > 1 else arm, by, loads)
+        for (rest, arm, by), loads in curves.items()
+    ]
 
 
 def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:

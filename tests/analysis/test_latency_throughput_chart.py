@@ -1,5 +1,6 @@
 """Latency against throughput: curves, knees, and their table, chart and figure."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from labkit.analysis.rendering.svg_elements import chart_svg
 from labkit.records import Arm
 
 
-def cell(load, served, latency, by="rate", **config):
+def cell(load, served, latency, by="rate", overrides=(), **config):
     workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
     if by == "rate":
         workload["arrivals"]["rate"] = load
@@ -27,7 +28,10 @@ def cell(load, served, latency, by="rate", **config):
         {"case": "all", "metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}}
         for m in METRICS
     ]
-    return SimpleNamespace(json={"rows": rows}, data=SimpleNamespace(arms=arms))
+    option = {"rate": "workload.arrivals.rate", "clients": "workload.concurrency"}[by]
+    manifest = {"overrides": [f"{option}={load}", *overrides]}
+    data = SimpleNamespace(arms=arms, manifest=manifest, dir=Path(f"load={load}"))
+    return SimpleNamespace(json={"rows": rows}, data=data, name=f"load={load}")
 
 
 @pytest.mark.parametrize("by", ["rate", "clients"])
@@ -49,6 +53,17 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
     assert axes.get_xlabel().endswith(f"at the marks: {unit}")
     labels = [text.get_text() for text in axes.texts]
     assert labels == ["1", "4, knee", "8"]
+
+
+def test_curves_of_one_arm_are_named_by_what_else_differs():
+    study = [
+        cell(load, load, 500.0, overrides=[f"workload={name}"], workload_name=name)
+        for load in (1, 2, 4) for name in ("chat", "agent")
+    ]  # fmt: skip
+    assert [curve.name for curve in load_curves(study)] == [
+        "base, workload=chat", "base, workload=agent",
+    ]  # fmt: skip
+    assert [curve.name for curve in load_curves(study[::2])] == ["base"]
 
 
 def test_no_knee_is_marked_where_power_still_grows():

@@ -36,7 +36,7 @@ def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | N
         return lambda line: line[1].medians[metric]
 
     columns: tuple[Column[LoadLine], ...] = (
-        Column("arm", lambda line: line[0].arm, numeric=False),
+        Column("arm", lambda line: line[0].name, numeric=False),
         Column("load", lambda line: f"{line[1].size:g} {line[0].by}"),
         Column("served (1/s)", median_of("request_s"), value_text),
         Column("tok/s", median_of("total_tok_s"), value_text),
@@ -57,7 +57,7 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
     for index, curve in enumerate(curves):
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
         points = _points(curve)
-        axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.arm)
+        axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.name)
         for load, point in zip(curve.loads, points, strict=True):
             is_knee = load is curve.knee
             label = f"{load.size:g}" + (", knee" if is_knee else "")
@@ -86,15 +86,15 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
     )
     for index, curve in enumerate(curves):
         style = f"arm{index % 6}"
-        chart.line(_points(curve), f"line {style}", curve.arm)
+        chart.line(_points(curve), f"line {style}", curve.name)
         for load, (x, y) in zip(curve.loads, _points(curve), strict=True):
             knee = ", knee" if load is curve.knee else ""
             place = f"{significant_text(x, 4)} requests/s, {significant_text(y, 4)} ms"
-            tip = f"{curve.arm}, {load.size:g} {curve.by}{knee}: {place}"
+            tip = f"{curve.name}, {load.size:g} {curve.by}{knee}: {place}"
             chart.dot(x, y, style, "circle", tip, arm=curve.arm)
         if curve.knee is not None:
             x, y = _point(curve.knee)
-            chart.text(x, y, f"{curve.arm}: knee", "middle", dy=-10)
+            chart.text(x, y, f"{curve.name}: knee", "middle", dy=-10)
     return chart
 
 
