@@ -37,7 +37,7 @@ def test_the_committed_report_is_that_of_the_committed_records(name, tmp_path):
 
 # Experiments whose records are still to be committed (python benchmarks/experiment_studies.py).
 MISSING = {
-    "burst_collapse", "decode_regimes", "paged_throughput",
+    "paged_throughput",
 }  # fmt: skip
 
 
