@@ -1,9 +1,9 @@
 """``python -m labkit.archive DIR STUDY.zip``: write a study as one file.
 
-The file holds the records, the reports and the machines' fingerprints. ``report``, ``compare``,
-``post`` and :func:`labkit.analysis.load` read it as they read the folder. ``--unpack STUDY.zip
-DIR`` restores the folder, to continue the study. Exit codes: 0 on success; 2, with a one-line
-message, if the study or the file is not valid.
+The file holds the records, the reports and the machines' fingerprints, but no logs. ``report``,
+``compare``, ``post`` and :func:`labkit.analysis.load` read it as they read the folder. ``--unpack
+STUDY.zip DIR`` restores the folder, to continue the study. Exit codes: 0 on success; 2, with a
+one-line message, if the study or the file is not valid.
 """
 
 from __future__ import annotations

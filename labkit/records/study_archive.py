@@ -42,8 +42,8 @@ MAX_FILES = 200_000
 XZ_MEMORY_BYTES = 128 << 20
 CELLS_IN_MEMORY = 2  # a cell and the cell that confirms it are read alternately
 COMPRESSED_ALREADY = (".png", CELL_SUFFIX)
-# Hydra's own settings name folders of the machine, and nothing reads them.
-HYDRA_SETTINGS = ("multirun.yaml", "hydra.yaml")
+# Hydra's own settings and the output of servers name folders of the machine. Nothing reads them.
+LEFT_OUT = ("multirun.yaml", "hydra.yaml", "*.log", "*.tmp")
 
 
 def write_archive(path: Path, files: Mapping[str, bytes], cells: Mapping[str, Path]) -> str:
@@ -96,7 +96,7 @@ def _pack_cell(folder: Path) -> bytes:
 def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files in a folder and their paths within it, sorted.
 
-    Temporary files and Hydra's own settings are left out.
+    Temporary files, logs and Hydra's own settings are left out.
 
     Raises
     ------
@@ -109,8 +109,7 @@ def regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
             stat.S_ISREG(mode) or stat.S_ISDIR(mode),
             f"{path} is a link or a special file; an archive holds regular files only",
         )
-        left_out = path.name.endswith(".tmp") or path.name in HYDRA_SETTINGS
-        if stat.S_ISREG(mode) and not left_out:
+        if stat.S_ISREG(mode) and not any(map(path.match, LEFT_OUT)):
             yield path.relative_to(folder).as_posix(), path
 
 

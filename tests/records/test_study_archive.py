@@ -101,14 +101,17 @@ def test_an_archive_is_read_like_its_folder(study, archive):
     assert open_study(study) == study
 
 
-def test_hydra_settings_stay_out(study, tmp_path):
+def test_hydra_settings_and_logs_stay_out(study, tmp_path):
     """They name folders of the machine."""
-    for path in (study / "multirun.yaml", study / ("b" * 120) / ".hydra" / "hydra.yaml"):
+    cell = study / ("b" * 120)
+    for path in (
+        study / "multirun.yaml", cell / ".hydra" / "hydra.yaml", cell / "runs" / "b00-p00-a.log",
+    ):  # fmt: skip
         path.write_text("dir: /home/somebody")
     pack(study, tmp_path / "study.zip")
     unpack_archive(tmp_path / "study.zip", tmp_path / "unpacked")
     names = {path.name for path in (tmp_path / "unpacked").rglob("*")}
-    assert "config.yaml" in names and not {"multirun.yaml", "hydra.yaml"} & names
+    assert "config.yaml" in names and not {"multirun.yaml", "hydra.yaml", "b00-p00-a.log"} & names
 
 
 def test_the_same_study_gives_the_same_bytes_and_unpacks_to_the_same_files(
