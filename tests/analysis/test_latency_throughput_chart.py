@@ -1,5 +1,6 @@
 """Latency against throughput: curves, knees, and their table, chart and figure."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,6 +65,15 @@ def test_curves_of_one_arm_are_named_by_what_else_differs():
         "base, workload=chat", "base, workload=agent",
     ]  # fmt: skip
     assert [curve.name for curve in load_curves(study[::2])] == ["base"]
+
+
+def test_a_legend_of_long_names_fits_into_the_figure():
+    curves = [replace(load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])[0], name=30 * letter)
+              for letter in "abcdef"]  # fmt: skip
+    figure = latency_throughput_figure(curves)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_no_knee_is_marked_where_power_still_grows():

@@ -20,6 +20,7 @@ KNEE_NOTE = (
     "time to the last token (Kleinrock 1979). No knee is marked if this is the largest load."
 )
 X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
+LEGEND_CHARACTERS = 90  # that fit into the width of the figure
 LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
 
 
@@ -69,7 +70,9 @@ def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"{X_LABEL}; at the marks: {', '.join({curve.by: None for curve in curves})}")
     axes.set_ylabel(Y_LABEL)
-    figure.legend(loc="outside lower center", ncols=min(4, len(curves)))
+    widest = max(len(curve.name) for curve in curves) + 6  # characters, with the mark
+    columns = max(1, min(4, len(curves), LEGEND_CHARACTERS // widest))
+    figure.legend(loc="outside lower center", ncols=columns)
     return figure
 
 
