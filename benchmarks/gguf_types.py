@@ -3,13 +3,16 @@
 llama-quantize converts two models to each type: smollm2, whose hidden size is not a multiple of
 256, and model=small, all of whose sizes are. Each file is also dequantised to float32 with the
 package gguf. labkit's greedy tokens for 8 prompts are compared between the two files. Then labkit
-and llama-bench take turns to decode one stream of the quantised file.
+and llama-server, with one thread each, take turns to decode one stream of the quantised file,
+unless it is of a type that labkit widens to float32. (With more threads, llama.cpp's CPU time
+depends on how long they wait for each other.) The smallest types need an importance matrix:
+llama-imatrix computes one from the text of this script.
 
     python benchmarks/gguf_types.py --llama FOLDER --json FILE
 
-FOLDER has llama-quantize and llama-bench of a native build. Options: ``--rounds N`` (0: tokens and
-memory only), ``--types A,B``, ``--models A,B``; ``--show FILE`` prints a file's table. A run adds
-to the figures that FILE has, and replaces those of the types that it measures.
+FOLDER has llama-quantize, llama-imatrix and llama-server of a native build. Options: ``--rounds N``
+(0: tokens and memory only), ``--types A,B``, ``--models A,B``; ``--show FILE`` prints a file's
+table. A run adds to the figures that FILE has, and replaces those of the types that it measures.
 """
 
 from __future__ import annotations
@@ -18,22 +21,31 @@ import argparse
 import importlib.util
 import json
 import os
-import resource
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 TYPES = (
     *("F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q5_K_M", "Q5_K_S", "Q4_1", "Q4_0"),
-    *("Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q2_K_S"),
+    "MXFP4_MOE",
+)
+# Files with matrices of these types are made and their tokens compared, but not timed.
+WIDENED = (
+    *("IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M"),
+    *("IQ1_S", "TQ2_0", "TQ1_0"),
 )
 MODELS = ("smollm2", "small")
 PROMPTS, OUTPUT = 8, 24
@@ -83,6 +95,7 @@ class Labkit:
         self.file = file
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--measure", str(file), "--rounds", str(rounds)],
+            env={**os.environ, "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -116,21 +129,51 @@ class Labkit:
         self.process.communicate()
 
 
-def bench(llama: Path, file: Path) -> dict[str, float]:
-    """Return llama-bench's tokens per second of wall time and of CPU time, loading excluded."""
+class LlamaServer:
+    """A llama-server process of one thread and one slot."""
 
-    def run(tokens: int) -> tuple[float, float]:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = ["-m", file, "-t", os.cpu_count(), "-p", 0, "-n", tokens, "-r", 1, "-o", "json"]
-        command = [str(llama / "llama-bench"), *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return json.loads(done.stdout)[0]["avg_ts"], cpu
+    def __init__(self, llama: Path, file: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        words = ["-m", file, "-t", 1, "-tb", 1, "-np", 1, "-c", 512, "--port", self.port]
+        self.process = subprocess.Popen(
+            [str(llama / "llama-server"), *map(str, words), "--no-webui"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while self.ask("/health") is None:
+            if self.process.poll() is not None:
+                raise SystemExit(f"{file.name}: llama-server ended with {self.process.returncode}")
+            time.sleep(0.1)
+        self.decode()  # its prompt is in the cache from now on
 
-    _, idle = run(1)
-    wall, cpu = run(DECODED)
-    return {"wall": wall, "cpu": (DECODED - 1) / (cpu - idle)}
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return the answer to a GET or, with a body, a POST request; None if it is an error."""
+        data = None if body is None else json.dumps(body).encode()
+        head = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, head)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return json.load(answer)
+        except OSError:
+            return None
+
+    def decode(self) -> dict[str, float]:
+        """Decode one stream and return tokens per second of wall time and of CPU time."""
+        body = {"prompt": prompts()[0], "n_predict": DECODED, "ignore_eos": True, "top_k": 1}
+        before = psutil.Process(self.process.pid).cpu_times()
+        timings = self.ask("/completion", body)["timings"]
+        after = psutil.Process(self.process.pid).cpu_times()
+        if timings["predicted_n"] != DECODED:
+            raise SystemExit(f"llama-server decoded {timings['predicted_n']} tokens of {DECODED}")
+        cpu = after.user + after.system - before.user - before.system
+        return {"wall": timings["predicted_per_second"], "cpu": DECODED / cpu}
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
 
 
 def source_file(model: str, folder: Path) -> Path:
@@ -187,10 +230,19 @@ def tensor_bytes(file: Path) -> dict[str, int]:
 
 def quantise(llama: Path, source: Path, target: Path, kind: str) -> None:
     """Write ``source`` quantised to a type as the GGUF file ``target``."""
-    command = [llama / "llama-quantize", "--allow-requantize", source, target, kind]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    matrix = source.with_suffix(".imatrix.gguf")
+    if not matrix.exists():
+        words = ["-m", source, "-f", __file__, "-o", matrix, "-c", "128", "--chunks", "8"]
+        call(llama / "llama-imatrix", *words)
+    call(llama / "llama-quantize", "--imatrix", matrix, source, target, kind)
+
+
+def call(program: Path, *words: str | Path) -> None:
+    """Run a program of llama.cpp."""
+    done = subprocess.run([str(program), *map(str, words)], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"llama-quantize {kind}: exit {done.returncode}\n{done.stderr[-2000:]}")
+        line = f"{program.name} {words[-1]}: exit {done.returncode}"
+        raise SystemExit(f"{line}\n{done.stderr[-2000:]}")
 
 
 def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> dict[str, Any]:
@@ -205,11 +257,7 @@ def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> 
     reference = Labkit(wide, 0)
     reference.close()
     ours = Labkit(file, rounds)
-    pairs = []
-    for index in range(rounds):
-        arms = [ours.decode, lambda: bench(llama, file)]
-        answers = [arm() for arm in (arms if index % 2 == 0 else arms[::-1])]
-        pairs.append(answers if index % 2 == 0 else answers[::-1])
+    pairs = speed_pairs(ours, LlamaServer(llama, file), rounds) if rounds else []
     ours.close()
     bytes_in_file = tensor_bytes(file)
     tokens = zip(ours.loaded["tokens"], reference.loaded["tokens"], strict=True)
@@ -222,6 +270,17 @@ def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> 
         "weights": ours.loaded["weights"],
         "rounds": [{"labkit": one, "llama.cpp": other} for one, other in pairs],
     }
+
+
+def speed_pairs(ours: Labkit, theirs: LlamaServer, rounds: int) -> list[list[dict[str, float]]]:
+    """Return both speeds of every round. The arms take turns to begin a round."""
+    pairs = []
+    for index in range(rounds):
+        arms = (ours, theirs) if index % 2 == 0 else (theirs, ours)
+        answers = [arm.decode() for arm in arms]
+        pairs.append(answers if index % 2 == 0 else answers[::-1])
+    theirs.close()
+    return pairs
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -265,7 +324,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--llama", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--types", default=",".join([*TYPES, *WIDENED]))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", type=Path)
@@ -278,8 +337,8 @@ def main() -> None:
         print(table(json.loads(options.show.read_text("utf-8"))), end="")
         return
     if options.llama is None:
-        parser.error("--llama: required; name the folder of llama-quantize and llama-bench")
-    for program in ("llama-quantize", "llama-bench"):
+        parser.error("--llama: required; name the folder of llama.cpp's programs")
+    for program in ("llama-quantize", "llama-imatrix", "llama-server"):
         if not (options.llama / program).is_file():
             parser.error(f"--llama: {options.llama} has no {program}")
     if importlib.util.find_spec("gguf") is None:
@@ -293,7 +352,8 @@ def main() -> None:
             source = source_file(model, Path(name))
             rows = figures["models"].setdefault(model, {})
             for kind in options.types.split(","):
-                rows[kind] = compare(options.llama, source, kind, Path(name), options.rounds)
+                rounds = 0 if kind in WIDENED else options.rounds
+                rows[kind] = compare(options.llama, source, kind, Path(name), rounds)
                 print(table({"models": {model: {kind: rows[kind]}}}).splitlines()[-1], flush=True)
                 if options.json is not None:
                     options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")

@@ -1,0 +1,39 @@
+"""The division of a graph node's work into units."""
+
+import numpy as np
+import pytest
+
+from labkit.cpu import activations, graph_ops, norms
+from labkit.cpu.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
+
+LEAST, CHUNK = activations.MIN_PARALLEL_NUMBERS, activations.CHUNK
+
+
+def units_of(op, rows=1, **values):
+    params = np.zeros(1, graph_ops.PARAMS[op])
+    for name, value in values.items():
+        params[name] = value
+    return num_units(op, params.ctypes.data, rows, 4)
+
+
+@pytest.mark.parametrize("op", [graph_ops.ADD, graph_ops.MULTIPLY, graph_ops.SCALE])
+@pytest.mark.parametrize(
+    ("size", "units"),
+    [(1, 1), (ELEMENTWISE_CHUNK, 1), (ELEMENTWISE_CHUNK + 1, 2), (3 * ELEMENTWISE_CHUNK, 3)],
+)
+def test_elementwise_operations_have_a_unit_per_chunk(op, size, units):
+    assert units_of(op, size=size) == units
+
+
+@pytest.mark.parametrize(
+    ("size", "units"),
+    [(LEAST - 1, 1), (LEAST, -(-LEAST // CHUNK)), (LEAST + CHUNK, -(-LEAST // CHUNK) + 1)],
+)
+def test_activations_have_a_unit_per_chunk_from_a_least_size_on(size, units):
+    assert units_of(graph_ops.ACTIVATION, size=size) == units
+
+
+def test_a_norm_has_a_unit_per_row_from_a_least_size_on():
+    width = norms.MIN_PARALLEL_NUMBERS // 8
+    assert units_of(graph_ops.RMS_NORM, rows=8, num_rows=8, width=width) == 8
+    assert units_of(graph_ops.RMS_NORM, rows=8, num_rows=8, width=width - 1) == 1
