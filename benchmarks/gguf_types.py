@@ -83,9 +83,12 @@ def measure(file: Path, rounds: int) -> None:
                 if first is None:
                     start, first = (time.perf_counter(), time.process_time()), True
             wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
-            print(
-                json.dumps({"wall": (DECODED - 1) / wall, "cpu": (DECODED - 1) / cpu}), flush=True
-            )
+            print(json.dumps(speed(DECODED - 1, wall, cpu)), flush=True)
+
+
+def speed(tokens: int, wall_s: float, cpu_s: float) -> dict[str, float]:
+    """Return tokens per second of wall time and of CPU time."""
+    return {"wall": round(tokens / wall_s, 2), "cpu": round(tokens / cpu_s, 2)}
 
 
 class Labkit:
@@ -168,7 +171,7 @@ class LlamaServer:
         if timings["predicted_n"] != DECODED:
             raise SystemExit(f"llama-server decoded {timings['predicted_n']} tokens of {DECODED}")
         cpu = after.user + after.system - before.user - before.system
-        return {"wall": timings["predicted_per_second"], "cpu": DECODED / cpu}
+        return speed(DECODED, timings["predicted_ms"] / 1000, cpu)
 
     def close(self) -> None:
         """End the process."""
@@ -356,7 +359,8 @@ def main() -> None:
                 rows[kind] = compare(options.llama, source, kind, Path(name), rounds)
                 print(table({"models": {model: {kind: rows[kind]}}}).splitlines()[-1], flush=True)
                 if options.json is not None:
-                    options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+                    text = json.dumps(figures, separators=(",", ":"))
+                    options.json.write_text(f"{text}\n", "utf-8")
 
 
 if __name__ == "__main__":

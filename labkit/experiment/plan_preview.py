@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from labkit import workload
 from labkit.config import CONTROL, Isolation, count_text
-from labkit.experiment import power_forecast
+from labkit.experiment import noise_history, power_forecast
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.noise_history import StudyHistory
+from labkit.experiment.permuted_blocks import Run
 from labkit.machine import cache_dir, memory_capacity
 from labkit.workload.measurement import Estimate
+from labkit.workload.workload_protocols import START_SECONDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +45,9 @@ class CellPlan:
     seconds, bytes
         The estimated wall seconds of the runs to do, and the estimated bytes of memory: of the
         largest run or, if arms take turns, of all arms of a block together.
+    measured_in
+        The folder of the earlier cell whose blocks gave ``seconds``; None if a model of the
+        workload's cost gave it.
     detectable_effect, one_minute, start_up
         Lines of text for the plan, from the functions ``detectable_effect_line``,
         ``one_minute_line`` and ``start_up_line`` of :mod:`labkit.experiment.power_forecast`.
@@ -57,6 +62,7 @@ class CellPlan:
     to_run: int
     seconds: float
     bytes: int
+    measured_in: Path | None
     detectable_effect: str
     one_minute: str | None
     start_up: str
@@ -82,17 +88,44 @@ def _plan(
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     combine = sum if cell.design.isolation.takes_turns else max
+    seconds, measured_in = _measured_run_s(cell, composed, history)
     return CellPlan(
         cell=cell,
         to_run=len(to_run),
-        seconds=sum(costs[run.arm].seconds for run in to_run),
+        seconds=_modelled_s(cell, costs, to_run) if seconds is None else seconds * len(to_run),
         bytes=combine(cost.bytes for cost in costs.values()),
+        measured_in=measured_in,
         detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
         one_minute=one_minute,
         start_up=power_forecast.start_up_line(composed, history),
         separate_processes_reason=composed.separate_processes_reason,
         warnings=tuple(_warnings({arm.name: costs[arm.name] for arm in composed.arms})),
     )
+
+
+def _measured_run_s(
+    cell: Cell, composed: ComposedCell, history: StudyHistory
+) -> tuple[float | None, Path | None]:
+    """Return a run's wall seconds in the newest cell of the same workload and arms, and its folder.
+
+    Returns None twice if there is none.
+    """
+    names = [arm.name for arm in cell.arms]
+    for path, manifest in history.studies(composed, cell.design.isolation):
+        if [arm["name"] for arm in manifest["arms"]] == names:
+            block_s = noise_history.median_block_s(path)
+            if block_s is not None:
+                return block_s / (len(names) * int(manifest["design"]["runs_per_block"])), path
+    return None, None
+
+
+def _modelled_s(cell: Cell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
+    """Return the seconds of runs by the workload's own estimate of each."""
+    seconds = sum(costs[run.arm].seconds for run in runs)
+    if cell.design.isolation is not Isolation.in_process:
+        return seconds
+    # The runs of a block start one process.
+    return seconds - START_SECONDS * (len(runs) - len({run.block for run in runs}))
 
 
 def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
@@ -161,7 +194,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     yield (
         f"{count_text(plan.runs, 'run')} ({count_text(design.blocks, 'block')} x "
         f"{design.runs_per_block} x {count_text(len(plan.cell.arms), 'arm')}){missing}; "
-        f"estimated: {_duration(plan.seconds)} "
+        f"estimated: {_duration(plan.seconds)}{_measured_in(plan)} "
         f"and {plan.bytes / 2**30:.1f} GiB per {process}"
     )
     memory = memory_capacity.this_machine().total
@@ -180,6 +213,10 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:
         yield plan.one_minute
+
+
+def _measured_in(plan: CellPlan) -> str:
+    return "" if plan.measured_in is None else f" (as measured in {plan.measured_in})"
 
 
 def _duration(seconds: float) -> str:

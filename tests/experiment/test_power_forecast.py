@@ -14,6 +14,7 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.noise_history import CellNoise, StudyHistory
 from labkit.records import Arm
+from labkit.workload.workload_protocols import START_SECONDS
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
 PILOTS = {
@@ -157,3 +158,38 @@ def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
     (composed,) = app.compose_cells(app.parse([*typed, f"design.isolation={isolation}"]))
     (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     assert plan.cell.design.blocks == 6 and plan.runs == 6 * 3
+
+
+def planned(tmp_path, *typed):
+    app.register()
+    overrides = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6", *typed]
+    (composed,) = app.compose_cells(app.parse(overrides))
+    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    return plan
+
+
+def test_a_plan_takes_as_long_as_the_newest_study_of_the_same_arms(tmp_path, monkeypatch):
+    def studies(self, cell, way=None):
+        for folder, *arms in (
+            ("others", "binary_search", "linear", "control"),
+            ("unfinished", "binary_search", "seq_map", "control"),
+            ("newest", "binary_search", "seq_map", "control"),
+            ("older", "binary_search", "seq_map", "control"),
+        ):
+            yield (
+                Path(folder),
+                {"arms": [{"name": arm} for arm in arms], "design": {"runs_per_block": 2}},
+            )
+
+    block_s = {"others": 1.0, "unfinished": None, "newest": 12.0, "older": 1.0}
+    monkeypatch.setattr(StudyHistory, "studies", studies)
+    monkeypatch.setattr(noise_history, "median_block_s", lambda path: block_s[str(path)])
+    plan = planned(tmp_path)
+    assert plan.seconds == pytest.approx(6 * 12.0 / 2) and plan.measured_in == Path("newest")
+
+
+def test_a_process_that_arms_share_starts_once(tmp_path):
+    shared = planned(tmp_path, "design.isolation=in_process")
+    apart = planned(tmp_path, "design.isolation=process")
+    assert shared.measured_in is None
+    assert apart.seconds - shared.seconds == pytest.approx((6 * 3 - 6) * START_SECONDS)
