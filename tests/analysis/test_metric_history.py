@@ -82,6 +82,15 @@ def test_other_machines_and_options_are_other_series(week, make_cell):
     assert ", workload.concurrency=4" in {one.label for one in series}
 
 
+def test_every_arm_has_a_series_of_its_own_runs_and_the_control_none(make_cell, tmp_path):
+    make_cell("outputs/01/cell", blocks=4, runs=1, cases=CASE, effects={"seq_map": 0.5})
+    series = metric_history(tmp_path / "outputs", "dispatch_us")
+    assert [one.name.split(",")[0] for one in series] == ["binary_search", "seq_map"]
+    ((base,), (arm,)) = (one.points for one in series)
+    assert (base.runs, arm.runs) == (4, 4)
+    assert arm.value / base.value == pytest.approx(0.5, rel=0.05)
+
+
 def test_archives_are_read_and_uncommitted_changes_marked(week, tmp_path):
     root = week(1, git_changes="0123456789abcdef")
     archive_study(root / "01", root / "packed.zip")
