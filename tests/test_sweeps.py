@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import tempfile
 
 import pytest
@@ -102,7 +103,10 @@ def test_a_sweep_names_the_best_setting_with_its_interval(run_study, capsys):
     assert "total_tok_s-by-threads.png" in report
     assert len(list((study.out / "plots").glob("*total_tok_s-by-threads.svg"))) == 1
     assert 'aria-label="total_tok_s by threads"' in (study.out / "report.html").read_text()
-    assert answer in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert answer in " ".join(printed.split())
+    rows = re.findall(r"^ +([124]) +[\d.]+( best)? *$", printed, re.MULTILINE)
+    assert rows == [("1", ""), ("2", ""), ("4", " best")]
     again = Planted({})
     run_study(again, THREADS)
     assert again.runs == 0
