@@ -47,9 +47,8 @@ WIDENED = (
     *("IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M"),
     *("IQ1_S", "TQ2_0", "TQ1_0"),
 )
-MODELS = ("smollm2", "small")
+MODELS = {"smollm2": 96, "small": 384}  # and the tokens of the timed stream: about a second
 PROMPTS, OUTPUT = 8, 24
-DECODED = 96  # tokens of the timed stream
 
 
 def prompts() -> list[list[int]]:
@@ -60,10 +59,11 @@ def prompts() -> list[list[int]]:
     return [rng.integers(100, 4000, int(n)).tolist() for n in rng.integers(3, 41, PROMPTS)]
 
 
-def measure(file: Path, rounds: int) -> None:
+def measure(file: Path, rounds: int, tokens: int) -> None:
     """Load a GGUF file, print its greedy tokens and the bytes of its weights, then decode.
 
-    One stream is decoded ``rounds`` times, each time after a line of standard input.
+    One stream of ``tokens`` tokens is decoded ``rounds`` times, each time after a line of standard
+    input.
     """
     from labkit.cpu import thread_pool
 
@@ -72,10 +72,10 @@ def measure(file: Path, rounds: int) -> None:
 
     params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     with LLM(file, blocks=64) as llm:
-        tokens = [list(output.token_ids) for output in llm.generate(prompts(), params)]
+        outputs = [list(output.token_ids) for output in llm.generate(prompts(), params)]
         sizes = {k: v for k, v in llm.counters().items() if k.startswith("weights.")}
-        print(json.dumps({"tokens": tokens, "weights": sizes}), flush=True)
-        timed = SamplingParams(max_tokens=DECODED, ignore_eos=True)
+        print(json.dumps({"tokens": outputs, "weights": sizes}), flush=True)
+        timed = SamplingParams(max_tokens=tokens, ignore_eos=True)
         for _ in range(rounds):
             sys.stdin.readline()
             start, first = (time.perf_counter(), time.process_time()), None
@@ -83,7 +83,7 @@ def measure(file: Path, rounds: int) -> None:
                 if first is None:
                     start, first = (time.perf_counter(), time.process_time()), True
             wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
-            print(json.dumps(speed(DECODED - 1, wall, cpu)), flush=True)
+            print(json.dumps(speed(tokens - 1, wall, cpu)), flush=True)
 
 
 def speed(tokens: int, wall_s: float, cpu_s: float) -> dict[str, float]:
@@ -94,10 +94,10 @@ def speed(tokens: int, wall_s: float, cpu_s: float) -> dict[str, float]:
 class Labkit:
     """A process that runs ``measure`` on a GGUF file."""
 
-    def __init__(self, file: Path, rounds: int) -> None:
+    def __init__(self, file: Path, rounds: int = 0, tokens: int = 1) -> None:
         self.file = file
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--measure", str(file), "--rounds", str(rounds)],
+            [sys.executable, __file__, "--measure", str(file), str(rounds), str(tokens)],
             env={**os.environ, "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -135,7 +135,8 @@ class Labkit:
 class LlamaServer:
     """A llama-server process of one thread and one slot."""
 
-    def __init__(self, llama: Path, file: Path) -> None:
+    def __init__(self, llama: Path, file: Path, tokens: int) -> None:
+        self.tokens = tokens
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -164,14 +165,14 @@ class LlamaServer:
 
     def decode(self) -> dict[str, float]:
         """Decode one stream and return tokens per second of wall time and of CPU time."""
-        body = {"prompt": prompts()[0], "n_predict": DECODED, "ignore_eos": True, "top_k": 1}
+        body = {"prompt": prompts()[0], "n_predict": self.tokens, "ignore_eos": True, "top_k": 1}
         before = psutil.Process(self.process.pid).cpu_times()
         timings = self.ask("/completion", body)["timings"]
         after = psutil.Process(self.process.pid).cpu_times()
-        if timings["predicted_n"] != DECODED:
-            raise SystemExit(f"llama-server decoded {timings['predicted_n']} tokens of {DECODED}")
+        if timings["predicted_n"] != self.tokens:
+            raise SystemExit(f"llama-server decoded {timings['predicted_n']} tokens only")
         cpu = after.user + after.system - before.user - before.system
-        return speed(DECODED, timings["predicted_ms"] / 1000, cpu)
+        return speed(self.tokens, timings["predicted_ms"] / 1000, cpu)
 
     def close(self) -> None:
         """End the process."""
@@ -248,7 +249,9 @@ def call(program: Path, *words: str | Path) -> None:
         raise SystemExit(f"{line}\n{done.stderr[-2000:]}")
 
 
-def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> dict[str, Any]:
+def compare(
+    llama: Path, source: Path, kind: str, folder: Path, rounds: int, decoded: int
+) -> dict[str, Any]:
     """Quantise a model to a type, and measure the file with labkit and llama.cpp.
 
     Return the bytes by tensor type, the number of prompts with the same tokens as the dequantised
@@ -257,10 +260,10 @@ def compare(llama: Path, source: Path, kind: str, folder: Path, rounds: int) -> 
     file, wide = folder / f"{source.stem}-{kind}.gguf", folder / "wide.gguf"
     quantise(llama, source, file, kind)
     dequantise(file, wide)
-    reference = Labkit(wide, 0)
+    reference = Labkit(wide)
     reference.close()
-    ours = Labkit(file, rounds)
-    pairs = speed_pairs(ours, LlamaServer(llama, file), rounds) if rounds else []
+    ours = Labkit(file, rounds, decoded)
+    pairs = speed_pairs(ours, LlamaServer(llama, file, decoded), rounds) if rounds else []
     ours.close()
     bytes_in_file = tensor_bytes(file)
     tokens = zip(ours.loaded["tokens"], reference.loaded["tokens"], strict=True)
@@ -331,10 +334,11 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", type=Path)
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is not None:
-        measure(options.measure, options.rounds)
+        file, rounds, tokens = options.measure
+        measure(Path(file), int(rounds), int(tokens))
         return
     if options.show is not None:
         print(table(json.loads(options.show.read_text("utf-8"))), end="")
@@ -356,7 +360,7 @@ def main() -> None:
             rows = figures["models"].setdefault(model, {})
             for kind in options.types.split(","):
                 rounds = 0 if kind in WIDENED else options.rounds
-                rows[kind] = compare(options.llama, source, kind, Path(name), rounds)
+                rows[kind] = compare(options.llama, source, kind, Path(name), rounds, MODELS[model])
                 print(table({"models": {model: {kind: rows[kind]}}}).splitlines()[-1], flush=True)
                 if options.json is not None:
                     text = json.dumps(figures, separators=(",", ":"))

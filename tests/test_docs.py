@@ -306,6 +306,13 @@ def test_the_table_of_quantised_models_is_that_of_the_committed_figures(benchmar
     assert table in (ROOT / "docs" / "quantised.md").read_text(encoding="utf-8")
 
 
+def test_the_table_of_gguf_types_is_that_of_the_committed_figures(benchmark):
+    text = (ROOT / "outputs/reference/quantised/gguf_types.json").read_text("utf-8")
+    table = benchmark("gguf_types").table(json.loads(text))
+    assert table.count("\n") >= 30
+    assert table in (ROOT / "docs" / "quantised.md").read_text(encoding="utf-8")
+
+
 def test_the_table_of_sensitivity_is_that_of_the_committed_records(benchmark):
     sensitivity, records = benchmark("sensitivity"), open_study(SENSITIVITY)
     page = (ROOT / "docs" / "sensitivity.md").read_text(encoding="utf-8")

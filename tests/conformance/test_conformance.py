@@ -90,6 +90,13 @@ WRONG = [
         "request r0 differs at output token 0",
     ),
     (
+        "plain",
+        "return bool(self._queue or self._refused)",
+        "return True",
+        "every request ends, after max_tokens tokens",
+        "still true after 1000 steps; every request must end",
+    ),
+    (
         "countdown",
         'f"r{n}"',
         '"r"',
