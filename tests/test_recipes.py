@@ -485,6 +485,8 @@ TINY_BENCHMARKS = {
     ),
     # Its smallest study takes a minute alone and several on a busy machine: only the table.
     "benchmarks/sensitivity.py": ("table outputs/reference/sensitivity.zip", "| --- |"),
+    # Needs a native build of llama.cpp.
+    "benchmarks/gguf_types.py": ("--show outputs/reference/quantised/gguf_types.json", "| --- |"),
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
     "benchmarks/step_trace_overhead.py": ("--rounds 1 --steps 4 --requests 2", "| 2 | "),

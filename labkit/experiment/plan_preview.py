@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import workload
-from labkit.config import CONTROL, Isolation, count_text
+from labkit.analysis.statistics.power import attained_alpha
+from labkit.config import CONTROL, Isolation, PlannedLook, count_text
 from labkit.experiment import noise_history, power_forecast
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
@@ -204,7 +205,7 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     if plan.separate_processes_reason is not None:
         yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
     if design.looks:
-        looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
+        looks = ", ".join(_look_text(look, plan.cell) for look in design.looks)
         done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
         yield f"ends at the first look that {done}; looks after blocks {looks}"
     if design.eliminate:
@@ -213,6 +214,13 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:
         yield plan.one_minute
+
+
+def _look_text(look: PlannedLook, cell: Cell) -> str:
+    arms = 1 if cell.sweep else max(1, sum(arm.role == "arm" for arm in cell.arms))
+    can_decide = attained_alpha(look.blocks, cell.design.runs_per_block, look.alpha / arms) > 0
+    few = "" if can_decide else f": too few blocks to decide {count_text(arms, 'arm')}"
+    return f"{look.blocks} (alpha {look.alpha:g}{few})"
 
 
 def _measured_in(plan: CellPlan) -> str:

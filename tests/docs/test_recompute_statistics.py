@@ -20,7 +20,7 @@ EXAMPLES = [
     "seq_map/ablation=seq_map,engine=paged", "gqa_sharing/ablation=gqa_sharing,engine=paged",
     "keyframes/experiment=keyframes", "sensitivity/requests-1x8-00",
     "sensitivity/requests-1x6-busy-00", "sensitivity/requests-busy-11",
-    "sensitivity/kernels-3x9-busy-00", "sensitivity/agreement-requests~processes",
+    "sensitivity/kernels-2x9-busy-00", "sensitivity/agreement-requests~processes",
 ]  # fmt: skip
 
 

@@ -193,3 +193,14 @@ def test_a_process_that_arms_share_starts_once(tmp_path):
     apart = planned(tmp_path, "design.isolation=process")
     assert shared.measured_in is None
     assert apart.seconds - shared.seconds == pytest.approx((6 * 3 - 6) * START_SECONDS)
+
+
+@pytest.mark.parametrize(("ablation", "few"), [("forward", True), ("seq_map", False)])
+def test_a_plan_names_the_look_that_cannot_decide(ablation, few, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    app.register()
+    command = app.Command((), (f"ablation={ablation}", "plan=true"), multirun=False)
+    assert app.run(command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("8 (alpha 0.02: too few blocks to decide 3 arms), 10 (alpha 0.03)" in text) == few
+    assert ("looks after blocks 8 (alpha 0.02), 10 (alpha 0.03)" in text) != few
