@@ -72,6 +72,10 @@ LISTED = {
     "python -m labkit.history outputs total_tok_s": "runs: tests/analysis/test_metric_history.py",
     "python -m labkit.check mine.maps:Repeat": "runs: tests/conformance",
     "python -m labkit.check mine.plain:Plain model=smollm2": "runs: tests/conformance",
+    "python -m labkit.report": "the command's name alone",
+    "python -m labkit.compare": "the command's name alone",
+    "python -m labkit.post --check": "the command's name and an option",
+    "python -m labkit.post ARTICLE.md ...": "the form of a command",
     "python -m labkit.report outputs": "runs: tests/analysis/test_study_index.py",
     "python -m labkit.trace outputs/traced": "runs: tests/analysis/test_trace_files.py",
     "python -m labkit.trace DIR": "runs: tests/analysis/test_trace_files.py",
@@ -89,9 +93,21 @@ NOT_TINY = {
         "weights.narrow",
         "the tiny model that stands in for smollm2 has float32 weights, which are not narrow",
     ),
+    "python -m labkit ablation=precision -m": (
+        "weights.narrow",
+        "the tiny model that stands in for smollm2 has float32 weights, which are not narrow",
+    ),
     "python -m labkit ablation=keyframes workload.clips=DIR -m": (
         "no clip could be decoded",
         "the clip that stands in for a reader's is an empty file",
+    ),
+    "python -m labkit experiment=memory_cliff -m": (
+        "did not run out of memory",
+        "tiny requests fit into the memory in which two arms should fail",
+    ),
+    "python -m labkit experiment=decode_staggered -m": (
+        "vacuous: composition.split",
+        "six requests never make a step whose composition is split",
     ),
 }
 # Studies that succeed only on some machines: what they print on others.
@@ -105,6 +121,10 @@ NOT_EVERYWHERE = {
     ),
     "python -m labkit ablation=seq_map workload=chat,ragged hydra/launcher=slurm "
     "out=outputs/NAME -m": "srun is not installed here",
+    "python -m labkit ablation=precision workload=chat ablation.claims.identity=none "
+    "ablation.claims.quality.kl_mean=null ablation.claims.quality.top1_agreement=null "
+    "design.isolation=live '+ablation.arms.llama_cpp={engine: openai, engine.server.preset: "
+    "llama_server}' -m": "the program llama-server is not installed",
     "python -m labkit hydra/launcher=ray workload=chat,ragged -m": "pip install 'labkit[ray]'",
 }
 # What a reader replaces, and what stands for it here.
@@ -490,7 +510,7 @@ TINY_BENCHMARKS = {
     "benchmarks/engine_and_machine_variance.py": ("2 {out}", "labkit, ragged on model=small"),
     "benchmarks/server_compatibility.py": ("", "chat: stream: yes"),
     "benchmarks/step_trace_overhead.py": ("--rounds 1 --steps 4 --requests 2", "| 2 | "),
-    "benchmarks/search_error_rate.py": ("1 --permutations 20", "| processes | 16 |"),
+    "benchmarks/search_error_rate.py": ("1 --permutations 20", "| 16 | unequal |"),
     "benchmarks/capacity_coverage.py": ("2", "| fine | 99% | 20 | 64 |"),
     "benchmarks/best_arm_coverage.py": ("1 --permutations 20", "| 5 x 2 | 12 |"),
 }

@@ -55,10 +55,12 @@ ONCE = [
     "design.looks=[]",
     "design.confirm=0",
     "design.control=false",
+    "design.eliminate=false",
 ]
 SHAPE = ModelShape(
     hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=512
 )
+WINDOWS = {"window_tokens": 16, "num_windows": 8}  # of a scored text
 FEW, PART = 6, 16  # requests at most; and of a length
 POOL = 64 << 20  # bytes, where an experiment leaves it at the default
 
@@ -120,7 +122,10 @@ def tiny(experiment, part, shape):
     if not workload.has_engine:
         return dataclasses.replace(experiment, workload=clips(workload))
     kernel = workload.times_kernels
-    smaller = launches(workload) if kernel else requests(workload, part)
+    if kernel:
+        smaller = launches(workload)
+    else:
+        smaller = WINDOWS if workload.kind == "scoring" else requests(workload, part)
     workload = dataclasses.replace(workload, warmup=1, **smaller)
     if not kernel:
         model = dataclasses.replace(model, shape=shape, packaged=None, path=None)

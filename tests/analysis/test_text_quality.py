@@ -308,3 +308,12 @@ def test_the_gate_fails_for_the_arm_outside_the_limits():
 
 def test_an_arm_that_scored_nothing_fails_the_gate():
     assert "lossy: no run has scored texts" in gate(0.2, RECORDS[:2]).reasons
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_too_few_windows_have_an_estimate_without_an_interval(windows):
+    kl = np.arange(1.0, windows + 1)
+    for compute in (block_jackknife, positive_interval):
+        interval = compute(lambda indices: float(kl[indices].mean()), windows)
+        assert interval.estimate == pytest.approx(kl.mean())
+        assert interval.low is None and interval.high is None

@@ -72,7 +72,7 @@ def positive_interval(statistic: Callable[[Indices], float], num_windows: int) -
     Then the interval is computed on the statistic itself and cut off at 0.
     """
     estimate, without = _leave_out(statistic, num_windows)
-    if min(estimate, *without) > 0:
+    if min([estimate, *without]) > 0:
         return _interval(math.log(estimate), np.log(without)).transformed(math.exp)
     return _interval(estimate, without).transformed(lambda value: max(0.0, value))
 
