@@ -468,9 +468,10 @@ def test_a_shell_s_command_answers_a_line(command, tmp_path):
 def copied_pages(tmp_path, monkeypatch):
     """A folder with copies of the pages, and of studies where a command names DIR, OLD or NEW."""
     for path in ROOT.iterdir():
-        if path.name in ("conf", "labkit", "outputs", "tests"):
+        if path.name in ("conf", "labkit", "tests"):
             (tmp_path / path.name).symlink_to(path)
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("docs", "outputs/reference"):  # commands write beside what they read
+        shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("README.md", "ARTICLE.md"):
         shutil.copy(ROOT / "README.md", tmp_path / name)
     for name in ("DIR", "OLD", "NEW"):
