@@ -223,21 +223,15 @@ class OnLlama:
 class OnNative:
     """A native build of llama.cpp: its server, over HTTP on this host."""
 
-    def __init__(self, gguf: Path, threads: int, folder: Path) -> None:
+    def __init__(
+        self, gguf: Path, threads: int, folder: Path, context: int = 2 * KV_TOKENS, slots: int = 16
+    ) -> None:
         from labkit.engine.openai.server_process import free_port
 
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         words = ["--model", gguf, "--threads", threads, "--threads-batch", threads]
-        words += [
-            "--ctx-size",
-            2 * KV_TOKENS,
-            "--parallel",
-            16,
-            "--port",
-            port,
-            "--host",
-            "127.0.0.1",
-        ]
+        words += ["--ctx-size", context, "--parallel", slots, "--port", port]
+        words += ["--host", "127.0.0.1"]
         self.process = subprocess.Popen(
             [str(folder / "llama-server"), *map(str, words)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -269,11 +263,7 @@ class OnNative:
 
         def answer(request: tuple[list[int], int]) -> Any:
             ids, output = request
-            body = json.dumps({"prompt": ids, "n_predict": output, **fixed}).encode()
-            headers = {"Content-Type": "application/json"}
-            call = urllib.request.Request(f"{self.url}/completion", body, headers)
-            with urllib.request.urlopen(call, timeout=600) as reply:
-                return json.load(reply)
+            return self.complete({"prompt": ids, "n_predict": output, **fixed})
 
         start = time.perf_counter()
         with ThreadPoolExecutor(len(requests)) as pool:
@@ -283,6 +273,13 @@ class OnNative:
         times = {"wall": wall, "begun": begun, "rest": wall - begun}
         tokens = [answer["tokens"] for answer in answers]
         return {**times, "made": sum(output - 1 for _, output in requests), "tokens": tokens}
+
+    def complete(self, body: dict[str, Any]) -> Any:
+        """Return the server's answer to a completion request."""
+        headers = {"Content-Type": "application/json"}
+        call = urllib.request.Request(f"{self.url}/completion", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(call, timeout=600) as reply:
+            return json.load(reply)
 
     def bytes(self) -> dict[str, float]:
         """Return an empty dict: llama.cpp does not report its bytes."""

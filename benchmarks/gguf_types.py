@@ -22,20 +22,20 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from compare_quantized_engines import OnNative  # noqa: E402
 
 TYPES = (
     *("F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q5_K_M", "Q5_K_S", "Q4_1", "Q4_0"),
@@ -132,52 +132,23 @@ class Labkit:
         self.process.communicate()
 
 
-class LlamaServer:
+class LlamaServer(OnNative):
     """A llama-server process of one thread and one slot."""
 
     def __init__(self, llama: Path, file: Path, tokens: int) -> None:
+        super().__init__(file, threads=1, folder=llama, context=512, slots=1)
         self.tokens = tokens
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        words = ["-m", file, "-t", 1, "-tb", 1, "-np", 1, "-c", 512, "--port", self.port]
-        self.process = subprocess.Popen(
-            [str(llama / "llama-server"), *map(str, words), "--no-webui"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while self.ask("/health") is None:
-            if self.process.poll() is not None:
-                raise SystemExit(f"{file.name}: llama-server ended with {self.process.returncode}")
-            time.sleep(0.1)
-        self.decode()  # its prompt is in the cache from now on
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return the answer to a GET or, with a body, a POST request; None if it is an error."""
-        data = None if body is None else json.dumps(body).encode()
-        head = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, head)
-        try:
-            with urllib.request.urlopen(request) as answer:
-                return json.load(answer)
-        except OSError:
-            return None
 
     def decode(self) -> dict[str, float]:
         """Decode one stream and return tokens per second of wall time and of CPU time."""
         body = {"prompt": prompts()[0], "n_predict": self.tokens, "ignore_eos": True, "top_k": 1}
         before = psutil.Process(self.process.pid).cpu_times()
-        timings = self.ask("/completion", body)["timings"]
+        timings = self.complete(body)["timings"]
         after = psutil.Process(self.process.pid).cpu_times()
         if timings["predicted_n"] != self.tokens:
             raise SystemExit(f"llama-server decoded {timings['predicted_n']} tokens only")
         cpu = after.user + after.system - before.user - before.system
         return speed(self.tokens, timings["predicted_ms"] / 1000, cpu)
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
 
 
 def source_file(model: str, folder: Path) -> Path:
@@ -263,7 +234,10 @@ def compare(
     reference = Labkit(wide)
     reference.close()
     ours = Labkit(file, rounds, decoded)
-    pairs = speed_pairs(ours, LlamaServer(llama, file, decoded), rounds) if rounds else []
+    pairs = []
+    if rounds:
+        with closing(LlamaServer(llama, file, decoded)) as theirs:
+            pairs = speed_pairs(ours, theirs, rounds)
     ours.close()
     bytes_in_file = tensor_bytes(file)
     tokens = zip(ours.loaded["tokens"], reference.loaded["tokens"], strict=True)
@@ -280,12 +254,12 @@ def compare(
 
 def speed_pairs(ours: Labkit, theirs: LlamaServer, rounds: int) -> list[list[dict[str, float]]]:
     """Return both speeds of every round. The arms take turns to begin a round."""
+    theirs.decode()  # its prompt is in the cache from now on
     pairs = []
     for index in range(rounds):
         arms = (ours, theirs) if index % 2 == 0 else (theirs, ours)
         answers = [arm.decode() for arm in arms]
         pairs.append(answers if index % 2 == 0 else answers[::-1])
-    theirs.close()
     return pairs
 
 
