@@ -66,6 +66,8 @@ HERE = Path(__file__).resolve().parent
 CHAT = ["workload=chat", "model=tiny"]
 REQUESTS = [*CHAT, "workload.num_requests=24"]
 LIVE = ["design.isolation=live"]
+# A process costs more than in a study that shares one, so each serves twice as many requests.
+LIVE_REQUESTS = [*CHAT, "workload.num_requests=48", *LIVE]
 # Servers take seconds to start, so they serve fewer requests. Their outputs may differ, because
 # they batch requests as they arrive.
 SERVERS = [
@@ -80,13 +82,13 @@ ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
     "requests": ("planted_3pct", REQUESTS),
     "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
-    "live-requests": ("planted_3pct", [*REQUESTS, *LIVE]),
-    "live-overlap": ("planted_3pct", [*REQUESTS, *LIVE, "engine.pipeline=overlap"]),
+    "live-requests": ("planted_3pct", LIVE_REQUESTS),
+    "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
     "live-servers": ("planted_3pct", [*SERVERS, "engine.server.preset=labkit"]),
     "live-llamacpp": ("planted_3pct", [*SERVERS, "engine.server.preset=xllamacpp"]),
     "live-revisions": (
         "planted_3pct",
-        [*REQUESTS, *LIVE, "+ablation.arms.base.environment.revision=HEAD"],
+        [*LIVE_REQUESTS, "+ablation.arms.base.environment.revision=HEAD"],
     ),
     "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
@@ -104,11 +106,11 @@ PROCESSES = {
     "kernels": (15, 9),
     "requests": (8, 8),
     "live-kernels": (12, 8),
-    "live-requests": (12, 8),
-    "live-overlap": (9, 6),
+    "live-requests": (8, 8),
+    "live-overlap": (8, 8),
     "live-servers": (6, 6),
     "live-llamacpp": (6, 6),
-    "live-revisions": (8, 6),
+    "live-revisions": (8, 8),
 }
 # Packages that a kind needs and labkit does not: the package, and the extra that installs it.
 NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}

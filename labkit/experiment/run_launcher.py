@@ -21,12 +21,13 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.python_environment import PythonEnvironment
 from labkit.experiment.run_failures import RunFailure
-from labkit.experiment.turn_coordinator import LiveCommand
+from labkit.experiment.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
 from labkit.experiment.worker_status import SharedStatus
 from labkit.machine import cache_dir, code_revision, fingerprint, worker_environment
 from labkit.machine.listening_processes import NoListener, find_listeners
 from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read_record
+from labkit.workload import in_process_rules
 
 PREPARE_TIMEOUT_S = 1800.0
 
@@ -194,8 +195,15 @@ class ProcessLauncher:
             for run, status in zip(runs, statuses, strict=True)
         }
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
-        timeout_s = cell.design.timeout_s
-        return turn_coordinator.run(commands, order=order, timeout_s=timeout_s, on_tick=tick)
+        engines = [_engine(cell.arm(run.arm)) for run in runs]
+        long = in_process_rules.compute_between_steps(engines)
+        return turn_coordinator.run(
+            commands,
+            order=order,
+            timeout_s=cell.design.timeout_s,
+            on_tick=tick,
+            slice_s=LONG_SLICE_S if long else SLICE_S,
+        )
 
     def _command(self, arm: Arm) -> list[str]:
         return PythonEnvironment.of(arm.environment).command(self.command)
@@ -328,7 +336,7 @@ class _Environment(NamedTuple):
 
 def _environment(arm: Arm) -> _Environment:
     """Return the environment of the arm's worker."""
-    engine = from_plain(Engine, arm.config.get("engine", {}))
+    engine = _engine(arm)
     cores = worker_environment.core_count()
     environ, removed = worker_environment.worker_environment(
         os.environ, threads=engine.threads or cores, cores=cores
@@ -337,9 +345,13 @@ def _environment(arm: Arm) -> _Environment:
     return _Environment(environ | engine.mlx.environment(), removed)
 
 
+def _engine(arm: Arm) -> Engine:
+    return from_plain(Engine, arm.config.get("engine", {}))
+
+
 def _paused_servers(arm: Arm) -> tuple[int, ...]:
     """Return the ids of the server processes that are stopped while the arm has no turn."""
-    server = from_plain(Engine, arm.config.get("engine", {})).server
+    server = _engine(arm).server
     if server.url is None or not server.pause:
         return ()
     try:
@@ -367,5 +379,5 @@ def _marker(arm: Arm) -> Path:
 
 def _write_marker(marker: Path, arm: Arm) -> None:
     """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
-    if not user_classes(from_plain(Engine, arm.config.get("engine", {}))):
+    if not user_classes(_engine(arm)):
         cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

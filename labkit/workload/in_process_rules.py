@@ -36,6 +36,20 @@ def live_requests(engines: Sequence[Engine]) -> str | None:
     return _first((*OF_A_MACHINE, _kept_servers), engines)
 
 
+def compute_between_steps(engines: Sequence[Engine]) -> bool:
+    """Return whether one of these engines may compute after a step has returned.
+
+    Such an engine loses time at the end of every turn: a step in flight is waited for, or a server
+    is stopped in the middle of one.
+    """
+    return any(
+        engine.name in ("mlx_lm", "openai")
+        or engine.pipeline is Pipeline.overlap
+        or is_class_path(engine.name)
+        for engine in engines
+    )
+
+
 def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
     reasons = (reason for rule in rules if (reason := rule(engines)) is not None)
     return next(reasons, None)

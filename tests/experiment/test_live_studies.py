@@ -8,6 +8,7 @@ import pytest
 
 from labkit import analysis
 from labkit.config import Isolation
+from labkit.experiment import StudyError, turn_coordinator
 from labkit.experiment.cell_composer import to_cells
 from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_launcher import ProcessLauncher
@@ -38,6 +39,29 @@ def test_every_arm_of_a_block_has_its_process_its_log_and_its_record(make_cell, 
             assert (cell.dir / "runs" / f"{record.run}.log").exists()
         assert len({record.seconds["process"] for record in runs}) == 1
     assert read_cell(cell.dir)["design"]["isolation"] == "live"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "seconds"),
+    [("sync", turn_coordinator.SLICE_S), ("overlap", turn_coordinator.LONG_SLICE_S)],
+)
+def test_slices_are_longer_if_an_arm_computes_between_steps(
+    make_cell, launcher, replace, monkeypatch, pipeline, seconds
+):
+    sets = []
+
+    def run(commands, **options):
+        sets.append((list(commands), options["slice_s"]))
+        raise StudyError("the set was started")
+
+    monkeypatch.setattr(turn_coordinator, "run", run)
+    cell = make_cell(isolation=Isolation.live)
+    last = replace(cell.arms[-1], config={**cell.arms[-1].config, "engine": {"pipeline": pipeline}})
+    cell = replace(cell, arms=(*cell.arms[:-1], last))
+    with pytest.raises(StudyError, match="the set was started"):
+        run_cell(cell, launcher)
+    ((arms, slice_s),) = sets
+    assert len(arms) == 3 and slice_s == seconds
 
 
 @pytest.mark.parametrize(
