@@ -106,6 +106,15 @@ def install() -> Pool:
     return Pool(numba.config.NUMBA_NUM_THREADS)
 
 
+def copy_num_threads() -> Callable[[], None]:
+    """Return a function that sets the caller's ``numba.get_num_threads()`` in another thread.
+
+    numba stores that number per thread, and a new thread starts with all threads of the pool.
+    """
+    count = numba.get_num_threads()
+    return lambda: numba.set_num_threads(count)
+
+
 def _load_machine_code(cache: Any, types: Any, target: Any) -> Any:
     """Load a kernel from numba's cache after initialising only numba's runtime.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -52,7 +51,9 @@ class ThreadStepLauncher(AsyncStepLauncher):
 
     def __init__(self, run_model: RunModel, counters: Counters) -> None:
         super().__init__(run_model, counters)
-        self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_copy_numba_threads())
+        from labkit.cpu.thread_pool import copy_num_threads
+
+        self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=copy_num_threads())
 
     def launch(self, batch: Batch) -> WaitLogits:
         """Submit a step to the worker thread."""
@@ -87,11 +88,3 @@ def create_launcher(
 
 def _raise_closed(_batch: Batch) -> Logits:
     raise EngineError("the engine is closed")
-
-
-def _copy_numba_threads() -> Callable[[], None]:
-    """Return an initialiser that gives a new thread the caller's number of numba threads."""
-    import numba
-
-    count = numba.get_num_threads()
-    return lambda: numba.set_num_threads(count)

@@ -40,6 +40,8 @@ class EngineStep:
 class EngineThread:
     """Runs engine steps while the engine has work, and queued commands between the steps.
 
+    Kernels use as many threads of the pool as in the thread that creates this object.
+
     Parameters
     ----------
     engine
@@ -60,6 +62,9 @@ class EngineThread:
         on_end: Callable[[BaseException | None], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        from labkit.cpu.thread_pool import copy_num_threads
+
+        self._copy_num_threads = copy_num_threads()
         self._engine = engine
         self._on_step = on_step
         self._on_end = on_end
@@ -121,6 +126,7 @@ class EngineThread:
     def _run(self) -> None:
         ended_by: BaseException | None = None
         try:
+            self._copy_num_threads()
             while self._run_commands():
                 if self._engine.has_work():
                     self._step()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 
+import numba
 import pytest
 from fake_engine import CharTokenizer, FakeEngine
 from fake_server import FakeModel
@@ -39,6 +40,23 @@ def test_a_generation_streams_and_the_thread_closes_the_engine(tmp_path):
         assert service.num_live == 0
 
     assert run_scenario(scenario, tmp_path).closed
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS == 1, reason="the pool has one thread")
+def test_the_engine_has_as_many_threads_as_the_process_was_given(tmp_path):
+    """numba would use all threads of its pool: it stores their number per thread."""
+    counts, before = [], numba.get_num_threads()
+    numba.set_num_threads(1)
+
+    async def scenario(service, engine):
+        engine.before_step = lambda: counts.append(numba.get_num_threads())
+        await text_of(start_generation(service))
+
+    try:
+        run_scenario(scenario, tmp_path)
+    finally:
+        numba.set_num_threads(before)
+    assert set(counts) == {1}
 
 
 def test_a_failed_step_stops_the_server_and_repeats_no_content(tmp_path, capfd):
