@@ -25,13 +25,15 @@ Both measure the delay twice: with both arms interleaved in the same process, an
 number of pairs of separate processes. They compare the two results, and resume if interrupted. In
 ``agreement-beside-...``, the two processes of a pair live at the same time and alternate (a round
 of a kernel or a slice of steps each), so that the machine affects both alike. ``table`` writes the
-finished studies as ``docs/sensitivity.md`` shows them:
+finished studies as ``docs/sensitivity.md`` shows them. ``summary`` prints what ``table`` needs of
+them, with the value of every run, as JSON that ``table`` reads too:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/mine
     python benchmarks/sensitivity.py agreement-requests 30 outputs/mine
     python benchmarks/sensitivity.py agreement-beside-kernels 40 outputs/mine
     python benchmarks/sensitivity.py table outputs/mine
     python benchmarks/sensitivity.py table outputs/reference/sensitivity.zip
+    python benchmarks/sensitivity.py summary outputs/mine > summaries.json
 """
 
 from __future__ import annotations
@@ -106,11 +108,11 @@ PROCESSES = {
     "kernels": (15, 9),
     "requests": (8, 8),
     "live-kernels": (12, 8),
-    "live-requests": (8, 8),
-    "live-overlap": (8, 8),
+    "live-requests": (7, 7),
+    "live-overlap": (7, 7),
     "live-servers": (6, 6),
     "live-llamacpp": (6, 6),
-    "live-revisions": (8, 8),
+    "live-revisions": (7, 7),
 }
 # Packages that a kind needs and labkit does not: the package, and the extra that installs it.
 NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}
@@ -118,23 +120,27 @@ NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("kind", choices=[*ASKED, "table"])
+    parser.add_argument("kind", choices=[*ASKED, "table", "summary"])
     parser.add_argument("studies", type=int, nargs="?", default=20)
     parser.add_argument("out", type=Path)
     parser.add_argument("--busy", action="store_true", help="beside one busy process")
     parser.add_argument("--first", type=int, default=0, help="number of the first study")
     parser.add_argument("--processes", type=int, help="processes or live sets of each study")
     options = parser.parse_args()
-    if options.kind == "table":
+    if options.kind in ("table", "summary"):
         from labkit.records import RecordError, open_study
 
-        studies = open_study(options.out)
+        out = options.out if options.out.suffix == ".json" else open_study(options.out)
         try:
+            studies = summaries(out)
+            if options.kind == "summary":
+                print(json.dumps(studies))
+                return 0
             print(table(studies))
-        except RecordError as error:
+            for kinds in [kinds for kinds in AGREEMENTS if (out / kinds[0]).is_dir()]:
+                print(f"\n{agreed(out, kinds)}")
+        except (RecordError, OSError, ValueError) as error:
             sys.exit(str(error))
-        for kinds in AGREEMENTS:
-            print(f"\n{agreed(studies, kinds)}")
         return 0
     if options.kind.startswith("agreement"):
         print(agreement(options.kind, options.out / options.kind, options.studies))
@@ -310,49 +316,95 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(out: StudyPath) -> str:
-    """Return all studies of a folder or an archive as a Markdown table, one line per kind of study.
-
-    A folder's name without its number is the kind, for example ``kernels-busy`` for
-    ``kernels-busy-03``.
-    """
+def summaries(out: StudyPath) -> list[dict[str, Any]]:
+    """Return the summaries of the finished studies of a folder or archive, or those in a file."""
     from labkit.analysis.study_analysis import cell_dirs
 
+    if out.name.endswith(".json"):
+        return list(json.loads(out.read_text("utf-8")))
+    folders = sorted(cell_dirs(out), key=lambda folder: folder.name)
+    studies = [summary(one) for one in folders if re.fullmatch(r"(?!agreement).*-\d+", one.name)]
+    return [one for one in studies if one["rows"]]  # others have not finished
+
+
+def summary(folder: StudyPath) -> dict[str, Any]:
+    """Return a study's design and gates, the value of every run, and the result of each row.
+
+    It holds what a reader needs to compute the result again, in a hundredth of the size of the
+    records. The values of an arm are in the order of the blocks; ``design.order`` has the order of
+    the arms in each block.
+    """
+    cell = json.loads((folder / "cell.json").read_text("utf-8"))
+    arms = {
+        arm["name"]: json.loads((folder / "arms" / f"{arm['name']}.json").read_text("utf-8"))
+        for arm in cell["arms"]
+    }
+    environment, design = cell["environment"], cell["design"]
+    baseline = next(iter(arms.values()))
+    result = ("arm", "effect_pct", "ci_low_pct", "ci_high_pct", "p", "p_adjusted", "verdict")
+    return {
+        "study": folder.name,
+        "seconds": round(measured_s(folder), 1),
+        "threads": baseline["config"]["engine"].get("threads"),
+        "environment": {key: environment.get(key) for key in ("cpu_model", "cores", "taken")},
+        "overrides": cell.get("overrides", []),
+        "design": {key: design[key] for key in ("seed", "blocks", "isolation", "alpha", "order")},
+        "gates": {name: {"status": gate["status"]} for name, gate in cell["gates"].items()},
+        "arms": [
+            {"name": name, "role": arm["role"], "environment": arm.get("environment")}
+            for name, arm in arms.items()
+        ],
+        "rows": [
+            {
+                **{key: row[key] for key in ("case", "metric", "unit", "better", "primary")},
+                "values": {
+                    arm: [run["value"] for run in values["runs"]]
+                    for arm, values in row["arms"].items()
+                },
+                "comparisons": [{key: one[key] for key in result} for one in row["comparisons"]],
+            }
+            for row in cell["rows"]
+            if row["primary"]
+        ],
+    }
+
+
+def table(studies: Sequence[dict[str, Any]]) -> str:
+    """Return the summaries of studies as a Markdown table, one line per kind of study.
+
+    A study's name without its number is the kind, for example ``kernels-busy`` for
+    ``kernels-busy-03``.
+    """
     lines = [
         "| studies | rows | processes per study | planted delay detected | false claims | "
         "effect of the delay: median (range) | effect of the copy: median (range) | "
         "seconds per study |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
-    kinds: dict[str, list[StudyPath]] = {}
-    for folder in sorted(cell_dirs(out), key=lambda folder: folder.name):
-        if re.fullmatch(r"(?!agreement).*-\d+", folder.name):
-            kinds.setdefault(folder.name.rpartition("-")[0], []).append(folder)
-    for kind, folders in kinds.items():
-        cells = [json.loads((folder / "cell.json").read_text("utf-8")) for folder in folders]
-        results = [study_result(cell) for cell in cells]
-        named, false = (sum(result[word] for result in results) for word in ("named", "false"))
-        arms = [arm["name"] for arm in cells[0]["arms"][1:]]
-        ranges = []
-        for arm in arms:
-            effects = [effect for result in results for effect in result["effects"][arm]]
-            ranges.append(
-                f"{statistics.median(effects):+.2f} % ({min(effects):+.2f} to {max(effects):+.2f})"
-            )
-        seconds = statistics.median(map(measured_s, folders))
-        n = len(results)
-        label = re.sub(r"-(\d.*|busy)$", "", kind)
-        beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
-        arm = json.loads(next((folders[0] / "arms").glob("*.json")).read_text("utf-8"))
-        threads = arm["config"]["engine"].get("threads")
-        beside_it += f", {threads} thread" if threads else ""
-        rows = sum(row["primary"] for row in cells[0]["rows"])
-        lines.append(
-            f"| {n} of {label}{beside_it} | {rows} | "
-            f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | "
-            f"{' | '.join(ranges)} | {seconds:.0f} |"
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for one in studies:
+        kinds.setdefault(one["study"].rpartition("-")[0], []).append(one)
+    return "\n".join([*lines, *(_table_line(kind, group) for kind, group in kinds.items())])
+
+
+def _table_line(kind: str, studies: Sequence[dict[str, Any]]) -> str:
+    results = [study_result(one) for one in studies]
+    named, false = (sum(result[word] for result in results) for word in ("named", "false"))
+    first, n = studies[0], len(studies)
+    ranges = []
+    for arm in [arm["name"] for arm in first["arms"][1:]]:
+        effects = [effect for result in results for effect in result["effects"][arm]]
+        ranges.append(
+            f"{statistics.median(effects):+.2f} % ({min(effects):+.2f} to {max(effects):+.2f})"
         )
-    return "\n".join(lines)
+    label = re.sub(r"-(\d.*|busy)$", "", kind)
+    beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
+    beside_it += f", {first['threads']} thread" if first["threads"] else ""
+    return (
+        f"| {n} of {label}{beside_it} | {len(first['rows'])} | "
+        f"{first['design']['blocks']} | {named} of {n} | {false} of {n} | "
+        f"{' | '.join(ranges)} | {statistics.median(one['seconds'] for one in studies):.0f} |"
+    )
 
 
 def agreed(out: StudyPath, kinds: Sequence[str]) -> str:

@@ -85,7 +85,7 @@ def test_nothing_recorded_names_a_machine_path():
     "path", [path for path in ARCHIVES if path.stem != "sensitivity"], ids=lambda path: path.stem
 )
 def test_no_committed_archive_names_a_machine_path(path, tmp_path):
-    """Except in sensitivity.zip, whose 92 studies would take 5 seconds."""
+    """Except in sensitivity.zip, whose 89 studies would take 5 seconds."""
     from labkit.records import unpack_archive
 
     unpack_archive(path, tmp_path / "study")

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ SCRIPT = ROOT / "docs" / "recompute_statistics.py"
 EXAMPLES = [
     "seq_map/ablation=seq_map,engine=paged", "gqa_sharing/ablation=gqa_sharing,engine=paged",
     "keyframes/experiment=keyframes", "sensitivity/requests-1x8-00",
-    "sensitivity/requests-1x6-busy-00", "sensitivity/requests-busy-11",
+    "sensitivity/requests-busy-11",
     "sensitivity/kernels-2x9-busy-00", "sensitivity/agreement-requests~processes",
 ]  # fmt: skip
 
@@ -88,6 +89,23 @@ def test_the_script_gives_the_package_s_numbers_of_every_committed_study(script,
     for cell in cells:
         if cell.name != "spread":  # has one arm
             compare_with_the_package(script, cell)
+
+
+def test_the_script_gives_the_numbers_of_the_summaries(script):
+    studies = json.loads((REFERENCE / "sensitivity_summaries.json").read_text(encoding="utf-8"))
+    assert len(studies) > 20
+    for study in studies:
+        assert study["gates"]["healthy"]["status"] == "pass"
+        for row in study["rows"]:
+            logs = {arm: np.log(values) for arm, values in row["values"].items()}
+            for comparison in row["comparisons"]:
+                pair = np.stack([logs["base"], logs[comparison["arm"]]], axis=1)
+                recomputed = script.Row(pair, script.relabellings(len(pair), 1), row["better"])
+                sides = recomputed.distances(None)
+                low, high = recomputed.interval(sides, study["design"]["alpha"])
+                found = recomputed.p(0.0, sides), low, high
+                expected = [comparison[key] for key in ("p", "ci_low_pct", "ci_high_pct")]
+                assert found == pytest.approx(tuple(expected), rel=1e-8), study["study"]
 
 
 @pytest.mark.parametrize(("blocks", "runs"), [(6, 1), (20, 1), (3, 2), (8, 2)])

@@ -1,12 +1,12 @@
 """Mutation testing: break labkit by one small change at a time, and check that a test fails.
 
-    python tests/mutants/run.py [--sample N] [--seed S] [FILE or FOLDER ...]
+    python tests/mutants/run.py [--sample N] [--seed S] [--jobs J] [FILE or FOLDER ...]
 
-Works in a copy of the tree (``build/mutants``). ``N`` mutants are drawn from the whole of labkit,
-stratified by package (from named files without ``--sample``, all of them). On a mutant run the test
-files nearest to its module (:mod:`selection`), one after another, until a test fails or hangs that
-passes on the original: the mutant is killed. Otherwise it survives. If no test can detect it,
-``survivors.toml`` lists it with the reason.
+Works in ``J`` copies of the tree (``build/mutants``), on as many mutants at a time. ``N`` mutants
+are drawn from the whole of labkit, stratified by package (from named files without ``--sample``,
+all of them). On a mutant run the test files nearest to its module (:mod:`selection`), one after
+another, until a test fails or hangs that passes on the original: the mutant is killed. Otherwise it
+survives. If no test can detect it, ``survivors.toml`` lists it with the reason.
 
 Prints a line for each mutant, the unlisted survivors as diffs, and a table: of each package and of
 all, the mutants drawn, killed, listed and survived, the rate (survived by drawn) and the budget,
@@ -28,8 +28,10 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -48,11 +50,17 @@ KILLED, SURVIVES = "killed", "survives"
 TOTAL = "all"
 
 
+class Stopped(Exception):
+    """The tests of a working copy were stopped."""
+
+
 class WorkingCopy:
     """A copy of the repository in which one file at a time is broken."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.path = source, folder / "tree"
+        self._stopped = False
+        self._process: subprocess.Popen[bytes] | None = None
         tracked = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=source,
@@ -83,12 +91,13 @@ class WorkingCopy:
         """Run pytest and return what fails, or None if it takes too long.
 
         That is tests, or files that cannot be imported. It is ``{""}`` if pytest itself fails.
+        Raises ``Stopped`` after ``stop``.
         """
         cache = self.path.parent / "pytest_cache"
         shutil.rmtree(cache, ignore_errors=True)  # it would list earlier failures too
         options = ["-n", "0", "-m", FAST_TESTS, "-o", f"cache_dir={cache}"]
         with (self.path.parent / "log").open("w") as log:
-            process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *options, *arguments],
                 cwd=self.path,
                 env={**os.environ, "PYTHONPATH": str(self.path)},
@@ -97,14 +106,24 @@ class WorkingCopy:
                 start_new_session=True,
             )
             try:
+                if self._stopped:
+                    raise Stopped
                 status = process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 return None
             finally:
                 _end(process)
+        if self._stopped:
+            raise Stopped
         failed = cache / "v" / "cache" / "lastfailed"
         names = set(json.loads(failed.read_text())) if failed.exists() else set()
         return names if names or status in (0, NO_TESTS) else {""}
+
+    def stop(self) -> None:
+        """End the running tests. May be called by another thread."""
+        self._stopped = True
+        if self._process is not None:
+            _end(self._process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -263,33 +282,59 @@ def report(results: Sequence[PackageResult], title: str) -> str:
 
 
 class ResultCache:
-    """Results of mutants, stored in a file, valid while its file and tests are unchanged."""
+    """Results of mutants, stored in a file, valid while a mutant's file and tests are unchanged."""
 
-    def __init__(self, tree: WorkingCopy) -> None:
-        self._tree, self._tests = tree, MutantTests(tree)
-        self._file = tree.path.parent / "results.jsonl"
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
-        self._results = dict(json.loads(line) for line in lines)
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        lines = file.read_text().splitlines() if file.exists() else []
+        self._results: dict[str, str] = dict(json.loads(line) for line in lines)
 
-    def test_mutant(self, mutant: Mutant, files: Sequence[str]) -> str:
-        """Return a mutant's result, from the file or by running its tests."""
-        texts = [(self._tree.path / file).read_text() for file in files]
+    def get(self, key: str) -> str | None:
+        """Return the result stored under ``key``, or None."""
+        return self._results.get(key)
+
+    def store(self, key: str, result: str) -> None:
+        """Store a result. May be called by several threads."""
+        self._results[key] = result
+        with self._file.open("a") as file:
+            file.write(json.dumps([key, result]) + "\n")
+
+
+def run_sample(
+    copies: Sequence[WorkingCopy], drawn: Sequence[Mutant], file: Path
+) -> list[tuple[Mutant, str]]:
+    """Test the mutants, one in each copy at a time; print a line on each, and return the results.
+
+    ``file``: where the results are stored.
+    """
+    cache, nearest = ResultCache(file), NearestTests(copies[0].path)
+    idle: SimpleQueue[MutantTests] = SimpleQueue()
+    for copy in copies:
+        idle.put(MutantTests(copy))
+
+    def test(mutant: Mutant) -> str:
+        files = nearest.nearest(mutant.path)
+        texts = [(copies[0].source / file).read_text() for file in files]
         key = digest("\0".join([mutant.name, mutant.text, *files, *texts]))
-        if key not in self._results:
-            self._results[key] = KILLED if self._tests.kill(mutant, files) else SURVIVES
-            with self._file.open("a") as file:
-                file.write(json.dumps([key, self._results[key]]) + "\n")
-        return self._results[key]
+        if (result := cache.get(key)) is None:
+            tests = idle.get()
+            try:
+                result = KILLED if tests.kill(mutant, files) else SURVIVES
+            finally:
+                idle.put(tests)
+            cache.store(key, result)
+        return result
 
-
-def run_sample(tree: WorkingCopy, drawn: Sequence[Mutant]) -> list[tuple[Mutant, str]]:
-    """Test each mutant, print a line on it, and return the results."""
-    cache, tests = ResultCache(tree), NearestTests(tree.path)
     results = []
-    for number, mutant in enumerate(drawn, 1):
-        result = cache.test_mutant(mutant, tests.nearest(mutant.path))
-        print(f"[{number}/{len(drawn)}] {result}: {mutant.name}", flush=True)
-        results.append((mutant, result))
+    pool = ThreadPoolExecutor(len(copies))
+    try:
+        for mutant, result in zip(drawn, pool.map(test, drawn), strict=True):
+            results.append((mutant, result))
+            print(f"[{len(results)}/{len(drawn)}] {result}: {mutant.name}", flush=True)
+    finally:
+        for copy in copies:
+            copy.stop()
+        pool.shutdown(cancel_futures=True)
     return results
 
 
@@ -298,6 +343,10 @@ def main() -> int:
     parser.add_argument("places", nargs="*", help=f"files or folders (default: {PACKAGE})")
     parser.add_argument("--sample", type=int, help=f"number of mutants (default {SAMPLE_SIZE})")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    cores = os.cpu_count() or 1
+    parser.add_argument(
+        "--jobs", type=int, default=cores, help="mutants at a time (default: cores)"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; type the same command to resume"))
     number = options.sample or (None if options.places else SAMPLE_SIZE)
@@ -307,7 +356,8 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     folder = ROOT / "build" / "mutants"
-    outcomes = run_sample(WorkingCopy(ROOT, folder), drawn)
+    copies = [WorkingCopy(ROOT, folder / str(job)) for job in range(max(1, options.jobs))]
+    outcomes = run_sample(copies, drawn, folder / "results.jsonl")
     results = package_results(outcomes, listed_survivors(), survivor_budgets())
     title = f"{len(drawn)} mutants of {' '.join(places)}, seed {options.seed}"
     text = report(results, title)

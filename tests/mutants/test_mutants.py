@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -201,18 +202,36 @@ def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path, mon
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)
-    tree = run.WorkingCopy(source, tmp_path / "work")
+    copies = [run.WorkingCopy(source, tmp_path / f"work/{number}") for number in range(2)]
+    file = tmp_path / "results.jsonl"
     wanted = {
         "return x + 1 | x + 1 -> (x - 1)": run.KILLED,
         'return f"{x + 2}" -> return None': run.SURVIVES,  # seen by a test that always fails
     }
-    drawn = [m for m in run.all_mutants(tree.source, ["labkit"]) if m.what in wanted]
-    results = run.run_sample(tree, drawn)
+    drawn = [m for m in run.all_mutants(source, ["labkit"]) if m.what in wanted]
+    results = run.run_sample(copies, drawn, file)
     assert {mutant.what: result for mutant, result in results} == wanted
-    assert capsys.readouterr().out.count("test_it_fails_on_the_original") == 1
-    assert (tree.path / "labkit/toy.py").read_text() == (source / "labkit/toy.py").read_text()
+    assert "test_it_fails_on_the_original" in capsys.readouterr().out
+    for copy in copies:
+        assert (copy.path / "labkit/toy.py").read_text() == SOURCE
     monkeypatch.delattr(run.WorkingCopy, "failures")  # what is known is not tested again
-    assert run.run_sample(tree, drawn) == results
+    assert run.run_sample(copies, drawn, file) == results
+
+
+def test_stopping_ends_the_running_tests_and_starts_no_more(tmp_path):
+    source = tmp_path / "toy"
+    for name, text in {
+        "tests/test_slow.py": "import time\ndef test_it_waits():\n    time.sleep(600)",
+        "pyproject.toml": PYPROJECT,
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    copy = run.WorkingCopy(source, tmp_path / "work")
+    threading.Timer(0.5, copy.stop).start()
+    for _ in range(2):
+        with pytest.raises(run.Stopped):
+            copy.failures(["tests/test_slow.py"])
 
 
 class FakeTree:
