@@ -117,6 +117,8 @@ def test_nothing_to_compare_gives_the_value(make_cell):
     assert text.startswith("Nothing to compare: binary search has throughput 50") or (
         text.startswith("Nothing to compare: binary search has throughput 49")
     )
+    assert text.endswith(" tok/s.")  # the case "all" is not named
+    assert answer(make_cell("one/x", effects={}, cases=("one",))).endswith(" µs in one.")
 
 
 def test_an_answer_has_at_most_20_words(make_cell):

@@ -348,11 +348,12 @@ def main() -> int:
         "--jobs", type=int, default=cores, help="mutants at a time (default: cores)"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; type the same command to resume"))
-    number = options.sample or (None if options.places else SAMPLE_SIZE)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("stopped; type the same command to resume"))
+    size = options.sample or (None if options.places else SAMPLE_SIZE)
     places = options.places or [PACKAGE]
     try:
-        drawn = draw(all_mutants(ROOT, places), number, options.seed)
+        drawn = draw(all_mutants(ROOT, places), size, options.seed)
     except ValueError as error:
         parser.error(str(error))
     folder = ROOT / "build" / "mutants"
