@@ -130,8 +130,8 @@ def main() -> int:
     if options.kind in ("table", "summary"):
         from labkit.records import RecordError, open_study
 
-        out = options.out if options.out.suffix == ".json" else open_study(options.out)
         try:
+            out = options.out if options.out.suffix == ".json" else open_study(options.out)
             studies = summaries(out)
             if options.kind == "summary":
                 print(json.dumps(studies))
@@ -330,9 +330,8 @@ def summaries(out: StudyPath) -> list[dict[str, Any]]:
 def summary(folder: StudyPath) -> dict[str, Any]:
     """Return a study's design and gates, the value of every run, and the result of each row.
 
-    It holds what a reader needs to compute the result again, in a hundredth of the size of the
-    records. The values of an arm are in the order of the blocks; ``design.order`` has the order of
-    the arms in each block.
+    It holds what a reader needs to compute the result again, without the whole records. The values
+    of an arm are in the order of the blocks; ``design.order`` has the order of the arms in each.
     """
     cell = json.loads((folder / "cell.json").read_text("utf-8"))
     arms = {

@@ -312,7 +312,7 @@ def run_sample(
     for copy in copies:
         idle.put(MutantTests(copy))
 
-    def test(mutant: Mutant) -> str:
+    def outcome(mutant: Mutant) -> str:
         files = nearest.nearest(mutant.path)
         texts = [(copies[0].source / file).read_text() for file in files]
         key = digest("\0".join([mutant.name, mutant.text, *files, *texts]))
@@ -328,7 +328,7 @@ def run_sample(
     results = []
     pool = ThreadPoolExecutor(len(copies))
     try:
-        for mutant, result in zip(drawn, pool.map(test, drawn), strict=True):
+        for mutant, result in zip(drawn, pool.map(outcome, drawn), strict=True):
             results.append((mutant, result))
             print(f"[{len(results)}/{len(drawn)}] {result}: {mutant.name}", flush=True)
     finally:

@@ -188,20 +188,26 @@ def test_a_budget_applies_to_a_package_of_few_drawn_mutants_only_in_the_total():
     assert not any(one.exceeded for one in run.package_results(few[:19], [], budgets))
 
 
+def repository(folder, texts):
+    """Write files, by name, into a new git repository."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    return folder
+
+
 def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the tests
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin")
-    source = tmp_path / "toy"
-    for name, text in {
+    texts = {
         "labkit/__init__.py": "",
         "labkit/toy.py": SOURCE,
         "tests/toy/test_toy.py": TEST,
         "tests/toy/test_without_tests_of_toy.py": "from labkit.toy import grow",
         "pyproject.toml": PYPROJECT,
-    }.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    }
+    source = repository(tmp_path / "toy", texts)
     copies = [run.WorkingCopy(source, tmp_path / f"work/{number}") for number in range(2)]
     file = tmp_path / "results.jsonl"
     wanted = {
@@ -219,14 +225,9 @@ def test_a_mutant_that_a_test_detects_is_killed_and_others_survive(tmp_path, mon
 
 
 def test_stopping_ends_the_running_tests_and_starts_no_more(tmp_path):
-    source = tmp_path / "toy"
-    for name, text in {
-        "tests/test_slow.py": "import time\ndef test_it_waits():\n    time.sleep(600)",
-        "pyproject.toml": PYPROJECT,
-    }.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    waiting = "import time\ndef test_it_waits():\n    time.sleep(600)"
+    texts = {"tests/test_slow.py": waiting, "pyproject.toml": PYPROJECT}
+    source = repository(tmp_path / "toy", texts)
     copy = run.WorkingCopy(source, tmp_path / "work")
     threading.Timer(0.5, copy.stop).start()
     for _ in range(2):
