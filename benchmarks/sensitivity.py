@@ -68,13 +68,12 @@ HERE = Path(__file__).resolve().parent
 CHAT = ["workload=chat", "model=tiny"]
 REQUESTS = [*CHAT, "workload.num_requests=24"]
 LIVE = ["design.isolation=live"]
-# A process costs more than in a study that shares one, so each serves twice as many requests.
-LIVE_REQUESTS = [*CHAT, "workload.num_requests=48", *LIVE]
+LIVE_REQUESTS = [*REQUESTS, *LIVE]
 # Servers take seconds to start, so they serve fewer requests. Their outputs may differ, because
 # they batch requests as they arrive.
 SERVERS = [
     *CHAT,
-    "workload.num_requests=16",
+    "workload.num_requests=12",
     *LIVE,
     "engine=openai",
     "ablation.claims.identity=none",
@@ -110,8 +109,8 @@ PROCESSES = {
     "live-kernels": (12, 8),
     "live-requests": (7, 7),
     "live-overlap": (7, 7),
-    "live-servers": (6, 6),
-    "live-llamacpp": (6, 6),
+    "live-servers": (7, 7),
+    "live-llamacpp": (7, 7),
     "live-revisions": (7, 7),
 }
 # Packages that a kind needs and labkit does not: the package, and the extra that installs it.

@@ -78,6 +78,15 @@ def test_a_question_is_about_its_own_metric_or_about_what_its_requests_are_for()
     assert Workload(kind="mine.kinds:Kind").primary_metrics == ()
 
 
+def test_workloads_that_serve_or_score_load_a_model():
+    for kind in ("requests", "mine.kinds:Kind"):
+        workload = Workload(kind=kind)
+        assert workload.serves and workload.loads_model and workload.has_engine
+    scoring = Workload(kind="scoring")
+    assert scoring.loads_model and not scoring.serves
+    assert kernel().loads_model is False
+
+
 def test_plain_round_trip():
     whole = experiment(
         workload=Workload(
@@ -297,6 +306,11 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Budget(blocks=1), "engine.budget.blocks=1"),
         (lambda: Budget(fraction=0.5), "engine.budget.fraction=0.5"),
         (lambda: ModelShape(num_heads=6, num_kv_heads=4), "model.shape.num_heads=6"),
+        (lambda: ModelShape(head_dim=0), "model.shape.head_dim=0: must be 1 or more"),
+        (
+            lambda: Workload(kind="video", decoder_threads=0),
+            "workload.decoder_threads=0: must be 1 to 64",
+        ),
         (lambda: Model(shape=ModelShape(), path="x"), "model.path=x"),
         (lambda: Workload(concurrency=None), "kind=closed needs a number of clients"),
         (lambda: Workload(concurrency=0), "workload.concurrency=0"),

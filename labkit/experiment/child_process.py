@@ -112,7 +112,7 @@ class ChildProcess:
             os.close(lifeline)
             os.close(done_writer)
         self.pid = self._child.pid
-        self._tree = ProcessTree(self.pid, whole_group=True)
+        self.tree = ProcessTree(self.pid, whole_group=True)
 
     @property
     def ended(self) -> bool:
@@ -152,23 +152,14 @@ class ChildProcess:
                 return True
             ticker.tick(now)
 
-    def stop(self) -> list[int]:
-        """Stop the child and its descendants (SIGSTOP), and wait until the child has stopped.
-
-        Returns the ids of descendants that are new since the last stop.
-        """
-        found = self._tree.stop()
+    def await_stop(self) -> None:
+        """Wait until the child has stopped or ended after a SIGSTOP to ``tree``."""
         with contextlib.suppress(ChildProcessError):  # it has ended, and was waited for
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        return found
-
-    def resume(self) -> None:
-        """Let the stopped child and its descendants continue (SIGCONT)."""
-        self._tree.resume()
 
     def close(self, *, timed_out: bool = False) -> ProcessExit:
         """Kill the child and its descendants, wait for the child, and return how it ended."""
-        self._tree.kill()
+        self.tree.kill()
         self._child.wait()
         self._close_pipes()
         wall = time.monotonic() - self.started

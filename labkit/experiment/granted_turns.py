@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_protocol import VERSION, Channel, Message
+from labkit.workload.arm_clock import ArmClock, LiveClock
 from labkit.workload.turn_order import Part, Round
 
 
@@ -23,18 +24,29 @@ class GrantedTurns:
         The connection to the coordinator.
     timer
         The stage timer, which pauses while this process waits for a turn.
+    stopped_s
+        Returns the seconds for which this process has been stopped so far.
     """
 
     other_processes = True
 
-    def __init__(self, channel: Channel, timer: StageTimer) -> None:
+    def __init__(self, channel: Channel, timer: StageTimer, stopped_s: Callable[[], float]) -> None:
         self._channel = channel
         self._timer = timer
+        self._stopped_s = stopped_s
         self.slice_s = 0.0  # of the current turn
+
+    def clock(self) -> ArmClock:
+        """Return a clock that stands still while this process is stopped."""
+        return LiveClock(self._stopped_s)
 
     def wait_to_load(self) -> None:
         """Tell the coordinator that this process has started, and wait until it may load."""
         self._ask("hello", VERSION, "load")
+
+    def wait_to_warm_up(self) -> None:
+        """Tell the coordinator that this process has loaded, and wait until it may warm up."""
+        self._ask("loaded", None, "warm_up")
 
     def _ask(self, verb: str, value: Any, *answers: str) -> Message:
         """Send a message, and return the reply, which must have one of the verbs ``answers``."""

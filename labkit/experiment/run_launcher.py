@@ -187,22 +187,23 @@ class ProcessLauncher:
         commands = {
             run.arm: LiveCommand(
                 (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
-                _environment(cell.arm(run.arm)).variables | status.environment,
+                _environment(cell.arm(run.arm)).variables,
                 cell.paths.log(run),
+                status,
                 _paused_servers(cell.arm(run.arm)),
-                (status.fd,),
             )
             for run, status in zip(runs, statuses, strict=True)
         }
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
         engines = [_engine(cell.arm(run.arm)) for run in runs]
-        long = in_process_rules.compute_between_steps(engines)
+        long = in_process_rules.use_servers(engines)
         return turn_coordinator.run(
             commands,
             order=order,
             timeout_s=cell.design.timeout_s,
             on_tick=tick,
             slice_s=LONG_SLICE_S if long else SLICE_S,
+            load_together=not in_process_rules.size_pools_by_free_memory(engines),
         )
 
     def _command(self, arm: Arm) -> list[str]:

@@ -1,6 +1,6 @@
 """A live set: one process per arm of a block. All are alive, but only one works at a time.
 
-The processes are started together. They load and warm up one after the other, take turns in the
+The processes are started and load together. They warm up one after the other, take turns in the
 order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
 process has no turn, it is stopped with all its descendants (SIGSTOP), so that neither its idle
 threads, nor a step that it computes ahead, nor a process that it has started takes time from
@@ -9,6 +9,10 @@ set. The unit of inference is the set, just as it is the process if all arms sha
 
 An arm whose process ends has no further turns; the others finish. The coordinator runs in the
 parent's process. It waits with ``select`` while a worker works.
+
+A process's clock (:class:`labkit.workload.arm_clock.LiveClock`) stands still while the process is
+stopped, and runs otherwise. What an arm computes between two steps, in another thread or in its
+server, takes time on this clock, and is interrupted by the end of a turn without loss.
 
 However the coordinator ends, the workers are killed, even stopped ones, and servers that labkit did
 not start continue. After a signal or an error the coordinator does this itself. If the coordinator
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,17 +42,20 @@ from labkit.experiment.child_process import (
 )
 from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.experiment.turn_protocol import VERSION, Channel, Message, ProtocolError
+from labkit.experiment.worker_status import SharedStatus
 from labkit.machine.orphan_cleanup import OrphanCleanup
 from labkit.machine.process_tree import ProcessTree
+from labkit.machine.thread_placement import ThreadPlacement
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
 # The seconds of a slice: as long as in one process. With chat on model=tiny (two cores, 24 or 64
 # requests), the paired differences of two arms varied from set to set by 2.2 % (root mean square,
 # four studies of six sets). With slices of 0.1 s they varied by 3.3 %.
 SLICE_S = 0.03
-# The seconds of a slice if an arm computes between steps. Such an arm loses the overlap of a step
-# at the end of every slice, so its slices hold more steps.
+# The seconds of a slice if an arm is a server. Several processes must wake up at the beginning of
+# its slices: with slices of 0.03 s, labkit's server had 12 % less throughput.
 LONG_SLICE_S = 0.1
+TURNS_PER_PLACEMENT = 5
 
 
 @dataclass(frozen=True)
@@ -56,14 +64,14 @@ class LiveCommand:
 
     ``servers``: the ids of server processes that labkit did not start. They and their descendants
     are stopped together with the worker, but never killed.
-    ``pass_fds``: further file descriptors that the worker inherits.
+    ``status``: memory that the worker inherits; the durations of its stops are written to it.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
+    status: SharedStatus
     servers: tuple[int, ...] = ()
-    pass_fds: tuple[int, ...] = ()
 
 
 class LiveWorker:
@@ -78,15 +86,17 @@ class LiveWorker:
             turns = ("--turns", str(theirs.fileno()))
             self._child = ChildProcess(
                 (*command.command, *turns),
-                environment=command.environment,
+                environment={**command.environment, **command.status.environment},
                 log=command.log,
-                pass_fds=(theirs.fileno(), *command.pass_fds),
+                pass_fds=(theirs.fileno(), command.status.fd),
             )
         cleanup.kill(self._child.pid)
         self._servers = [ProcessTree(pid, whole_group=False) for pid in command.servers]
         for pid in command.servers:
             cleanup.resume(pid)
         self._cleanup, self._watched = cleanup, [self._child.pid, *command.servers]
+        self._status = command.status
+        self._stopped_at: float | None = None
         self._channel = Channel(own)
         self._left_s = timeout_s  # working time that is left
         self.ending: ProcessExit | None = None
@@ -96,22 +106,25 @@ class LiveWorker:
         """Whether the process has not ended."""
         return self.ending is None
 
-    def ask(self, verb: str, value: Any, signals: InterruptSignals, ticker: Ticker) -> Message:
-        """Send a message, let the process continue until it answers, and stop it again.
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the process and of its descendants."""
+        return self._child.tree.pids
+
+    def send(self, verb: str, value: Any = None) -> None:
+        """Send a message and let the process continue."""
+        with contextlib.suppress(OSError):  # the process has ended
+            self._channel.send(verb, value)
+        self._resume()
+
+    def answer(self, signals: InterruptSignals, ticker: Ticker) -> Message:
+        """Wait for the next message, and stop the process.
 
         Returns
         -------
         Message
             The answer; ``("ended", None)`` if the process has ended.
         """
-        self._resume_servers()
-        self._child.resume()
-        with contextlib.suppress(OSError):  # the process has ended
-            self._channel.send(verb, value)
-        return self.answer(signals, ticker)
-
-    def answer(self, signals: InterruptSignals, ticker: Ticker) -> Message:
-        """Wait for the next message, and stop the process."""
         start = time.monotonic()
         fds = [self._channel.fileno()]
         timed_out = self._child.wait(start + self._left_s, signals, ticker, fds)
@@ -127,17 +140,28 @@ class LiveWorker:
 
     def _stop(self) -> None:
         """Stop the process and its servers, and register their new descendants for the cleanup."""
-        for pid in self._child.stop():
+        for tree in (self._child.tree, *self._servers):
+            tree.signal(signal.SIGSTOP)
+        self._stopped_at = time.perf_counter()
+        self._child.await_stop()
+        for pid in self._child.tree.stop_new():
             self._cleanup.kill(pid)
             self._watched.append(pid)
         for server in self._servers:
-            for pid in server.stop():
+            for pid in server.stop_new():
                 self._cleanup.resume(pid)
                 self._watched.append(pid)
 
-    def _resume_servers(self) -> None:
-        for server in self._servers:
-            server.resume()
+    def _resume(self) -> None:
+        """Let the process and its servers continue, after the duration of the stop is written."""
+        trees = (*self._servers, self._child.tree)
+        for tree in trees:
+            tree.search()
+        if self._stopped_at is not None:
+            self._status.add_stop(time.perf_counter() - self._stopped_at)
+            self._stopped_at = None
+        for tree in trees:
+            tree.signal(signal.SIGCONT)
 
     def _wait_for_the_end(
         self, timed_out: bool, start: float, signals: InterruptSignals, ticker: Ticker
@@ -156,7 +180,8 @@ class LiveWorker:
         """Kill the process and its descendants if it is alive, and note how it ended."""
         if self.ending is None:
             self._channel.close()
-            self._resume_servers()
+            for server in self._servers:
+                server.resume()
             self.ending = self._child.close(timed_out=timed_out)
             for pid in self._watched:
                 self._cleanup.release(pid)
@@ -168,13 +193,15 @@ class LiveSet:
     Parameters
     ----------
     workers
-        The workers by the name of their arm, in the order in which they load.
+        The workers by the name of their arm, in the order in which they were started.
     order
         Random stream for the order of turns.
     on_tick
         Called about once a second.
     slice_s
         Seconds of a slice.
+    load_together
+        Whether the processes load at the same time.
     """
 
     def __init__(
@@ -184,6 +211,7 @@ class LiveSet:
         signals: InterruptSignals,
         on_tick: Callable[[], None],
         slice_s: float = SLICE_S,
+        load_together: bool = True,
     ) -> None:
         self._names = list(workers)
         self._workers = list(workers.values())
@@ -191,15 +219,28 @@ class LiveSet:
         self._signals = signals
         self._on_tick = on_tick
         self._slice_s = slice_s
+        self._load_together = load_together
+        self._placement = ThreadPlacement()
+        self._turns = [0] * len(self._workers)
         self._ticker = Ticker(self._tick)
         self._active_arm: int | None = None  # the arm that has the turn
 
     def run(self) -> None:
         """Greet the workers, let them load, grant all turns, and wait for every process to end."""
         self._greet()
-        answers = {arm: self._ask(arm, "load") for arm in range(len(self._workers))}
+        loaded = [arm for arm, answer in self._load().items() if answer[0] != "ended"]
+        answers = {arm: self._ask(arm, "warm_up") for arm in loaded}
         while answers := {arm: one for arm, one in answers.items() if one[0] != "ended"}:
             answers = self._take_stage(answers)
+
+    def _load(self) -> dict[int, Message]:
+        """Let all workers load, together or one after the other; return their answers by arm."""
+        arms = range(len(self._workers))
+        if self._load_together:
+            for arm in arms:
+                self._send(arm, "load")
+            return {arm: self._answer(arm) for arm in arms}
+        return {arm: self._ask(arm, "load") for arm in arms}
 
     def _greet(self) -> None:
         """Wait until all processes have started, and check that they use this protocol."""
@@ -226,10 +267,18 @@ class LiveSet:
 
     def _ask(self, arm: int, verb: str, value: Any = None) -> Message:
         """Send a message to a worker and return its answer; ``("ended", None)`` if it has ended."""
+        self._send(arm, verb, value)
+        return self._answer(arm)
+
+    def _send(self, arm: int, verb: str, value: Any = None) -> None:
+        """Send a message to a worker, unless it has ended."""
+        if self._workers[arm].alive:
+            self._workers[arm].send(verb, value)
+
+    def _answer(self, arm: int) -> Message:
+        """Return a worker's answer; ``("ended", None)`` if it has ended."""
         worker, self._active_arm = self._workers[arm], arm
-        if not worker.alive:
-            return "ended", None
-        return worker.ask(verb, value, self._signals, self._ticker)
+        return worker.answer(self._signals, self._ticker) if worker.alive else ("ended", None)
 
     def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
         """Run the stage that the workers are ready for, and return their next answers by arm.
@@ -240,6 +289,7 @@ class LiveSet:
         verbs = {verb for verb, _ in answers.values()}
         if verbs == {"parts"}:
             self._take_rounds({arm: dict(parts) for arm, parts in values.items()})
+            self._release_threads()
             return {arm: self._ask(arm, "end") for arm in self._shuffled(answers)}
         if verbs == {"slices"}:
             return self._take_slices(list(answers))
@@ -259,7 +309,19 @@ class LiveSet:
             parts.append(Part(name, counts[arms[0]][name], arms))
         for now in RandomTurnOrder(self._order).rounds(parts):
             for arm, position in now.turns:
-                self._ask(arm, "turn", [parts[now.part].name, position])
+                self._grant_turn(arm, [parts[now.part].name, position])
+
+    def _grant_turn(self, arm: int, value: Any) -> Message:
+        """Grant a turn, after the arm's busiest threads have been placed, and return the answer."""
+        if self._workers[arm].alive and self._turns[arm] % TURNS_PER_PLACEMENT == 0:
+            self._placement.place(arm, self._workers[arm].pids)
+        self._turns[arm] += 1
+        return self._ask(arm, "turn", value)
+
+    def _release_threads(self) -> None:
+        """Let the threads of all arms run on every core again."""
+        for arm, worker in enumerate(self._workers):
+            self._placement.release(arm, worker.pids)
 
     def _take_slices(self, arms: Sequence[int]) -> dict[int, Message]:
         """Grant slices until every arm has finished, and return the arms' last answers."""
@@ -269,9 +331,10 @@ class LiveSet:
             return [arm for arm in arms if self._workers[arm].alive and arm not in finished]
 
         for arm in RandomTurnOrder(self._order).slices(unfinished):
-            answer = self._ask(arm, "turn", self._slice_s)
+            answer = self._grant_turn(arm, self._slice_s)
             if answer[0] != "done":
                 finished[arm] = answer
+        self._release_threads()
         return {arm: finished[arm] for arm in arms if arm in finished}
 
     def _exchange(self, values: Mapping[int, Sequence[Any]]) -> dict[int, Message]:
@@ -295,13 +358,14 @@ def run(
     timeout_s: float,
     on_tick: Callable[[], None],
     slice_s: float = SLICE_S,
+    load_together: bool = True,
 ) -> list[ProcessExit]:
     """Run the processes of a set to their ends; return how each ended, ordered as ``commands``.
 
     Parameters
     ----------
     commands
-        By arm, in the order in which the processes load.
+        By arm, in the order in which the processes are started.
     order
         Random stream for the order of turns.
     timeout_s
@@ -310,6 +374,8 @@ def run(
         Called about once a second.
     slice_s
         Seconds of a turn of an engine or a server.
+    load_together
+        Whether the processes load at the same time, or one after the other.
 
     Raises
     ------
@@ -327,7 +393,7 @@ def run(
             for name, command in commands.items():
                 workers[name] = LiveWorker(command, timeout_s, cleanup)
                 stack.callback(workers[name].close)
-            LiveSet(workers, order, signals, on_tick, slice_s).run()
+            LiveSet(workers, order, signals, on_tick, slice_s, load_together).run()
         endings = [worker.ending for worker in workers.values() if worker.ending is not None]
         await_signal_of_job(endings, signals)
     signals.check()

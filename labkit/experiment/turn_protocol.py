@@ -7,8 +7,10 @@ In the order of a run::
 
     worker                          coordinator
 
-    ["hello", 1]                                            its version of the protocol
-                                    ["load", null]          load and warm up
+    ["hello", 2]                                            its version of the protocol
+                                    ["load", null]          load, perhaps while others load
+    ["loaded", null]
+                                    ["warm_up", null]
     ["parts", [["decode", 30]]]                             kernels: each part's name and rounds
                                     ["turn", ["decode", 2]] one round of a part, in third position
     ["done", null]
@@ -37,7 +39,7 @@ from typing import Any
 
 from labkit.experiment import StudyError
 
-VERSION = 1
+VERSION = 2
 READ_BYTES = 1 << 16
 
 Message = tuple[str, Any]  # verb, value

@@ -80,9 +80,10 @@ def perform(
     arms = [read_arm(path) for path in arm_paths]
     timer = StageTimer(spawned_ns)
     timer.seconds["startup"] = timer.since_spawn()
-    granted = None if turns is None else GrantedTurns(turns, timer)
+    status = WorkerStatus.from_environment()
+    granted = None if turns is None else GrantedTurns(turns, timer, status.stopped_s)
     records = list(map(_new_record, arms, arm_paths, run_paths))
-    process = WorkerProcess(records, arms, timer, granted, WorkerStatus.from_environment())
+    process = WorkerProcess(records, arms, timer, granted, status)
     records = process.run()
     _store_outputs(outputs_dir, process.output_values)
     traces = zip(records, process.step_traces, strict=True)

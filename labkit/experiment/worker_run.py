@@ -95,13 +95,8 @@ class WorkerProcess:
             shared.set(environment=fingerprint.take())
         with shared.stage("numba"):
             probe = self._start_probe()
-        if self.granted is not None:
-            self.granted.wait_to_load()
-        with shared.stage("probe"):
-            shared.set(probe={"before": probe.time()})
         measurements = self._measure(probe)
-        with shared.stage("probe"):
-            shared.set(probe={**shared.record.probe, "after": probe.time()})
+        self._time_probe(probe, "after")
         self._measure_peak_rates()
         for run, measurement in zip(self.runs, measurements, strict=True):
             run.draft.add_measurement(measurement, run.arm)
@@ -109,10 +104,17 @@ class WorkerProcess:
     def _measure(self, probe: Any) -> Sequence[Measurement]:
         """Load the arms, warm up, measure and close them. MLX is tested before and after."""
         shared, show = self.shared, self.status.show
+        if self.granted is None:
+            self._time_probe(probe, "before")
+        else:
+            self.granted.wait_to_load()
         show("loading")
         with shared.stage("load"):
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
         try:
+            if self.granted is not None:
+                self.granted.wait_to_warm_up()
+                self._time_probe(probe, "before")  # not while other arms load
             self._test_known_answers()
             show("warming up")
             with shared.stage("warm_up"):
@@ -125,6 +127,10 @@ class WorkerProcess:
         finally:
             arms.close()
         return measurements
+
+    def _time_probe(self, probe: Any, when: str) -> None:
+        with self.shared.stage("probe"):
+            self.shared.set(probe={**self.shared.record.probe, when: probe.time()})
 
     def prepare(self) -> None:
         """Compile, build and cache what the arms' runs need, without measuring."""

@@ -5,6 +5,9 @@ microsecond, makes no system call, and is still there after the process has died
 The parent reads it about once a second for the progress line, and once after the process has ended
 to name the arm that had the turn.
 
+In the other direction, the parent writes for how long it has stopped the worker. It does so while
+the worker is stopped. So every thread of the worker sees the whole stop in its first read after it.
+
 The file descriptor of the memory is in the environment variable ``LABKIT_STATUS_FD``. A worker of
 an older version ignores the variable, and a worker without it writes to memory of its own.
 """
@@ -19,6 +22,8 @@ from types import TracebackType
 
 VARIABLE = "LABKIT_STATUS_FD"
 SIZE = 256  # bytes
+STOPPED = struct.Struct("<d")  # seconds
+STOPPED_START = SIZE - STOPPED.size
 TURN = struct.Struct("<i")  # 1 + the index of the arm among the process's arms; 0: no arm
 TEXT_LENGTH = struct.Struct("<H")
 TEXT_START = TURN.size + TEXT_LENGTH.size
@@ -46,9 +51,14 @@ class WorkerStatus:
 
     def show(self, text: str) -> None:
         """Replace the text that says what the worker does, for example ``8 of 32 requests``."""
-        content = text.encode("ascii", "replace")[: SIZE - TEXT_START]
+        content = text.encode("ascii", "replace")[: STOPPED_START - TEXT_START]
         TEXT_LENGTH.pack_into(self._memory, TURN.size, len(content))
         self._memory[TEXT_START : TEXT_START + len(content)] = content
+
+    def stopped_s(self) -> float:
+        """Return the seconds for which the parent has stopped this process so far."""
+        (seconds,) = STOPPED.unpack_from(self._memory, STOPPED_START)
+        return float(seconds)
 
 
 class SharedStatus:
@@ -92,5 +102,10 @@ class SharedStatus:
     def text(self) -> str:
         """What the worker does, in a few words; empty before it has said so."""
         (length,) = TEXT_LENGTH.unpack_from(self._memory, TURN.size)
-        content = self._memory[TEXT_START : TEXT_START + min(length, SIZE - TEXT_START)]
+        content = self._memory[TEXT_START : TEXT_START + min(length, STOPPED_START - TEXT_START)]
         return content.decode("ascii", "replace")
+
+    def add_stop(self, seconds: float) -> None:
+        """Add the duration of a stop, before the worker continues."""
+        (before,) = STOPPED.unpack_from(self._memory, STOPPED_START)
+        STOPPED.pack_into(self._memory, STOPPED_START, before + seconds)

@@ -39,16 +39,25 @@ class ProcessTree:
             self._root.append(psutil.Process(pid))
         self._descendants: dict[int, psutil.Process] = {}
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the root and of the descendants that were found so far."""
+        return [self.pid, *self._descendants]
+
     def stop(self) -> list[int]:
-        """Stop all processes (SIGSTOP) and return the ids of descendants found for the first time.
+        """Stop all processes (SIGSTOP), and return the ids of new descendants."""
+        self.signal(signal.SIGSTOP)
+        return self.stop_new()
+
+    def stop_new(self) -> list[int]:
+        """Stop descendants that were not known before, and return their ids.
 
         A process may start another one just before it stops, so the search is repeated until it
         finds no further process.
         """
-        self._signal(signal.SIGSTOP)
         found: list[int] = []
         for _ in range(MAX_ROUNDS):
-            new = self._search()
+            new = self.search()
             if not new:
                 break
             found += new
@@ -58,15 +67,15 @@ class ProcessTree:
 
     def resume(self) -> None:
         """Let all processes continue (SIGCONT)."""
-        self._search()
-        self._signal(signal.SIGCONT)
+        self.search()
+        self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill all processes (SIGKILL)."""
         self.stop()
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
         """Send a signal to the root, to its group, and to all descendants found so far."""
         if self._whole_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -74,7 +83,7 @@ class ProcessTree:
         for process in [*self._root, *self._descendants.values()]:
             _send(process, number)
 
-    def _search(self) -> list[int]:
+    def search(self) -> list[int]:
         """Find the descendants that exist now, and return the ids of the new ones."""
         alive = {pid: one for pid, one in self._descendants.items() if one.is_running()}
         roots = [one.pid for one in self._root if one.is_running()]

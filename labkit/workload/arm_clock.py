@@ -1,4 +1,9 @@
-"""The clock of one arm, which runs only during its turns."""
+"""The clock of one arm, which runs only during its turns.
+
+Arms that share a process have an ``ArmClock`` each. An arm with a process of its own that takes
+turns with others has a ``LiveClock``: what the process computes between two steps, in another
+thread or in a server that it has started, takes time on this clock, too.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +49,34 @@ class ArmClock:
             yield
         finally:
             self._turns = self(), None
+
+
+class LiveClock(ArmClock):
+    """The clock of a process that is stopped between its turns; it runs unless that is the case.
+
+    Parameters
+    ----------
+    stopped_s
+        Returns the seconds for which the process has been stopped so far.
+    base
+        A clock that runs on while the process is stopped; returns seconds.
+    """
+
+    def __init__(
+        self, stopped_s: Callable[[], float], base: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(base)
+        self._stopped_s = stopped_s
+
+    def __call__(self) -> float:
+        """Return the seconds for which the process could run."""
+        while True:
+            stopped_s = self._stopped_s()
+            now = self._base() - stopped_s
+            if self._stopped_s() == stopped_s:  # else the process was stopped between two reads
+                return now
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Do nothing, because the clock runs during the whole turn."""
+        yield

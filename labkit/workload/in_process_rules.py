@@ -36,18 +36,14 @@ def live_requests(engines: Sequence[Engine]) -> str | None:
     return _first((*OF_A_MACHINE, _kept_servers), engines)
 
 
-def compute_between_steps(engines: Sequence[Engine]) -> bool:
-    """Return whether one of these engines may compute after a step has returned.
+def use_servers(engines: Sequence[Engine]) -> bool:
+    """Return whether one of these engines is a server in another process."""
+    return any(engine.name == "openai" for engine in engines)
 
-    Such an engine loses time at the end of every turn: a step in flight is waited for, or a server
-    is stopped in the middle of one.
-    """
-    return any(
-        engine.name in ("mlx_lm", "openai")
-        or engine.pipeline is Pipeline.overlap
-        or is_class_path(engine.name)
-        for engine in engines
-    )
+
+def size_pools_by_free_memory(engines: Sequence[Engine]) -> bool:
+    """Return whether one of these engines sizes its pool by the memory that is free at load."""
+    return _live_budget(engines) is not None
 
 
 def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
@@ -138,7 +134,7 @@ def _live_budget(engines: Sequence[Engine]) -> str | None:
 
 
 def _no_server(engines: Sequence[Engine]) -> str | None:
-    if all(engine.name != "openai" for engine in engines):
+    if not use_servers(engines):
         return None
     return (
         "engine=openai: a server is a separate process that would compute during other arms' turns"

@@ -134,16 +134,21 @@ class InterleavedServing:
         return stalled[first : first + len(progress)]
 
     def _run_slice(self, arm: ServingArm, progress: ServingProgress) -> None:
-        """Run engine steps until the slice's time is over or all requests have ended."""
+        """Run engine steps until the slice's time is over or all requests have ended.
+
+        A step in flight is waited for only if another arm of this process is next. A process that
+        is stopped between its turns goes on with the step in its next turn.
+        """
         clock, generator = arm.clock, progress.generator
         end = clock() + self._order.slice_s
         while not generator.done and clock() < end:
             with clock.running():
-                stepped = generator.step()
+                stepped = generator.step(end)
             if stepped:
                 progress.tokens.append(arm.session.computed_tokens())
-        with clock.running():
-            arm.session.drain()
+        if not self._order.other_processes:
+            with clock.running():
+                arm.session.drain()
 
     def close(self) -> None:
         """Close every arm's engine."""

@@ -144,8 +144,10 @@ class LoadGenerator:
         while not self.done:
             self.step()
 
-    def step(self) -> bool:
+    def step(self, until: float = math.inf) -> bool:
         """Send the requests that are due and run one engine step; wait if the engine is idle.
+
+        ``until``: the time on the clock at which to stop waiting for a server.
 
         Returns
         -------
@@ -167,7 +169,7 @@ class LoadGenerator:
             return False
         self.cpu_s += time.thread_time() - cpu
         if self._remote is not None:
-            self._remote.wait(self._until_due())
+            self._remote.wait(min(self._until_due(), max(0.0, until - self._clock())))
         start = self._clock()
         events = self._run_engine()
         cpu, now = time.thread_time(), self._clock()

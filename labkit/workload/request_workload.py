@@ -77,15 +77,14 @@ class RequestKind:
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models."""
         from labkit.engine.shared_models import SharedModels
-        from labkit.workload.arm_clock import ArmClock
         from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
 
-        models, arms = SharedModels(), dict[int, ServingArm]()
+        models, arms, order = SharedModels(), dict[int, ServingArm](), context.turn_order
         loading = list(range(len(experiments)))
         context.order.shuffle(loading)
         try:
             for index in loading:
-                clock = ArmClock()
+                clock = order.clock()
                 with context.turn(index):
                     session = self._session(experiments[index], context.seed, models, clock)
                     arms[index] = ServingArm(session, clock)
@@ -93,7 +92,7 @@ class RequestKind:
             for arm in arms.values():
                 arm.session.close()
             raise
-        return InterleavedServing([arms[i] for i in sorted(arms)], context.turn_order, context.turn)
+        return InterleavedServing([arms[i] for i in sorted(arms)], order, context.turn)
 
     def _session(
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock

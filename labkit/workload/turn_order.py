@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from labkit.workload.arm_clock import ArmClock
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -52,6 +54,9 @@ class TurnOrder(Protocol):
     def other_processes(self) -> bool:
         """Whether arms of other processes have turns as well."""
 
+    def clock(self) -> ArmClock:
+        """Return a new clock that runs during an arm's turns."""
+
     def rounds(self, parts: Sequence[Part]) -> Iterator[Round]:
         """Yield every round. The turns of a round are over when the next round is requested."""
 
@@ -85,6 +90,10 @@ class RandomTurnOrder:
 
     def __init__(self, order: random.Random) -> None:
         self._order = order
+
+    def clock(self) -> ArmClock:
+        """Return a clock that stands still between turns; see ``TurnOrder``."""
+        return ArmClock()
 
     def rounds(self, parts: Sequence[Part]) -> Iterator[Round]:
         """Yield all rounds; see ``TurnOrder``."""

@@ -207,6 +207,15 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     )
 
 
+def test_no_correlation_is_given_for_rows_with_a_run_that_has_no_probe(make_cell):
+    def without_one(record):
+        record = with_probe()(record)
+        return replace(record, probe={}) if record.run.startswith("b01-p01") else record
+
+    analysis = analyse(make_cell("a/x", change=without_one))
+    assert probe_correlations(analysis) == [] and sensitivity_results(analysis) == []
+
+
 def test_results_without_disturbed_blocks_are_shown_beside_the_verdicts(make_cell):
     analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
     assert set(disturbed_blocks(analysis.data.records)) == {1}

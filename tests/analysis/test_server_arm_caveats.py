@@ -52,6 +52,22 @@ def test_a_faultless_server_without_token_ids_has_one_caveat():
     assert healthy([run()]).status == "pass"
 
 
+@pytest.mark.parametrize("missing", ["server", "client"])
+def test_an_arm_without_notes_on_both_server_and_client_is_no_server(missing):
+    engine = {"server": SERVER, "client": CLIENT, missing: None}
+    record = replace(run(), notes={"engine": engine})
+    assert server_arm_caveats.server_and_client(record) is None
+    assert list(server_arm_caveats.lateness_errors(record)) == []
+
+
+def test_cached_tokens_are_not_judged_without_the_workload_s_sharing():
+    record = run(server={"identity": "token ids"}, **{"tokens.cached": 80.0})
+    (line,) = server_arm_caveats.caveats([record])
+    assert "hit the server's cache" in line
+    notes = {"engine": record.notes["engine"]}
+    assert list(server_arm_caveats.caveats([replace(record, notes=notes)])) == []
+
+
 @pytest.mark.parametrize(
     ("path", "key", "message"),
     [

@@ -9,8 +9,11 @@ import pytest
 from labkit import check
 from labkit.config import RESOLVERS
 from labkit.conformance import attention_checks
+from labkit.conformance.conformance_check import ContractError
 from labkit.conformance.engine_checks import _reference, engine_checks
 from labkit.conformance.workload_checks import source_checks, workload_checks
+from labkit.engine.attention import resolvers
+from labkit.kernel_constants import BQ
 
 NUMBERS = itertools.count()
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -218,3 +221,28 @@ def test_the_reference_is_mlx_lm_unless_it_lacks_an_option(compose, monkeypatch,
     monkeypatch.setattr("labkit.engine.create", lambda engine, path: names.append(engine.name))
     _reference(lambda own: compose({**own, **options}))
     assert names == [name]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("find_token", "token 0 belongs to sequence 0, not 1"),
+        ("find_qblock", r"Q-block \[\(\d, \d+\)\] \(sequence, first row\)"),
+    ],
+)
+def test_a_resolver_that_finds_another_sequence_breaks_the_contract(method, message):
+    resolver = resolvers.create("seq_map")
+
+    class Shifted:
+        def __getattr__(self, name):
+            if name != method:
+                return getattr(resolver, name)
+
+            def find(*arguments):
+                sequence, *rest = getattr(resolver, method)(*arguments)
+                return ((sequence + 1) % 4 if sequence >= 0 else sequence, *rest)
+
+            return find
+
+    with pytest.raises(ContractError, match=message):
+        attention_checks._check_units([Shifted()], (BQ, 2 * BQ, BQ + 1, 1))

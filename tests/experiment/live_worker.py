@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from labkit.experiment.turn_protocol import VERSION, Channel
+from labkit.experiment.worker_status import WorkerStatus
 from labkit.machine import parent_death
 
 PARTS = [["a", 6], ["b", 3]]
@@ -34,7 +35,8 @@ def main() -> None:
     if do != "hang":  # it depends on the cleanup process alone
         parent_death.watch_parent(options.parent, options.lifeline)
     channel = Channel(socket.socket(fileno=options.turns))
-    log = {"turns": [], "ticks": [], "gathered": None}
+    status, start = WorkerStatus.from_environment(), time.monotonic()
+    log = {"stopped_s": None, "turns": [], "ticks": [], "gathered": None}
     if do == "fork":
         child = [sys.executable, __file__, "child", folder, name]
         subprocess.Popen(child, start_new_session=True)
@@ -47,6 +49,11 @@ def main() -> None:
         os.write(options.turns, b"not a message\n")
     channel.send("hello", VERSION + (do == "old"))
     channel.expect("load")
+    log["loaded"] = [time.monotonic()]
+    time.sleep(0.2)
+    log["loaded"].append(time.monotonic())
+    channel.send("loaded")
+    channel.expect("warm_up")
     if do == "slices":
         slices(channel, log, count=len(name))
     elif do == "stages":
@@ -58,6 +65,7 @@ def main() -> None:
         rounds(channel, log, do)
     if do == "fork":
         log["ticks"] = [float(at) for at in Path(folder, f"{name}.ticks").read_text().split()]
+    log["stopped_s"], log["alive_s"] = status.stopped_s(), time.monotonic() - start
     Path(folder, f"{name}.json").write_text(json.dumps(log))
     os._exit(0)
 

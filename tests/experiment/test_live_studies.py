@@ -42,26 +42,30 @@ def test_every_arm_of_a_block_has_its_process_its_log_and_its_record(make_cell, 
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "seconds"),
-    [("sync", turn_coordinator.SLICE_S), ("overlap", turn_coordinator.LONG_SLICE_S)],
+    ("engine", "slice_s", "together"),
+    [
+        ({"pipeline": "overlap"}, turn_coordinator.SLICE_S, True),
+        ({"name": "openai"}, turn_coordinator.LONG_SLICE_S, True),
+        ({"budget": {"policy": "vllm"}}, turn_coordinator.SLICE_S, False),
+    ],
 )
-def test_slices_are_longer_if_an_arm_computes_between_steps(
-    make_cell, launcher, replace, monkeypatch, pipeline, seconds
+def test_servers_have_longer_slices_and_pools_sized_by_free_memory_load_one_by_one(
+    make_cell, launcher, replace, monkeypatch, engine, slice_s, together
 ):
     sets = []
 
     def run(commands, **options):
-        sets.append((list(commands), options["slice_s"]))
+        sets.append((list(commands), options["slice_s"], options["load_together"]))
         raise StudyError("the set was started")
 
     monkeypatch.setattr(turn_coordinator, "run", run)
     cell = make_cell(isolation=Isolation.live)
-    last = replace(cell.arms[-1], config={**cell.arms[-1].config, "engine": {"pipeline": pipeline}})
+    last = replace(cell.arms[-1], config={**cell.arms[-1].config, "engine": engine})
     cell = replace(cell, arms=(*cell.arms[:-1], last))
     with pytest.raises(StudyError, match="the set was started"):
         run_cell(cell, launcher)
-    ((arms, slice_s),) = sets
-    assert len(arms) == 3 and slice_s == seconds
+    assert [len(arms) for arms, *_ in sets] == [3]
+    assert [options for _, *options in sets] == [[slice_s, together]]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from labkit.experiment.granted_turns import GrantedTurns
 from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.turn_coordinator import LiveCommand
 from labkit.experiment.turn_protocol import Channel, ProtocolError
+from labkit.experiment.worker_status import SharedStatus
 from labkit.workload.turn_order import Part, Round
 
 WORKER = Path(__file__).with_name("live_worker.py")
@@ -36,18 +37,20 @@ def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
             (sys.executable, str(WORKER), name, task, str(folder)),
             environment,
             folder / f"{name}.log",
+            SharedStatus(),
         )
         for name, task in tasks.items()
     }
 
 
-def run(folder: Path, timeout_s: float = 60.0, seed: int = 0, **tasks: str):
+def run(folder: Path, timeout_s: float = 60.0, seed: int = 0, load_together=True, **tasks: str):
     """Run a set, and return how its processes ended and what those that finished have logged."""
     endings = turn_coordinator.run(
         commands(folder, **tasks),
         order=random.Random(seed),
         timeout_s=timeout_s,
         on_tick=lambda: None,
+        load_together=load_together,
     )
     logs = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     return endings, logs
@@ -114,6 +117,22 @@ def test_slices_end_for_each_arm_alone_and_all_get_the_values_of_all(tmp_path):
     assert logs["yyyy"]["gathered"] == [["1 turns", "4 turns"], 1]
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_workers_load_together_or_one_after_the_other(tmp_path, together):
+    _, logs = run(tmp_path, load_together=together, x="rounds", y="rounds")
+    (_, first_end), (second_start, _) = sorted(log["loaded"] for log in logs.values())
+    assert (second_start < first_end) == together
+
+
+def test_a_worker_reads_for_how_long_it_was_stopped(tmp_path):
+    _, logs = run(tmp_path, x="rounds", y="rounds", z="rounds")
+    for name, log in logs.items():
+        others = [one for other, one in logs.items() if other != name]
+        others_s = sum(end - start for one in others for start, end, _ in one["turns"])
+        in_turn_s = sum(end - start for start, end, _ in log["turns"])
+        assert others_s < log["stopped_s"] < log["alive_s"] - in_turn_s
+
+
 def test_a_killed_worker_ends_alone(tmp_path):
     endings, logs = run(tmp_path, x="rounds", y="kill", z="rounds")
     assert [ending.signal_name for ending in endings] == [None, "SIGKILL", None]
@@ -129,7 +148,7 @@ def test_a_worker_that_hangs_in_its_turn_is_killed_when_its_own_time_is_over(tmp
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("old", "arm y: its worker uses version 2 of the turn protocol.* version 1"),
+        ("old", "arm y: its worker uses version 3 of the turn protocol.* version 2"),
         ("garbage", "not a message of the turn protocol: b'not a message'"),
     ],
 )
@@ -246,7 +265,7 @@ def test_a_worker_has_the_rounds_that_are_granted_and_its_timer_pauses_meanwhile
     start = time.monotonic()
     thread = coordinate(ends[1], granted)
     with timer.time("measure"):
-        order = GrantedTurns(ends[0], timer)
+        order = GrantedTurns(ends[0], timer, lambda: 0.0)
         rounds = list(order.rounds([Part("a", 1, (0,)), Part("b", 1, (0,))]))
     waited_s = time.monotonic() - start
     thread.join()
@@ -260,7 +279,7 @@ def test_a_worker_s_slices_end_when_it_has_finished(ends):
     thread = coordinate(
         ends[1], [("turn", 0.1), ("turn", 0.2), ("turn", 0.1), ("gathered", [[5, 6], 1])]
     )
-    order = GrantedTurns(ends[0], StageTimer(time.monotonic_ns()))
+    order = GrantedTurns(ends[0], StageTimer(time.monotonic_ns()), lambda: 0.0)
     seconds = []
     for arm in order.slices(lambda: [0] if left_over[0] else []):
         assert arm == 0

@@ -12,7 +12,14 @@ import pytest
 from labkit.experiment.child_process import EMPTY_LOG, crash_reason
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.run_launcher import _work_text
-from labkit.experiment.worker_status import SIZE, TEXT_START, VARIABLE, SharedStatus, WorkerStatus
+from labkit.experiment.worker_status import (
+    SIZE,
+    STOPPED_START,
+    TEXT_START,
+    VARIABLE,
+    SharedStatus,
+    WorkerStatus,
+)
 
 CODE = """
 import os, signal
@@ -56,7 +63,8 @@ def test_a_worker_without_a_parent_s_descriptor_has_memory_of_its_own(monkeypatc
     status.begin_turn(1)
     status.show("x" * 2 * SIZE)
     other = WorkerStatus.from_environment()
-    assert status._memory[:].endswith(b"x" * (SIZE - TEXT_START))
+    assert status._memory[:].endswith(b"x" * (STOPPED_START - TEXT_START) + bytes(8))
+    assert status.stopped_s() == 0
     assert other._memory[:] == bytes(SIZE)
 
 
@@ -107,3 +115,11 @@ def test_the_reason_of_a_crash_is_the_user_s_own_line(tmp_path, log, reason):
     path = tmp_path / "run.log"
     path.write_text(log)
     assert crash_reason(path) == reason
+
+
+def test_a_worker_reads_the_sum_of_its_stops():
+    with SharedStatus() as status:
+        worker = WorkerStatus(os.dup(status.fd))
+        status.add_stop(0.25)
+        status.add_stop(1.5)
+        assert worker.stopped_s() == 1.75 and status.text == ""

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from labkit import workload
-from labkit.config import Engine, Experiment, from_plain
-from labkit.workload import in_process_rules, kind_of
+from labkit.config import Experiment, from_plain
+from labkit.workload import kind_of
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 
@@ -215,19 +215,3 @@ def test_arms_that_differ_in_engine_options_share_a_process():
     simulated = {"budget": {"policy": "vllm", "machine": "sim_m1_pro_16gb"}}
     engines = [*ARMS.values(), {"threads": 1}, simulated]
     assert kind_of(experiment()).apart([experiment(**engine) for engine in engines]) is None
-
-
-@pytest.mark.parametrize(
-    ("other", "computes"),
-    [
-        ({}, False),
-        ({"name": "naive", "scheduler": STATIC, **PADDED}, False),
-        ({"pipeline": "overlap"}, True),
-        ({"name": "mlx_lm"}, True),
-        ({"name": "openai"}, True),
-        ({"name": "mine:Engine"}, True),
-    ],
-)
-def test_one_engine_that_computes_between_steps_is_enough(other, computes):
-    engines = [from_plain(Engine, engine) for engine in ({}, other)]
-    assert in_process_rules.compute_between_steps(engines) is computes

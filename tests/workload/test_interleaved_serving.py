@@ -13,7 +13,7 @@ import pytest
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
 from labkit.workload import step_time_spikes
-from labkit.workload.arm_clock import ArmClock
+from labkit.workload.arm_clock import ArmClock, LiveClock
 from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.serving_session import ServingSession
@@ -317,6 +317,57 @@ def test_a_server_s_times_are_its_arm_s_and_keep_what_looks_like_a_stall():
         assert "stalls" not in measured.notes
         steps = seats[0].session._engine.steps
         assert metrics(measured)["wall_s"] == pytest.approx(0.01 * (steps - 1) + 0.5, rel=0.05)
+
+
+def test_a_turn_ends_in_time_although_a_server_sends_nothing():
+    base, waits = Base(), []
+
+    class Silent(StubServer):
+        def wait(self, seconds):
+            waits.append(seconds)
+            base.now += seconds
+
+    seats = []
+    for _ in range(2):
+        clock = ArmClock(base)
+        engine = Silent(base, lambda step, live: 0.0)
+        session = ServingSession(engine, PROMPTS, chat(), seed=5, vocab_size=50, clock=clock)
+        seats.append(ServingArm(session, clock))
+    order = RandomTurnOrder(random.Random(1))
+    InterleavedServing(seats, order, lambda arm: nullcontext()).measure(lambda text: None)
+    assert len(waits) > 100 and max(waits) == pytest.approx(order.slice_s)
+
+
+class GrantedOrder(RandomTurnOrder):
+    """The order of turns of an arm that takes turns with arms of other processes."""
+
+    other_processes = True
+
+
+def test_what_a_live_arm_computes_ahead_goes_on_in_its_next_turn_and_takes_time_on_its_clock():
+    base, drained, stops = Base(), [], []
+    clock = LiveClock(lambda: sum(stops), base)
+    engine = StubEngine(base, lambda step, live: 0.01)
+    engine.drain = lambda: drained.append(base.now)
+    session = ServingSession(engine, PROMPTS, chat(), seed=5, vocab_size=50, clock=clock)
+
+    @contextmanager
+    def turn(arm):
+        stops.append(3.0)
+        base.now += 3.0  # the others' turns
+        yield
+        base.now += 0.001  # until the process is stopped
+
+    order = GrantedOrder(random.Random(1))
+    serving = InterleavedServing([ServingArm(session, clock)], order, turn)
+    serving.warm_up()
+    drained.clear()
+    stops.clear()
+    (measured,) = serving.measure(lambda text: None)
+    turns = len(stops) - 1  # the last one computes the metrics
+    assert not drained and turns > 5
+    expected = 0.01 * engine.steps + 0.001 * (turns - 1)
+    assert metrics(measured)["wall_s"] == pytest.approx(expected)
 
 
 def test_an_arm_that_is_done_drops_out():

@@ -23,7 +23,7 @@ from labkit.engine.openai.streamed_response import StreamedResponse
 from labkit.engine.request import Request, SamplingParams
 from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
-MEASURED_ROUNDS = 2  # after one warm-up round
+MEASURED_ROUNDS = 1  # after one warm-up round
 START_TIMEOUT_S, ROUND_TIMEOUT_S = 20.0, 20.0
 
 
