@@ -224,16 +224,24 @@ LIVE_ROUNDS, SLICES = 16, 40  # of each arm in a set
 class Worker:
     """A worker without a process: it counts its rounds or slices, and logs when they were."""
 
+    pids: tuple[int, ...] = ()
+
     def __init__(self, clock: list[int], slices: int | None) -> None:
         self.alive, self.clock, self.slices = True, clock, slices
+        self.next_answer = "hello", VERSION
         self.positions: list[int] = []
         self.moments: list[int] = []
 
     def answer(self, signals, ticker):
-        return "hello", VERSION
+        return self.next_answer
 
-    def ask(self, verb, value, signals, ticker):
+    def send(self, verb, value=None):
+        self.next_answer = self.react(verb, value)
+
+    def react(self, verb, value):
         if verb == "load":
+            return "loaded", None
+        if verb == "warm_up":
             return ("slices", None) if self.slices else ("parts", [["case", LIVE_ROUNDS]])
         if verb != "turn":
             self.alive = False
