@@ -40,9 +40,13 @@ class GrantedTurns:
         """Return a clock that stands still while this process is stopped."""
         return LiveClock(self._stopped_s)
 
+    def wait_to_probe(self) -> None:
+        """Tell the coordinator that this process has started, and wait until it may probe."""
+        self._ask("hello", VERSION, "probe")
+
     def wait_to_load(self) -> None:
-        """Tell the coordinator that this process has started, and wait until it may load."""
-        self._ask("hello", VERSION, "load")
+        """Tell the coordinator that this process has probed, and wait until it may load."""
+        self._ask("probed", None, "load")
 
     def wait_to_warm_up(self) -> None:
         """Tell the coordinator that this process has loaded, and wait until it may warm up."""

@@ -1,6 +1,6 @@
 """A live set: one process per arm of a block. All are alive, but only one works at a time.
 
-The processes are started and load together. They warm up one after the other, take turns in the
+The processes start and load together. They warm up one after the other, take turns in the
 order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
 process has no turn, it is stopped with all its descendants (SIGSTOP), so that neither its idle
 threads, nor a step that it computes ahead, nor a process that it has started takes time from
@@ -228,19 +228,21 @@ class LiveSet:
     def run(self) -> None:
         """Greet the workers, let them load, grant all turns, and wait for every process to end."""
         self._greet()
-        loaded = [arm for arm, answer in self._load().items() if answer[0] != "ended"]
-        answers = {arm: self._ask(arm, "warm_up") for arm in loaded}
+        arms = range(len(self._workers))
+        for arm in arms:
+            self._ask(arm, "probe")
+        self._load(arms)
+        answers = {arm: self._ask(arm, "warm_up") for arm in arms}
         while answers := {arm: one for arm, one in answers.items() if one[0] != "ended"}:
             answers = self._take_stage(answers)
 
-    def _load(self) -> dict[int, Message]:
-        """Let all workers load, together or one after the other; return their answers by arm."""
-        arms = range(len(self._workers))
-        if self._load_together:
-            for arm in arms:
+    def _load(self, arms: Sequence[int]) -> None:
+        """Let all workers load, together or one after the other."""
+        for together in [arms] if self._load_together else [[arm] for arm in arms]:
+            for arm in together:
                 self._send(arm, "load")
-            return {arm: self._answer(arm) for arm in arms}
-        return {arm: self._ask(arm, "load") for arm in arms}
+            for arm in together:
+                self._answer(arm)
 
     def _greet(self) -> None:
         """Wait until all processes have started, and check that they use this protocol."""

@@ -8,6 +8,8 @@ In the order of a run::
     worker                          coordinator
 
     ["hello", 2]                                            its version of the protocol
+                                    ["probe", null]         time the machine's probe
+    ["probed", null]
                                     ["load", null]          load, perhaps while others load
     ["loaded", null]
                                     ["warm_up", null]

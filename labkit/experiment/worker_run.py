@@ -95,6 +95,9 @@ class WorkerProcess:
             shared.set(environment=fingerprint.take())
         with shared.stage("numba"):
             probe = self._start_probe()
+        if self.granted is not None:
+            self.granted.wait_to_probe()
+        self._time_probe(probe, "before")
         measurements = self._measure(probe)
         self._time_probe(probe, "after")
         self._measure_peak_rates()
@@ -104,9 +107,7 @@ class WorkerProcess:
     def _measure(self, probe: Any) -> Sequence[Measurement]:
         """Load the arms, warm up, measure and close them. MLX is tested before and after."""
         shared, show = self.shared, self.status.show
-        if self.granted is None:
-            self._time_probe(probe, "before")
-        else:
+        if self.granted is not None:
             self.granted.wait_to_load()
         show("loading")
         with shared.stage("load"):
@@ -114,7 +115,6 @@ class WorkerProcess:
         try:
             if self.granted is not None:
                 self.granted.wait_to_warm_up()
-                self._time_probe(probe, "before")  # not while other arms load
             self._test_known_answers()
             show("warming up")
             with shared.stage("warm_up"):

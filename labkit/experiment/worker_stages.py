@@ -7,7 +7,7 @@ stage (key of a record's  work
 ``startup``               from the parent's spawn to the first line of the worker
 ``fingerprint``           facts about the machine and the software
 ``numba``                 start numba and its thread pool, load the probe's kernels
-``probe``                 time kernels that are the same for every arm; in a live set after ``load``
+``probe``                 time kernels that are the same for every arm
 ``load``                  memory limit, BLAS, threads, then the workload and every arm's engine
 ``canary``                check that MLX still computes known values
 ``warm_up``               unmeasured work, the same rule for every arm

@@ -19,23 +19,22 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 MIN_SHARE = 0.25  # of the busiest thread's CPU time; threads with less may run on any core
 LAST_CORE = 36  # index of the core in /proc/PID/task/TID/stat, counted after the name
 
 
-@dataclass
+@dataclass(frozen=True)
 class _ArmThreads:
-    """An arm's threads: their CPU time (ns) at the start, and the cores of those that are placed.
+    """The CPU time (ns) of an arm's threads at the start, and the masks that exclude cores.
 
-    ``restricted``: threads whose own affinity mask excludes cores. They are left alone.
+    Threads with one of these masks, also later ones that inherit it, are left alone.
     """
 
-    started: dict[int, int]
-    restricted: frozenset[int]
-    cores: dict[int, int] = field(default_factory=dict)
+    cpu_ns: dict[int, int]
+    own_masks: list[set[int]]
 
 
 class ThreadPlacement:
@@ -61,21 +60,28 @@ class ThreadPlacement:
         """
         if len(self._allowed) < 2:
             return
-        threads = [*_threads(pids)]
-        times = {thread: ns for thread in threads if (ns := _cpu_ns(thread)) is not None}
+        times = {thread: ns for thread in _threads(pids) if (ns := _cpu_ns(thread)) is not None}
         known = self._arms.get(arm)
         if known is None:
-            restricted = frozenset(t for t in times if _affinity(t) != self._allowed)
-            self._arms[arm] = _ArmThreads(times, restricted)
+            masks = [mask for thread in times if (mask := _affinity(thread)) is not None]
+            self._arms[arm] = _ArmThreads(times, [mask for mask in masks if mask != self._allowed])
             return
         used = {
-            thread: ns - known.started.get(thread, 0)
+            thread: ns - known.cpu_ns.get(thread, 0)
             for thread, ns in times.items()
-            if thread not in known.restricted
+            if self._may_place(thread, known)
         }
         busiest = _busiest(used, len(self._allowed))
-        known.cores = dict(zip(busiest, self._cores_for(busiest), strict=True))
-        self._apply(known, used)
+        self._apply(used, dict(zip(busiest, self._cores_for(busiest), strict=True)))
+
+    def _may_place(self, thread: int, known: _ArmThreads) -> bool:
+        """Return whether the thread may run on every core, or has a core from this object.
+
+        A thread inherits the mask of the thread that creates it, so a new one may have such a core.
+        """
+        mask = _affinity(thread)
+        placed = mask in [{core} for core in self._cores] and mask not in known.own_masks
+        return mask == self._allowed or placed
 
     def _cores_for(self, threads: list[int]) -> list[int]:
         """Return a core for each thread; new cores are those on which the threads ran last."""
@@ -85,24 +91,19 @@ class ThreadPlacement:
             self._cores.append(last if last in free else free[0])
         return self._cores[: len(threads)]
 
-    def _apply(self, known: _ArmThreads, threads: Iterable[int]) -> None:
-        """Set the affinity masks. Threads without a core of their own may run on every core.
-
-        A thread inherits the mask of the thread that creates it, so every mask is checked.
-        """
+    def _apply(self, threads: Iterable[int], cores: dict[int, int]) -> None:
+        """Set the affinity masks. Threads that are not in ``cores`` may run on every core."""
         for thread in threads:
-            core = known.cores.get(thread)
-            wanted = self._allowed if core is None else {core}
-            if _affinity(thread) != wanted:
+            mask = {cores[thread]} if thread in cores else self._allowed
+            if _affinity(thread) != mask:
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(thread, wanted)
+                    os.sched_setaffinity(thread, mask)
 
     def release(self, arm: int, pids: Iterable[int]) -> None:
         """Let the arm's threads run on every core again."""
         known = self._arms.pop(arm, None)
-        if known is not None and known.cores:
-            known.cores = {}
-            self._apply(known, [t for t in _threads(pids) if t not in known.restricted])
+        if known is not None:
+            self._apply([t for t in _threads(pids) if self._may_place(t, known)], {})
 
 
 def _busiest(used: dict[int, int], most: int) -> list[int]:

@@ -239,8 +239,8 @@ class Worker:
         self.next_answer = self.react(verb, value)
 
     def react(self, verb, value):
-        if verb == "load":
-            return "loaded", None
+        if verb in ("probe", "load"):
+            return f"{verb}ed", None
         if verb == "warm_up":
             return ("slices", None) if self.slices else ("parts", [["case", LIVE_ROUNDS]])
         if verb != "turn":

@@ -48,6 +48,8 @@ def main() -> None:
     if do == "garbage":
         os.write(options.turns, b"not a message\n")
     channel.send("hello", VERSION + (do == "old"))
+    channel.expect("probe")
+    channel.send("probed")
     channel.expect("load")
     log["loaded"] = [time.monotonic()]
     time.sleep(0.2)

@@ -133,6 +133,24 @@ def test_a_worker_reads_for_how_long_it_was_stopped(tmp_path):
         assert others_s < log["stopped_s"] < log["alive_s"] - in_turn_s
 
 
+def test_threads_are_placed_before_turns_and_released_after_them(tmp_path, monkeypatch):
+    calls = []
+
+    class Placement:
+        def place(self, arm, pids):
+            calls.append(("place", arm, len(pids) > 0))
+
+        def release(self, arm, pids):
+            calls.append(("release", arm, len(pids) > 0))
+
+    monkeypatch.setattr(turn_coordinator, "ThreadPlacement", Placement)
+    _, logs = run(tmp_path, x="rounds", y="rounds")
+    assert [len(log["turns"]) for log in logs.values()] == [9, 9]
+    placed = [("place", arm, True) for arm in (0, 1)] * 2  # at the first and the sixth turn
+    assert sorted(calls[:4]) == sorted(placed)
+    assert calls[4:] == [("release", 0, True), ("release", 1, True)]
+
+
 def test_a_killed_worker_ends_alone(tmp_path):
     endings, logs = run(tmp_path, x="rounds", y="kill", z="rounds")
     assert [ending.signal_name for ending in endings] == [None, "SIGKILL", None]
@@ -288,6 +306,13 @@ def test_a_worker_s_slices_end_when_it_has_finished(ends):
     assert order.gather([6]) == ([5, 6], 1)
     thread.join()
     assert seconds == [0.1, 0.2, 0.1]
+
+
+def test_a_worker_s_clock_excludes_its_stops(ends):
+    order = GrantedTurns(ends[0], StageTimer(time.monotonic_ns()), lambda: 1e6)
+    clock, now = order.clock(), time.perf_counter()
+    with clock.running():
+        assert now - 1e6 <= clock() <= time.perf_counter() - 1e6
 
 
 def test_a_worker_without_a_coordinator_says_so(ends):

@@ -89,6 +89,15 @@ def test_a_thread_that_inherits_a_core_from_its_creator_may_run_on_all(start):
     assert masks(threads)[2] == set(CORES)
 
 
+def test_a_mask_of_its_own_is_kept_although_other_arms_have_the_same_core(start):
+    placement, threads = ThreadPlacement(), start("restricted")
+    placed(placement, 0, threads[0])
+    other = start()
+    placed(placement, 1, other[0])  # gets both cores
+    placement.place(0, [threads[0]])
+    assert masks(threads) == [{CORES[-1]}] * 3
+
+
 def test_the_busiest_are_ranked_by_time_and_ordered_by_creation():
     used = {9: 500, 3: 400, 5: 90, 7: 130, 8: 0}
     assert thread_placement._busiest(used, 2) == [3, 9]
@@ -97,6 +106,10 @@ def test_the_busiest_are_ranked_by_time_and_ordered_by_creation():
 
 
 def test_processes_that_have_ended_are_ignored(start):
-    placement = ThreadPlacement()
-    placed(placement, 0, 2**22 + 1)
-    placement.release(0, [2**22 + 1])
+    placement, (pid, *_) = ThreadPlacement(), start()
+    placement.place(0, [2**22 + 1, pid])
+    time.sleep(0.3)
+    placement.place(0, [2**22 + 1, pid])
+    assert len(os.sched_getaffinity(pid)) == 1
+    placement.release(0, [2**22 + 1, pid])
+    assert os.sched_getaffinity(pid) == set(CORES)
