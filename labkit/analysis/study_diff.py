@@ -255,19 +255,15 @@ def _method_notes(
         f"{count_text(len(family), 'comparison')} (Holm); each interval has the level at which "
         "its row was tested."
     )
-    if controls:
-        worst = max(controls, key=lambda item: abs(_estimate(item)))
-        least = min(controls, key=lambda item: item.change.p if item.change else 1.0)
-        p = least.change.p if least.change else None
+    changes = [(item.change, item.old.case) for item in controls if item.change is not None]
+    if changes:
+        worst, worst_case = max(changes, key=lambda one: abs(one[0].estimate))
+        least, least_case = min(changes, key=lambda one: one[0].p)
         yield (
             f"A/A control: its difference from the baseline changed by at most "
-            f"{percent_text(to_percent(_estimate(worst)))} ({worst.old.case}); smallest p "
-            f"{p_text(p)} ({least.old.case}), unadjusted."
+            f"{percent_text(to_percent(worst.estimate))} ({worst_case}); smallest p "
+            f"{p_text(least.p)} ({least_case}), unadjusted."
         )
-
-
-def _estimate(item: _ArmPair) -> float:
-    return item.change.estimate if item.change is not None else 0.0
 
 
 def _median(row: MetricRow, arm: str) -> float | None:
