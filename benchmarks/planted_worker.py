@@ -7,7 +7,7 @@ arm's config allows it:
 - engines: inside the step; with ``engine.pipeline=overlap``, between two launches, when no step is
   in flight that would hide the delay
 - labkit's server: inside the steps of the server's engine (``planted_server.py``)
-- other servers: at the end of each turn, while the arm's clock runs on, the server is stopped
+- other servers: at the beginning of each turn the server is stopped, while the arm's clock runs
 - an arm with a revision of its own: nowhere, because its revision is slower
   (``planted_revision.py``)
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -135,7 +136,7 @@ def plant_server(share: float) -> None:
 
 
 def plant_turns(share: float) -> None:
-    """Make each turn longer by ``share``, and stop this process's server (SIGSTOP) meanwhile."""
+    """Stop this process's server (SIGSTOP) for ``share`` of each turn before the turn."""
     from labkit.machine.process_tree import ProcessTree
     from labkit.machine.server_supervisor import SupervisedServer
     from labkit.workload.interleaved_serving import InterleavedServing
@@ -148,14 +149,14 @@ def plant_turns(share: float) -> None:
         servers.append(ProcessTree(self.pid, whole_group=False))
 
     def longer(self: InterleavedServing, arm: Any, progress: Any) -> None:
-        start = arm.clock()
-        run_slice(self, arm, progress)
         with arm.clock.running():
+            end = arm.clock() + share * self._order.slice_s
             for server in servers:
-                server.stop()
-            time.sleep(share * (arm.clock() - start))
+                server.signal(signal.SIGSTOP)
+            time.sleep(max(0.0, end - arm.clock()))
             for server in servers:
-                server.resume()
+                server.signal(signal.SIGCONT)
+        run_slice(self, arm, progress)
 
     if share:
         SupervisedServer.__init__ = started  # type: ignore[method-assign]

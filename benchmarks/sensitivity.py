@@ -34,6 +34,7 @@ them, with the value of every run, as JSON that ``table`` reads too:
     python benchmarks/sensitivity.py table outputs/mine
     python benchmarks/sensitivity.py table outputs/reference/sensitivity.zip
     python benchmarks/sensitivity.py summary outputs/mine > summaries.json
+    xz summaries.json  # if it is large; `table` reads summaries.json.xz too
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import lzma
 import multiprocessing
 import os
 import re
@@ -69,15 +71,8 @@ CHAT = ["workload=chat", "model=tiny"]
 REQUESTS = [*CHAT, "workload.num_requests=24"]
 LIVE = ["design.isolation=live"]
 LIVE_REQUESTS = [*REQUESTS, *LIVE]
-# Servers take seconds to start, so they serve fewer requests. Their outputs may differ, because
-# they batch requests as they arrive.
-SERVERS = [
-    *CHAT,
-    "workload.num_requests=12",
-    *LIVE,
-    "engine=openai",
-    "ablation.claims.identity=none",
-]
+# The outputs of servers may differ, because they batch requests as they arrive.
+SERVERS = [*CHAT, *LIVE, "engine=openai", "ablation.claims.identity=none"]
 # The name of the planted arm, and the overrides of the study.
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
@@ -85,8 +80,23 @@ ASKED = {
     "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
     "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
-    "live-servers": ("planted_3pct", [*SERVERS, "engine.server.preset=labkit"]),
-    "live-llamacpp": ("planted_3pct", [*SERVERS, "engine.server.preset=xllamacpp"]),
+    # Servers take seconds to start, so they serve fewer requests.
+    "live-servers": (
+        "planted_3pct",
+        [*SERVERS, "engine.server.preset=labkit", "workload.num_requests=12"],
+    ),
+    # A server of llama.cpp takes requests that arrive together in a random order, which decides how
+    # long it runs with few requests at the end. So it gets one request after the other.
+    "live-llamacpp": (
+        "planted_3pct",
+        [
+            *SERVERS,
+            "engine.server.preset=xllamacpp",
+            "workload.num_requests=11",
+            "workload.concurrency=1",
+            "workload.warmup=1",
+        ],
+    ),
     "live-revisions": (
         "planted_3pct",
         [*LIVE_REQUESTS, "+ablation.arms.base.environment.revision=HEAD"],
@@ -130,7 +140,7 @@ def main() -> int:
         from labkit.records import RecordError, open_study
 
         try:
-            out = options.out if options.out.suffix == ".json" else open_study(options.out)
+            out = options.out if is_summary(options.out) else open_study(options.out)
             studies = summaries(out)
             if options.kind == "summary":
                 print(json.dumps(studies))
@@ -319,11 +329,18 @@ def summaries(out: StudyPath) -> list[dict[str, Any]]:
     """Return the summaries of the finished studies of a folder or archive, or those in a file."""
     from labkit.analysis.study_analysis import cell_dirs
 
-    if out.name.endswith(".json"):
-        return list(json.loads(out.read_text("utf-8")))
+    if isinstance(out, Path) and is_summary(out):
+        read = lzma.open if out.suffix == ".xz" else open
+        with read(out, "rt", encoding="utf-8") as file:
+            return list(json.load(file))
     folders = sorted(cell_dirs(out), key=lambda folder: folder.name)
     studies = [summary(one) for one in folders if re.fullmatch(r"(?!agreement).*-\d+", one.name)]
     return [one for one in studies if one["rows"]]  # others have not finished
+
+
+def is_summary(path: Path) -> bool:
+    """Return whether a path is a file that ``summary`` wrote, compressed or not."""
+    return path.name.endswith((".json", ".json.xz"))
 
 
 def summary(folder: StudyPath) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from labkit.records import open_study
 
 ROOT = Path(__file__).parent.parent
 SENSITIVITY = ROOT / "outputs" / "reference" / "sensitivity.zip"
-SENSITIVITY_SUMMARIES = ROOT / "outputs" / "reference" / "sensitivity_summaries.json"
+SENSITIVITY_SUMMARIES = ROOT / "outputs" / "reference" / "sensitivity_summaries.json.xz"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n# (\S+)\n(.*?)^```$", re.S | re.M)
 MODEL = "path/to/an/mlx_lm/model"

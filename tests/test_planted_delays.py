@@ -1,6 +1,8 @@
 """The delays that ``benchmarks/sensitivity.py`` plants, without whole studies."""
 
 import importlib
+import json
+import lzma
 import subprocess
 import sys
 import time
@@ -52,6 +54,14 @@ def test_studies_of_llama_cpp_name_the_missing_package(benchmark, monkeypatch, t
     with pytest.raises(SystemExit, match=r"^live-llamacpp: not installed: xllamacpp; run: pip"):
         sensitivity.main()
     assert not (tmp_path / "o").exists()
+
+
+def test_summaries_are_read_compressed_or_not(benchmark, tmp_path):
+    sensitivity, studies = benchmark("sensitivity"), [{"study": "kernels-00"}]
+    plain, compressed = tmp_path / "s.json", tmp_path / "s.json.xz"
+    plain.write_text(json.dumps(studies))
+    compressed.write_bytes(lzma.compress(plain.read_bytes()))
+    assert sensitivity.summaries(plain) == sensitivity.summaries(compressed) == studies
 
 
 def test_a_planted_revision_is_slower_and_leaves_nothing_in_the_checkout(

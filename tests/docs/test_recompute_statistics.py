@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import lzma
 import sys
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def test_the_script_gives_the_package_s_numbers_of_every_committed_study(script,
 
 
 def test_the_script_gives_the_numbers_of_the_summaries(script):
-    studies = json.loads((REFERENCE / "sensitivity_summaries.json").read_text(encoding="utf-8"))
+    with lzma.open(REFERENCE / "sensitivity_summaries.json.xz") as file:
+        studies = json.load(file)
     assert len(studies) > 20
     for study in studies:
         assert study["gates"]["healthy"]["status"] == "pass"
