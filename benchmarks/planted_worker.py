@@ -7,7 +7,7 @@ arm's config allows it:
 - engines: inside the step; with ``engine.pipeline=overlap``, between two launches, when no step is
   in flight that would hide the delay
 - labkit's server: inside the steps of the server's engine (``planted_server.py``)
-- other servers: at the beginning of each turn the server is stopped, while the arm's clock runs
+- other servers: halfway through each turn the server is stopped, while the arm's clock runs on
 - an arm with a revision of its own: nowhere, because its revision is slower
   (``planted_revision.py``)
 
@@ -136,7 +136,7 @@ def plant_server(share: float) -> None:
 
 
 def plant_turns(share: float) -> None:
-    """Stop this process's server (SIGSTOP) for ``share`` of each turn before the turn."""
+    """Make each turn longer by ``share``; the server is stopped (SIGSTOP) meanwhile, halfway."""
     from labkit.machine.process_tree import ProcessTree
     from labkit.machine.server_supervisor import SupervisedServer
     from labkit.workload.interleaved_serving import InterleavedServing
@@ -149,8 +149,11 @@ def plant_turns(share: float) -> None:
         servers.append(ProcessTree(self.pid, whole_group=False))
 
     def longer(self: InterleavedServing, arm: Any, progress: Any) -> None:
+        turn_s = self._order.slice_s
+        self._order.slice_s = turn_s / 2
+        run_slice(self, arm, progress)
         with arm.clock.running():
-            end = arm.clock() + share * self._order.slice_s
+            end = arm.clock() + share * turn_s
             for server in servers:
                 server.signal(signal.SIGSTOP)
             time.sleep(max(0.0, end - arm.clock()))

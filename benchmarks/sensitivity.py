@@ -92,7 +92,7 @@ ASKED = {
         [
             *SERVERS,
             "engine.server.preset=xllamacpp",
-            "workload.num_requests=11",
+            "workload.num_requests=6",
             "workload.concurrency=1",
             "workload.warmup=1",
         ],
