@@ -55,7 +55,8 @@ SLICE_S = 0.03
 # The seconds of a slice if an arm is a server. The first steps of a slice are slower, because the
 # caches are cold and several processes wake up: with slices of 0.03, 0.05 and 0.1 s, a server of
 # labkit had 4,000, 4,500 and 4,800 tok/s (a study of five sets each). With 0.1 s, copies of a
-# server of llama.cpp varied by 4.6 % from set to set, with 0.05 s by 1.4 to 2.0 % (four studies).
+# server of llama.cpp varied by 4.6 % from set to set, with 0.05 s by 1.4 to 2.0 %
+# (docs/sensitivity.md).
 LONG_SLICE_S = 0.05
 TURNS_PER_PLACEMENT = 5
 
