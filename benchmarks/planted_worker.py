@@ -160,6 +160,7 @@ def plant_turns(share: float) -> None:
             for server in servers:
                 server.signal(signal.SIGCONT)
         run_slice(self, arm, progress)
+        self._order.slice_s = turn_s
 
     if share:
         SupervisedServer.__init__ = started  # type: ignore[method-assign]

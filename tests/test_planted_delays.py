@@ -3,17 +3,22 @@
 import importlib
 import json
 import lzma
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.config import Isolation
 from labkit.engine.openai import server_process
-from labkit.machine import code_revision
+from labkit.machine import code_revision, process_tree
+from labkit.machine.server_supervisor import SupervisedServer
+from labkit.workload.arm_clock import ArmClock
+from labkit.workload.interleaved_serving import InterleavedServing
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ENGINE = """
@@ -118,3 +123,23 @@ def test_the_planted_arm_starts_the_planted_server(benchmark, monkeypatch, arm):
     else:
         planted = str(BENCHMARKS.resolve() / "planted_server.py")
         assert built == ["python", planted, "0.03", "engine=paged"]
+
+
+def test_a_server_is_stopped_for_its_share_halfway_through_a_turn(benchmark, monkeypatch):
+    events, clock = [], ArmClock()
+    order = SimpleNamespace(slice_s=1.0)
+    arm, serving = SimpleNamespace(clock=clock), SimpleNamespace(_order=order)
+    monkeypatch.setattr(SupervisedServer, "__init__", lambda self: setattr(self, "pid", 1234))
+    run_slice = lambda self, arm, progress: events.append(self._order.slice_s)  # noqa: E731
+    monkeypatch.setattr(InterleavedServing, "_run_slice", run_slice)
+    tree = SimpleNamespace(signal=lambda number: events.append((number, clock())))
+    monkeypatch.setattr(process_tree, "ProcessTree", lambda pid, whole_group: tree)
+    benchmark("planted_worker").plant_turns(0.03)
+    SupervisedServer()
+    for _ in range(2):
+        InterleavedServing._run_slice(serving, arm, None)
+        first, (stop, stopped), (resume, resumed), second = events
+        assert (first, second) == (0.5, 0.5)
+        assert (stop, resume) == (signal.SIGSTOP, signal.SIGCONT)
+        assert resumed - stopped >= 0.028  # of the arm's clock, which runs meanwhile
+        events.clear()
