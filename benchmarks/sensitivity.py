@@ -148,7 +148,7 @@ def main() -> int:
             print(table(studies))
             for kinds in [kinds for kinds in AGREEMENTS if (out / kinds[0]).is_dir()]:
                 print(f"\n{agreed(out, kinds)}")
-        except (RecordError, OSError, ValueError) as error:
+        except (RecordError, OSError, ValueError, EOFError, lzma.LZMAError) as error:
             sys.exit(str(error))
         return 0
     if options.kind.startswith("agreement"):

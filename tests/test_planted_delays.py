@@ -69,6 +69,18 @@ def test_summaries_are_read_compressed_or_not(benchmark, tmp_path):
     assert sensitivity.summaries(plain) == sensitivity.summaries(compressed) == studies
 
 
+@pytest.mark.parametrize("kind", ["table", "summary"])
+@pytest.mark.parametrize("end", [None, 20])  # not compressed, and cut off
+def test_a_damaged_file_of_summaries_is_one_line(benchmark, monkeypatch, tmp_path, kind, end):
+    path = tmp_path / "s.json.xz"
+    path.write_bytes(lzma.compress(b"[]")[:end] if end else b"[]")
+    sensitivity = benchmark("sensitivity")
+    monkeypatch.setattr(sys, "argv", ["sensitivity.py", kind, str(path)])
+    with pytest.raises(SystemExit) as stop:
+        sensitivity.main()
+    assert stop.value.code and "\n" not in stop.value.code
+
+
 def test_a_planted_revision_is_slower_and_leaves_nothing_in_the_checkout(
     benchmark, monkeypatch, tmp_path
 ):
@@ -126,11 +138,13 @@ def test_the_planted_arm_starts_the_planted_server(benchmark, monkeypatch, arm):
 
 
 def test_a_server_is_stopped_for_its_share_halfway_through_a_turn(benchmark, monkeypatch):
+    def run_slice(self, arm, progress):
+        events.append(self._order.slice_s)
+
     events, clock = [], ArmClock()
     order = SimpleNamespace(slice_s=1.0)
     arm, serving = SimpleNamespace(clock=clock), SimpleNamespace(_order=order)
     monkeypatch.setattr(SupervisedServer, "__init__", lambda self: setattr(self, "pid", 1234))
-    run_slice = lambda self, arm, progress: events.append(self._order.slice_s)  # noqa: E731
     monkeypatch.setattr(InterleavedServing, "_run_slice", run_slice)
     tree = SimpleNamespace(signal=lambda number: events.append((number, clock())))
     monkeypatch.setattr(process_tree, "ProcessTree", lambda pid, whole_group: tree)

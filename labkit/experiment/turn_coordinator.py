@@ -52,11 +52,9 @@ from labkit.workload.turn_order import Part, RandomTurnOrder
 # requests), the paired differences of two arms varied from set to set by 2.2 % (root mean square,
 # four studies of six sets). With slices of 0.1 s they varied by 3.3 %.
 SLICE_S = 0.03
-# The seconds of a slice if an arm is a server. The first steps of a slice are slower, because the
-# caches are cold and several processes wake up: with slices of 0.03, 0.05 and 0.1 s, a server of
-# labkit had 4,000, 4,500 and 4,800 tok/s (a study of five sets each). With 0.1 s, copies of a
-# server of llama.cpp varied by 4.6 % from set to set, with 0.05 s by 1.4 to 2.0 %
-# (docs/sensitivity.md).
+# The seconds of a slice if an arm is a server, a compromise. The first steps of a slice are slower:
+# with slices of 0.03, 0.05 and 0.1 s, a server of labkit had 4,000, 4,500 and 4,800 tok/s (a study
+# of five sets each). With longer slices, copies seem to vary more (docs/sensitivity.md).
 LONG_SLICE_S = 0.05
 TURNS_PER_PLACEMENT = 5
 
