@@ -46,4 +46,6 @@ def test_bars_are_as_long_as_their_bytes(tmp_path):
         save_figure(figure, tmp_path / "bars")
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([80, 20, 20, 20])
+    reserved, used = axes.patches[0].get_facecolor(), axes.patches[2].get_facecolor()
+    assert used[:3] == reserved[:3] and used[3] > reserved[3]  # one colour, paler where unused
     assert (tmp_path / "bars.png").stat().st_size > 1000

@@ -40,6 +40,14 @@ def test_the_index_has_question_answer_date_and_machine_newest_first(studies, ca
     assert (studies / "index.md").read_text("utf-8") == page
 
 
+def test_a_cell_began_with_its_first_run_and_ended_with_its_last(studies):
+    (entry,) = [entry for entry in index_entries(studies) if entry.study.name == "old"]
+    runs = (studies / "old" / "cell" / "runs").glob("*.json")
+    times = sorted(json.loads(path.read_text())["started"] for path in runs)
+    assert len(set(times)) > 2
+    assert (entry.began, entry.ended) == (times[0], times[-1])
+
+
 def test_an_edited_or_truncated_study_is_named_and_the_others_are_listed(studies, capsys):
     record = next((studies / "old" / "cell" / "runs").glob("*.json"))
     record.write_text(record.read_text().replace('"repeats": [', '"repeats": [7'))

@@ -12,7 +12,7 @@ import pytest
 from labkit import workload
 from labkit.config import Device, Experiment, from_plain
 from labkit.cpu import roofline_peaks, thread_pool
-from labkit.experiment import worker_stages
+from labkit.experiment import mlx_known_answer_test, worker_stages
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
@@ -37,6 +37,18 @@ def experiment(workload=REQUESTS, **engine):
 
 def a_draft(block=0):
     return RunDraft(Record("a", "arm", block, 0, 0, "ok", "now"), StageTimer(0))
+
+
+def test_a_failed_run_says_whether_mlx_still_computes_correctly(monkeypatch, capsys):
+    def stale():
+        raise mlx_known_answer_test.StaleResult("a stale result")
+
+    monkeypatch.setattr(mlx_known_answer_test, "check", stale)
+    draft = a_draft()
+    with draft.catch_failures():
+        raise ValueError("broken")
+    assert (draft.record.outcome, draft.record.notes["canary"]) == ("crashed", "a stale result")
+    assert "ValueError: broken" in capsys.readouterr().err
 
 
 def test_numba_s_objects_are_exempt_from_garbage_collection():

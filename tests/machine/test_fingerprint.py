@@ -45,6 +45,18 @@ def test_the_fields_that_the_analysis_reads_are_there():
 
 
 @linux_only
+def test_the_state_is_read_from_the_right_fields(monkeypatch):
+    files = {"/proc/uptime": "5000.25 9000.50\n", "/proc/loadavg": "0.5 0.25 0.125 3/900 4242\n"}
+    real = linux._read_text
+    monkeypatch.setattr(
+        linux, "_read_text", lambda path: files[str(path)] if str(path) in files else real(path)
+    )
+    state = linux.state()
+    assert (state["uptime_s"], state["runnable"]) == (5000.25, 3)
+    assert state["loadavg"] == [0.5, 0.25, 0.125]
+
+
+@linux_only
 def test_no_process_is_started(monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("a process was started")

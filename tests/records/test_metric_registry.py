@@ -47,6 +47,12 @@ def test_every_metric_is_registered_once_with_label_and_meaning():
     assert all(d.label and d.meaning.endswith(".") and d.kinds for d in DEFINITIONS)
 
 
+def test_an_arm_with_shorter_launches_is_faster_and_one_with_less_memory_is_not():
+    for name in ("dispatch_us", "single_us", "total_tok_s"):
+        assert METRICS[name].is_speed, name
+    assert not METRICS["peak_kv_bytes"].is_speed
+
+
 def test_a_metric_of_a_users_own_follows_from_its_unit():
     assert define_metric("answers", "req/s").is_speed
     assert not define_metric("errors", "%").is_speed

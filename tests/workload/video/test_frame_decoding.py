@@ -13,7 +13,7 @@ import clip_files as files
 
 from labkit.config import ConfigError, FramePicks, Workload, from_plain, to_plain
 from labkit.workload.video import clip_synthesis, planted_events
-from labkit.workload.video.clip_reader import open_clip
+from labkit.workload.video.clip_reader import FrameIndex, OpenClip, open_clip
 from labkit.workload.video.frame_decoding import check_counts, decode_frames
 from labkit.workload.video.frame_selection import Undecodable, decode_runs, pick_frames
 from labkit.workload.video.reference_decode_checks import Reference, frame_digests
@@ -235,6 +235,24 @@ def test_a_pick_beyond_the_end_is_named(broken):
         Undecodable, match=r"the clip ends after \d+ of the 61 frames that its header"
     ):
         decode_frames(half, files.asks("keyframes"), 2)
+
+
+def test_a_keyframe_that_no_seek_reaches_is_named():
+    class NoPackets:
+        def __init__(self):
+            self.offsets = []
+
+        def seek(self, offset, stream):
+            self.offsets.append(offset)
+
+        def demux(self, stream):
+            return []
+
+    clip = OpenClip(NoPackets(), None)
+    frame_index = FrameIndex((0, 10, 20), (0, 2), {0: 0, 2: 15}, 0.1)
+    with pytest.raises(Undecodable, match="keyframe at frame 2 cannot be found by seeking"):
+        clip.from_keyframe(frame_index, 2)
+    assert clip.container.offsets == [20, 15] and clip.counts.seeks == 2
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "mov", "ts"])
