@@ -492,18 +492,21 @@ def run(command: Command) -> int:
         cells, launcher = compose_cells(command), launcher_of(command)
         out, overrides = study_folder(command, absolute=not launcher.is_local)
         archive = out if out.suffix == ARCHIVE_SUFFIX and out.is_file() else None
+        plan = cells[0].experiment.plan
         if archive is not None:
-            out, overrides = unpacked_archive(archive, overrides, cells[0].experiment.plan)
+            out, overrides = unpacked_archive(archive, overrides, plan)
         study = Study(out, [] if launcher.is_search else cells)
         try:
             study.refuse_changes()
+            if launcher.is_local and not plan:
+                study.check_servers()
         except ConfigError:
             if archive is not None:
                 shutil.rmtree(out)
             raise
         if archive is not None:
             say(f"{archive} unpacked; the study continues in {out}")
-        if cells[0].experiment.plan:
+        if plan:
             from labkit.experiment.plan_preview import print_plan
             from labkit.experiment.user_class_check import check_imports
 

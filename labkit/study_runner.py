@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
-from labkit.config import Experiment, Redo
+from labkit.config import ConfigError, Experiment, Redo
 from labkit.experiment import StudyError, cell_runner, progress_display
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_manifest import refuse_changes
@@ -70,6 +70,24 @@ class Study:
         """
         for cell in self._cells():
             refuse_changes(cell)
+
+    def check_servers(self) -> None:
+        """Check that the programs of all servers are installed on this host. Nothing is written.
+
+        Raises
+        ------
+        ConfigError
+            One is missing. The message is one line with the arm.
+        """
+        for composed in self._composed.values():
+            for name, experiment in composed.experiments.items():
+                if experiment.engine.name == "openai":
+                    from labkit.engine import openai
+
+                    try:
+                        openai.check_installed(experiment.engine)
+                    except ConfigError as error:
+                        raise ConfigError(f"arm {name}: {error}") from None
 
     def run(
         self, name: str, folder: Path, compose: Callable[[], ComposedCell] | None = None

@@ -9,6 +9,7 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
+from labkit.models.gguf import gguf_writer
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,6 +90,28 @@ def run_app(tmp_path, monkeypatch, capfd):
 )
 def test_an_error_is_one_line_with_exit_code_2_and_no_files(tmp_path, run_app, words, message):
     assert_one_line(tmp_path, message, *run_app(*words))
+
+
+SERVER = ["engine=openai", "engine.server.preset=other"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("/no/such/server {port}", "the program /no/such/server is not installed"),
+        ("{python} {gguf} {port}", "gguf is not installed; run: pip install gguf"),
+    ],
+)
+def test_a_missing_program_is_one_line_before_anything_is_written(
+    tmp_path, run_app, monkeypatch, command, message
+):
+    monkeypatch.setattr(gguf_writer, "find_spec", lambda name: None)
+    words = [*SERVER, f"engine.server.command='{command}'"]
+    code, out, err = run_app(*words)
+    assert err.startswith("labkit: arm base: engine.server.")
+    assert_one_line(tmp_path, message, code, out, err)
+    code, out, _ = run_app(*words, "plan=true")  # the study may run on another machine
+    assert code == 0 and "engine=openai" in out
 
 
 def assert_one_line(folder, message, code, out, err):

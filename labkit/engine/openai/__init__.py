@@ -21,15 +21,17 @@ def check_http_extra() -> None:
     )
 
 
-def prepare(options: config.Engine, model_dir: Path) -> None:
-    """Check that the server's program is installed, and export the model if the server needs GGUF.
+def check_installed(options: config.Engine) -> None:
+    """Check that what the server's command needs is installed.
 
     Raises
     ------
     ConfigError
-        The program is missing, or the model cannot be exported. The message is one line.
+        The server's program is missing, or the package gguf for ``{gguf}``. The message is one
+        line.
     """
     from labkit.engine.openai import server_process
+    from labkit.models.gguf.gguf_writer import check_package
 
     missing = server_process.missing_program(options)
     config.require(
@@ -38,6 +40,21 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
         "install it, name it in engine.server.command or engine.server.python, or set "
         "engine.server.url",
     )
+    if "{gguf}" in options.server.command_line:
+        check_package()
+
+
+def prepare(options: config.Engine, model_dir: Path) -> None:
+    """Check what the server needs, and export the model if the server needs GGUF.
+
+    Raises
+    ------
+    ConfigError
+        Something is not installed, or the model cannot be exported. The message is one line.
+    """
+    from labkit.engine.openai import server_process
+
+    check_installed(options)
     server_process.build_command(options, model_dir, port=0)
 
 

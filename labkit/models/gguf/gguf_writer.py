@@ -32,7 +32,15 @@ GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+OPTION = "engine.server.command: {gguf}"
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # values of tokenizer.ggml.token_type
+
+
+def check_package() -> None:
+    """Raise ``ConfigError`` if the package gguf is not installed."""
+    require(
+        find_spec("gguf") is not None, f"{OPTION}: gguf is not installed; run: pip install gguf"
+    )
 
 
 def export_gguf(model_dir: Path) -> Path:
@@ -45,19 +53,16 @@ def export_gguf(model_dir: Path) -> Path:
     """
     from labkit.models.model_directory import inspect
 
-    option = "engine.server.command: {gguf}"
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
     kind = config.get("model_type")
     require(
         kind == ARCHITECTURE and "quantization" not in config,
-        f"{option}: only {ARCHITECTURE} models with floating-point weights can be exported as "
+        f"{OPTION}: only {ARCHITECTURE} models with floating-point weights can be exported as "
         f"GGUF, and this is {'a quantised ' if 'quantization' in config else ''}{kind}; name a "
         "GGUF file in the command instead",
     )
-    require(
-        find_spec("gguf") is not None, f"{option}: gguf is not installed; run: pip install gguf"
-    )
-    digest = inspect(model_dir, name=model_dir.name, option=option).digest
+    check_package()
+    digest = inspect(model_dir, name=model_dir.name, option=OPTION).digest
     path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
     if not path.is_file():
         with cache_dir.building_file(path) as temporary:
