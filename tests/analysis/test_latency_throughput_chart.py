@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.latency_throughput import METRICS, load_curves
+from labkit.analysis.rendering.chart import Text
 from labkit.analysis.rendering.latency_throughput_chart import (
     latency_throughput_chart,
     latency_throughput_figure,
@@ -74,6 +75,15 @@ def test_a_legend_of_long_names_fits_into_the_figure():
     figure.draw_without_rendering()
     (legend,) = figure.legends
     assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_knees_that_lie_together_are_named_one_above_the_other():
+    study = [cell(8, 4.2, 2000.0), cell(1, 1.0, 500.0), cell(4, 3.8, 700.0)]
+    (curve,) = load_curves(study)
+    chart = latency_throughput_chart([curve, replace(curve, name="other")])
+    one, other = (mark for mark in chart.marks if isinstance(mark, Text))
+    assert (one.text, other.text) == ("base: knee", "other: knee")
+    assert (one.x, one.y) == (3.8, 700.0) and one.dy != other.dy
 
 
 def test_no_knee_is_marked_where_power_still_grows():

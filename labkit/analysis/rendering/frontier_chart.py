@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.chart import Chart, padded_range
+from labkit.analysis.rendering.point_labels import add_point_labels
 from labkit.analysis.rendering.report_parts import ChartPart, Part, section
 from labkit.analysis.verdict_sentences import real_arms
 
@@ -78,8 +79,8 @@ def frontier_chart(cell: Json) -> Chart | None:
             f"{value_text(point.latency)} {unit_name(latency['unit'])}{where}"
         )
         chart.dot(point.latency, point.throughput, style, mark, tip, arm=point.arm)
-    for point in best if len(best) <= MAX_NAMED else ():
-        chart.text(point.latency, point.throughput, point.arm, dx=8, dy=-9)
+    if len(best) <= MAX_NAMED:
+        add_point_labels(chart, [(p.latency, p.throughput, p.arm) for p in best])
     return chart
 
 

@@ -9,6 +9,7 @@ from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
 from labkit.analysis.number_format import significant_text, value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
 from labkit.analysis.rendering.chart import Chart, padded_range
+from labkit.analysis.rendering.point_labels import add_point_labels
 from labkit.analysis.rendering.table_model import Column, Table
 
 if TYPE_CHECKING:
@@ -95,9 +96,8 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
             place = f"{significant_text(x, 4)} requests/s, {significant_text(y, 4)} ms"
             tip = f"{curve.name}, {load.size:g} {curve.by}{knee}: {place}"
             chart.dot(x, y, style, "circle", tip, arm=curve.arm)
-        if curve.knee is not None:
-            x, y = _point(curve.knee)
-            chart.text(x, y, f"{curve.name}: knee", "middle", dy=-10)
+    knees = [(*_point(curve.knee), f"{curve.name}: knee") for curve in curves if curve.knee]
+    add_point_labels(chart, knees)
     return chart
 
 

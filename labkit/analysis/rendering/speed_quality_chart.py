@@ -10,7 +10,7 @@ from labkit.analysis.number_format import slug
 from labkit.analysis.quality_answer import interval_text
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
 from labkit.analysis.rendering.chart import Chart, padded_range
-from labkit.analysis.rendering.svg_elements import BOTTOM, CHARACTER, TOP
+from labkit.analysis.rendering.point_labels import add_point_labels
 from labkit.analysis.statistics.block_jackknife import Interval
 from labkit.analysis.text_quality import TextQuality
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 SPEED = "total_tok_s"
-NAME_HEIGHT, ABOVE = 15, -10  # pixels: a line of text, and a name's baseline above its point
-PHONE_PANEL = 230  # pixels: the panel's width on a narrow phone
 Y_LABEL = "KL divergence, mean (nats)"
 CAPTION = (
     "Speed against quality, with both intervals. The line is the frontier: no other arm is "
@@ -84,7 +82,7 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart |
     )
     best, styles = frontier(points), arm_classes(cell)
     chart.line([(point.speed.estimate, point.kl.estimate) for point in best], "zero")
-    for point, shift in zip(points, _label_shifts(chart, points), strict=True):
+    for point in points:
         style, mark = styles[point.arm]
         x, y = point.speed.estimate, point.kl.estimate
         chart.line([(end, y) for end in _known(point.speed)], f"line {style}", point.arm)
@@ -92,47 +90,8 @@ def speed_quality_chart(cell: Json, qualities: Sequence[TextQuality]) -> Chart |
         where = ", on the frontier" if point in best else ""
         tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
         chart.dot(x, y, style, mark, tip, arm=point.arm)
-        offset, anchor = (8, "start") if _is_left(chart, x) else (-8, "end")
-        chart.text(x, y, point.arm, anchor, dx=offset, dy=shift)
+    add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
     return chart
-
-
-def _is_left(chart: Chart, x: float) -> bool:
-    return x < sum(chart.x) / 2
-
-
-def _label_shifts(chart: Chart, points: Sequence[SpeedAndQuality]) -> list[float]:
-    """Return how far below its point each name stands, so that no name covers another.
-
-    In pixels. The names of points that lie together are stacked, upwards first. The width is that
-    of a phone: on a wider screen names are further apart.
-    """
-    height = chart.height - TOP - BOTTOM
-    scale_x = PHONE_PANEL / (chart.x[1] - chart.x[0])
-    scale_y = height / (chart.y[1] - chart.y[0])
-    steps = sorted(range(-10 * NAME_HEIGHT, 10 * NAME_HEIGHT + 1, NAME_HEIGHT), key=abs)
-    drawn: list[tuple[float, float, float]] = []  # left, right, baseline
-    shifts = []
-    for point in points:
-        x = (point.speed.estimate - chart.x[0]) * scale_x
-        y = (chart.y[1] - point.kl.estimate) * scale_y
-        width = CHARACTER * len(point.arm) + 8
-        left, right = (x, x + width) if _is_left(chart, point.speed.estimate) else (x - width, x)
-        shift = next(
-            (
-                step
-                for step in (ABOVE + one for one in steps)
-                if NAME_HEIGHT - 4 <= y + step <= height
-                and all(
-                    right <= other[0] or left >= other[1] or abs(y + step - other[2]) >= NAME_HEIGHT
-                    for other in drawn
-                )
-            ),
-            ABOVE,
-        )
-        drawn.append((left, right, y + shift))
-        shifts.append(float(shift))
-    return shifts
 
 
 def speed_quality_figure(cell: Json, qualities: Sequence[TextQuality]) -> Figure | None:
