@@ -8,15 +8,17 @@ The first argument is the delay as a share of a step's duration. The others are 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from labkit.engine.engine_protocol import TokenEvent
+    from labkit.engine.llm_engine import LLMEngine
 
 SERVER = "--server"
-BUFFER = bytes(2048)  # hashlib releases the lock from this size on
 
 
 def main(share: str, overrides: Sequence[str]) -> int:
@@ -35,25 +37,33 @@ def main(share: str, overrides: Sequence[str]) -> int:
 def serve(share: float, descriptor: str) -> int:
     """Run the server, whose config is read from a file descriptor; see ``labkit.server``."""
     from labkit.server.__main__ import main as run_server
-    from labkit.server.engine_thread import EngineThread
 
-    step = EngineThread._step
+    plant(share)
+    sys.argv = ["labkit.server", descriptor]
+    return run_server()
 
-    def slower(self: EngineThread) -> None:
+
+def plant(share: float) -> None:
+    """Make each step of the engine slower, before its tokens reach the thread that writes them.
+
+    Later, that thread would want the interpreter's lock, and wait for more than the delay.
+    """
+    from labkit.engine.llm_engine import LLMEngine
+
+    step = LLMEngine.step
+
+    def slower(self: LLMEngine) -> list[TokenEvent]:
         start, cpu_start = time.perf_counter(), time.process_time()
-        step(self)
+        events = step(self)
         end, cpu_end = time.perf_counter(), time.process_time()
         # If the server was stopped during the step, for the turns of other arms, its clock ran on.
         # The threads that compute the step together use at least its duration in CPU time.
         until = end + share * min(end - start, cpu_end - cpu_start)
-        # Hash meanwhile, which releases the interpreter's lock as an engine's kernels do. Otherwise
-        # the thread that writes the responses would wait too.
         while time.perf_counter() < until:
-            hashlib.sha256(BUFFER)
+            pass
+        return events
 
-    EngineThread._step = slower
-    sys.argv = ["labkit.server", descriptor]
-    return run_server()
+    LLMEngine.step = slower  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

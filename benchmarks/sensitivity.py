@@ -72,7 +72,8 @@ REQUESTS = [*CHAT, "workload.num_requests=24"]
 LIVE = ["design.isolation=live"]
 LIVE_REQUESTS = [*REQUESTS, *LIVE]
 # The outputs of servers may differ, because they batch requests as they arrive.
-SERVERS = [*CHAT, *LIVE, "engine=openai", "ablation.claims.identity=none"]
+UNIFORM = ["workload=uniform", "model=tiny"]
+SERVERS = [*UNIFORM, *LIVE, "engine=openai", "ablation.claims.identity=none"]
 # The name of the planted arm, and the overrides of the study.
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
@@ -80,10 +81,11 @@ ASKED = {
     "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
     "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
-    # Servers take seconds to start, so they serve fewer requests.
+    # Servers take seconds to start, so they serve few requests. The requests have equal lengths, so
+    # that every study takes as long.
     "live-servers": (
         "planted_3pct",
-        [*SERVERS, "engine.server.preset=labkit", "workload.num_requests=12"],
+        [*SERVERS, "engine.server.preset=labkit"],
     ),
     # A server of llama.cpp takes requests that arrive together in a random order, which decides how
     # long it runs with few requests at the end. So it gets one request after the other.
@@ -92,7 +94,9 @@ ASKED = {
         [
             *SERVERS,
             "engine.server.preset=xllamacpp",
-            "workload.num_requests=6",
+            "workload.prompts.requests=6",
+            "workload.prompts.input.tokens=256",
+            "workload.prompts.output.tokens=48",
             "workload.concurrency=1",
             "workload.warmup=1",
         ],
@@ -119,9 +123,9 @@ PROCESSES = {
     "live-kernels": (12, 8),
     "live-requests": (7, 7),
     "live-overlap": (7, 7),
-    "live-servers": (7, 7),
-    "live-llamacpp": (7, 7),
-    "live-revisions": (7, 7),
+    "live-servers": (7, 6),
+    "live-llamacpp": (7, 6),
+    "live-revisions": (7, 6),
 }
 # Packages that a kind needs and labkit does not: the package, and the extra that installs it.
 NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.config import Isolation
+from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.openai import server_process
 from labkit.machine import code_revision, process_tree
 from labkit.machine.server_supervisor import SupervisedServer
@@ -135,6 +136,22 @@ def test_the_planted_arm_starts_the_planted_server(benchmark, monkeypatch, arm):
     else:
         planted = str(BENCHMARKS.resolve() / "planted_server.py")
         assert built == ["python", planted, "0.03", "engine=paged"]
+
+
+def test_a_planted_server_s_engine_is_slower_by_the_share_of_its_own_work(benchmark, monkeypatch):
+    def step(self):
+        time.sleep(0.05)  # as if the server was stopped: no CPU time
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+        return ["event"]
+
+    monkeypatch.setattr(LLMEngine, "step", step)
+    benchmark("planted_server").plant(0.5)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    assert LLMEngine.step(None) == ["event"]
+    assert time.perf_counter() - start >= 0.08
+    assert 0.03 <= time.process_time() - cpu_start < 0.05
 
 
 def test_a_server_is_stopped_for_its_share_halfway_through_a_turn(benchmark, monkeypatch):
