@@ -71,7 +71,8 @@ CHAT = ["workload=chat", "model=tiny"]
 REQUESTS = [*CHAT, "workload.num_requests=24"]
 LIVE = ["design.isolation=live"]
 LIVE_REQUESTS = [*REQUESTS, *LIVE]
-# The outputs of servers may differ, because they batch requests as they arrive.
+# Requests of equal lengths, so that every study takes as long. The outputs of servers may differ,
+# because they batch requests as they arrive.
 UNIFORM = ["workload=uniform", "model=tiny"]
 SERVERS = [*UNIFORM, *LIVE, "engine=openai", "ablation.claims.identity=none"]
 # The name of the planted arm, and the overrides of the study.
@@ -81,12 +82,7 @@ ASKED = {
     "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
     "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
-    # Servers take seconds to start, so they serve few requests. The requests have equal lengths, so
-    # that every study takes as long.
-    "live-servers": (
-        "planted_3pct",
-        [*SERVERS, "engine.server.preset=labkit"],
-    ),
+    "live-servers": ("planted_3pct", [*SERVERS, "engine.server.preset=labkit"]),
     # A server of llama.cpp takes requests that arrive together in a random order, which decides how
     # long it runs with few requests at the end. So it gets one request after the other.
     "live-llamacpp": (
