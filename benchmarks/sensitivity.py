@@ -73,7 +73,7 @@ LIVE = ["design.isolation=live"]
 LIVE_REQUESTS = [*REQUESTS, *LIVE]
 # Requests of equal lengths, so that every study takes as long. The outputs of servers may differ,
 # because they batch requests as they arrive.
-UNIFORM = ["workload=uniform", "model=tiny"]
+UNIFORM = ["workload=uniform", "model=tiny", "workload.concurrency=1", "workload.warmup=1"]
 SERVERS = [*UNIFORM, *LIVE, "engine=openai", "ablation.claims.identity=none"]
 # The name of the planted arm, and the overrides of the study.
 ASKED = {
@@ -82,9 +82,12 @@ ASKED = {
     "live-kernels": ("planted_1pct", ["workload=kernel_sensitivity", *LIVE]),
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
     "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
-    "live-servers": ("planted_3pct", [*SERVERS, "engine.server.preset=labkit"]),
     # A server of llama.cpp takes requests that arrive together in a random order, which decides how
-    # long it runs with few requests at the end. So it gets one request after the other.
+    # long it runs with few requests at the end. So servers get one request after the other.
+    "live-servers": (
+        "planted_3pct",
+        [*SERVERS, "engine.server.preset=labkit", "workload.prompts.requests=7"],
+    ),
     "live-llamacpp": (
         "planted_3pct",
         [
@@ -93,8 +96,6 @@ ASKED = {
             "workload.prompts.requests=6",
             "workload.prompts.input.tokens=256",
             "workload.prompts.output.tokens=48",
-            "workload.concurrency=1",
-            "workload.warmup=1",
         ],
     ),
     "live-revisions": (
@@ -119,9 +120,9 @@ PROCESSES = {
     "live-kernels": (12, 8),
     "live-requests": (7, 7),
     "live-overlap": (7, 7),
-    "live-servers": (7, 6),
-    "live-llamacpp": (7, 6),
-    "live-revisions": (7, 6),
+    "live-servers": (8, 6),
+    "live-llamacpp": (8, 6),
+    "live-revisions": (8, 6),
 }
 # Packages that a kind needs and labkit does not: the package, and the extra that installs it.
 NEEDED = {"live-llamacpp": ("xllamacpp", "llamacpp")}
