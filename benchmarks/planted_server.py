@@ -2,7 +2,7 @@
 
     python benchmarks/planted_server.py 0.03 engine=paged model=tiny server.port=8080
 
-The first argument is the delay as a share of a step's duration. The others are those of
+The first argument is the delay as a share of a step's CPU time. The others are those of
 ``python -m labkit.serve``.
 """
 
@@ -53,13 +53,11 @@ def plant(share: float) -> None:
     step = LLMEngine.step
 
     def slower(self: LLMEngine) -> list[TokenEvent]:
-        start, cpu_start = time.perf_counter(), time.process_time()
+        # The thread's own CPU time, because the server may be stopped during the step.
+        start = time.thread_time()
         events = step(self)
-        end, cpu_end = time.perf_counter(), time.process_time()
-        # If the server was stopped during the step, for the turns of other arms, its clock ran on.
-        # The threads that compute the step together use at least its duration in CPU time.
-        until = end + share * min(end - start, cpu_end - cpu_start)
-        while time.perf_counter() < until:
+        end = time.thread_time()
+        while time.thread_time() < end + share * (end - start):
             pass
         return events
 

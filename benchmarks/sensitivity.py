@@ -7,7 +7,8 @@ Every study has three arms: the baseline, a planted one (slower by 1 % inside th
 kernels, by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A
 detection is a row of the report in which the planted arm is slower (adjusted p at most alpha). A
 false claim is a row in which the copy differs. ``--busy`` runs a busy process beside the studies.
-Engines then use one core less (``engine.threads``), because a step waits for all of its threads.
+Engines then use one core less (``engine.threads``), because a step waits for all of its threads,
+and servers of labkit and their clients a single one.
 ``--processes`` sets the number of processes of each study.
 
 The arms of the kinds ``live-...`` have processes of their own that live at the same time and take
@@ -83,10 +84,16 @@ ASKED = {
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
     "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
     # A server of llama.cpp takes requests that arrive together in a random order, which decides how
-    # long it runs with few requests at the end. So servers get one request after the other.
+    # long it runs with few requests at the end. So servers get one request after the other. With an
+    # engine's thread on each core, the server's other thread and the client would wait for them.
     "live-servers": (
         "planted_3pct",
-        [*SERVERS, "engine.server.preset=labkit", "workload.prompts.requests=7"],
+        [
+            *SERVERS,
+            "engine.server.preset=labkit",
+            "engine.threads=1",
+            "workload.prompts.requests=7",
+        ],
     ),
     "live-llamacpp": (
         "planted_3pct",
@@ -120,7 +127,7 @@ PROCESSES = {
     "live-kernels": (12, 8),
     "live-requests": (7, 7),
     "live-overlap": (7, 7),
-    "live-servers": (8, 6),
+    "live-servers": (7, 6),
     "live-llamacpp": (8, 6),
     "live-revisions": (8, 6),
 }
@@ -160,6 +167,8 @@ def main() -> int:
         sys.exit(f"{options.kind}: not installed: {package}; run: pip install 'labkit[{extra}]'")
     results = []
     with beside(options.busy):
+        if options.busy and options.kind == "live-servers":
+            use_one_core()
         for number in range(options.first, options.first + options.studies):
             name = f"{options.kind}{'-busy' if options.busy else ''}-{number:02d}"
             processes = options.processes or PROCESSES[options.kind][options.busy]
@@ -181,6 +190,16 @@ def threads_left() -> list[str]:
     from labkit.machine.worker_environment import core_count
 
     return [f"engine.threads={max(1, core_count() - 1)}"]
+
+
+def use_one_core() -> None:
+    """Run this process and those that it starts on one core, away from the busy process.
+
+    The thread that writes a server's responses and its client run for a moment per token. Beside
+    the busy process, they would wait for it.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def study(
