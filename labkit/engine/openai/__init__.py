@@ -22,17 +22,17 @@ def check_http_extra() -> None:
 
 
 def check_installed(options: config.Engine) -> None:
-    """Check that what the server's command needs is installed.
+    """Check that what the server's command needs is installed, unless the server runs already.
 
     Raises
     ------
     ConfigError
-        The server's program is missing, or the package gguf for ``{gguf}``. The message is one
-        line.
+        The program is missing, or the package gguf for ``{gguf}``. The message is one line.
     """
     from labkit.engine.openai import server_process
-    from labkit.models.gguf.gguf_writer import check_package
 
+    if options.server.url is not None:
+        return
     missing = server_process.missing_program(options)
     config.require(
         missing is None,
@@ -41,6 +41,8 @@ def check_installed(options: config.Engine) -> None:
         "engine.server.url",
     )
     if "{gguf}" in options.server.command_line:
+        from labkit.models.gguf.gguf_writer import check_package
+
         check_package()
 
 
@@ -55,7 +57,8 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
     from labkit.engine.openai import server_process
 
     check_installed(options)
-    server_process.build_command(options, model_dir, port=0)
+    if options.server.url is None:
+        server_process.build_command(options, model_dir, port=0)
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:

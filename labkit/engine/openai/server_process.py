@@ -296,7 +296,7 @@ def free_port() -> int:
 def missing_program(options: config.Engine) -> str | None:
     """Return the name of the server's program if it is not installed, else None."""
     words = shlex.split(options.server.command_line)
-    if options.server.url is not None or not words:
+    if not words:
         return None
     name = words[0].replace("{python}", options.server.python or sys.executable)
     return None if shutil.which(name) else name

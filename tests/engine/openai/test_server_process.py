@@ -16,6 +16,7 @@ from labkit.engine import openai
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai import server_process
 from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
+from labkit.models.gguf import gguf_writer
 
 ROOT = Path(__file__).resolve().parents[3]
 STUB = Path(__file__).with_name("stub_server.py")
@@ -102,6 +103,17 @@ def test_a_missing_program_is_named_before_anything_runs(tiny_dir):
     with pytest.raises(EngineError, match="No such file or directory"):
         openai.create(engine_options, tiny_dir)
     openai.prepare(options(), tiny_dir)
+
+
+def test_a_server_that_runs_already_needs_no_program_and_no_gguf(tiny_dir, monkeypatch):
+    def engine_options(**url):
+        server = config.OpenAIServer(preset="xllamacpp", **url)
+        return config.Engine(name="openai", server=server)
+
+    monkeypatch.setattr(gguf_writer, "find_spec", lambda name: None)
+    openai.prepare(engine_options(url="http://127.0.0.1:8080"), tiny_dir)
+    with pytest.raises(config.ConfigError, match="gguf is not installed"):
+        openai.prepare(engine_options(), tiny_dir)
 
 
 def test_close_stops_the_server_and_its_children(tiny_dir, capfd):
