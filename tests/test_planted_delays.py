@@ -140,7 +140,7 @@ def test_the_planted_arm_starts_the_planted_server(benchmark, monkeypatch, arm):
 
 def test_a_planted_server_s_engine_is_slower_by_the_share_of_its_own_work(benchmark, monkeypatch):
     def step(self):
-        time.sleep(0.05)  # as if the server was stopped: no CPU time
+        time.sleep(0.3)  # as if the server was stopped: no CPU time
         end = time.process_time() + 0.02
         while time.process_time() < end:
             pass
@@ -150,8 +150,8 @@ def test_a_planted_server_s_engine_is_slower_by_the_share_of_its_own_work(benchm
     benchmark("planted_server").plant(0.5)
     start, cpu_start = time.perf_counter(), time.process_time()
     assert LLMEngine.step(None) == ["event"]
-    assert time.perf_counter() - start >= 0.08
-    assert 0.03 <= time.process_time() - cpu_start < 0.05
+    assert time.perf_counter() - start >= 0.33
+    assert 0.03 <= time.process_time() - cpu_start < 0.08
 
 
 def test_a_server_is_stopped_for_its_share_halfway_through_a_turn(benchmark, monkeypatch):
