@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from labkit.config import (
+    GPU,
     KV,
     Ablation,
     Activations,
@@ -483,8 +484,11 @@ def test_mlx_options_become_environment_variables():
     # Its presence alone turns compilation off, so it may not be set to say on.
     assert Mlx(compile=False).environment() == {"MLX_DISABLE_COMPILE": "1"}
     assert Mlx(compile=True).environment() == {}
-    assert Mlx(bfs_max_width=3, compile=False).metal_only_option() is None
-    assert Mlx(bfs_max_width=3, tf32=True).metal_only_option() == "tf32"
+    assert Mlx(bfs_max_width=3, compile=False).gpu_options() == []
+    assert Mlx(bfs_max_width=3, tf32=True, sdpa_blocks=3).gpu_options() == [
+        ("tf32", GPU.any),
+        ("sdpa_blocks", GPU.metal),
+    ]
 
 
 @pytest.mark.parametrize("device", [Device.metal, Device.emulated])

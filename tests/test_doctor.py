@@ -27,6 +27,7 @@ QUIET = {
     "mlx": {
         "version": "0.32.4",
         "metal": True,
+        "cuda": False,
         "blas": {"name": "accelerate", "version": None, "core": None, "threads": None},
         "blas_reason": None,
         "gflop_s": 900.0,

@@ -54,7 +54,7 @@ from labkit.config.openai_server import (
     OpenAIServer,
     ServerPreset,
 )
-from labkit.config.option import ConfigError, count_text, is_class_path, require
+from labkit.config.option import GPU, ConfigError, count_text, is_class_path, require
 from labkit.config.python_environment import Environment
 from labkit.config.requests import (
     ArrivalKind,
@@ -92,6 +92,7 @@ __all__ = [
     "DEFAULT_WATERMARK",
     "ENGINES",
     "EXTERNAL_ENGINES",
+    "GPU",
     "KV",
     "MAX_PROMPT_LOGPROBS",
     "PRESETS",

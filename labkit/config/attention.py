@@ -12,11 +12,15 @@ RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 
 
 class Device(Enum):
-    """Device of the fused attention kernels. emulated: a CPU emulator runs the Metal kernels."""
+    """Device of the fused attention kernels.
+
+    emulated: a CPU emulator runs the Metal kernels; cuda: an NVIDIA GPU does.
+    """
 
     cpu = "cpu"
     emulated = "emulated"
     metal = "metal"
+    cuda = "cuda"
 
 
 BACKEND = "engine.attention.backend"

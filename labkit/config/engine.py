@@ -30,7 +30,7 @@ class Blas(Enum):
 class DType(Enum):
     """Precision of the computation.
 
-    model: the model's own on Metal; float32 on a CPU, which has no half-precision arithmetic.
+    model: the model's own on a GPU; float32 on a CPU, which has no half-precision arithmetic.
     """
 
     model = "model"

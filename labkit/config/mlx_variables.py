@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.config.option import Group, option
+from labkit.config.option import GPU, Group, option
 
 MLX_DEFAULT = "MLX's own choice"
 
@@ -21,7 +21,7 @@ class Mlx(Group, place="engine.mlx"):
         "Allow TF32 (reduced precision) in float32 matrix products.",
         null_means=f"{MLX_DEFAULT} (on)",
         mlx_lm=True,
-        on_metal=True,
+        gpu=GPU.any,
     )
     max_ops_per_buffer: int | None = option(
         None,
@@ -31,7 +31,7 @@ class Mlx(Group, place="engine.mlx"):
         unit="operations",
         null_means=MLX_DEFAULT,
         mlx_lm=True,
-        on_metal=True,
+        gpu=GPU.any,
     )
     max_mb_per_buffer: int | None = option(
         None,
@@ -41,14 +41,14 @@ class Mlx(Group, place="engine.mlx"):
         unit="MB",
         null_means=MLX_DEFAULT,
         mlx_lm=True,
-        on_metal=True,
+        gpu=GPU.any,
     )
     fast_synch: bool | None = option(
         None,
         "Fast synchronisation between CPU and GPU (macOS 15).",
         null_means=MLX_DEFAULT,
         mlx_lm=True,
-        on_metal=True,
+        gpu=GPU.metal,
     )
     sdpa_blocks: int | None = option(
         None,
@@ -59,7 +59,7 @@ class Mlx(Group, place="engine.mlx"):
         unit="partitions",
         null_means=MLX_DEFAULT,
         mlx_lm=True,
-        on_metal=True,
+        gpu=GPU.metal,
     )
     bfs_max_width: int | None = option(
         None,
@@ -83,12 +83,13 @@ class Mlx(Group, place="engine.mlx"):
             variables[DISABLE_COMPILE] = "1"  # MLX only tests whether it is set
         return variables
 
-    def metal_only_option(self) -> str | None:
-        """Return the name of an option that is set but has an effect on Metal only, or None."""
-        names = (
-            name for name, spec, value in self.options() if spec.on_metal and value is not None
-        )
-        return next(names, None)
+    def gpu_options(self) -> list[tuple[str, GPU]]:
+        """Return the options that are set and need a GPU: name, and the GPUs that they need."""
+        return [
+            (name, spec.gpu)
+            for name, spec, value in self.options()
+            if spec.gpu is not None and value is not None
+        ]
 
 
 VARIABLES = {

@@ -51,6 +51,13 @@ def override_text(value: Any) -> str:
     return str(value.value if isinstance(value, Enum) else value)
 
 
+class GPU(Enum):
+    """The GPUs on which an option has an effect, as help texts name them."""
+
+    metal = "Metal"
+    any = "a GPU"
+
+
 @dataclass(frozen=True)
 class ReadBy:
     """A condition: the option ``key`` has one of the values ``choices``."""
@@ -92,8 +99,8 @@ class Option:
         Condition under which the option has an effect. None: it always has an effect.
     mlx_lm, openai
         Whether the option also applies to ``engine=mlx_lm`` and to ``engine=openai``.
-    on_metal
-        Whether the option has an effect on Metal only.
+    gpu
+        The GPUs on which the option has an effect. None: it has an effect on a CPU, too.
     type_name
         Name of the type in help texts, for an option whose annotation is ``Any``. Empty: the value
         is a map.
@@ -112,7 +119,7 @@ class Option:
     read_by: ReadBy | None = None
     mlx_lm: bool = False
     openai: bool = False
-    on_metal: bool = False
+    gpu: GPU | None = None
     type_name: str = ""
 
     def accepts(self, value: Any) -> bool:

@@ -59,8 +59,8 @@ class OptionEntry:
     def readers(self) -> str:
         """The condition under which the option has an effect; empty if it always has an effect."""
         read_by = self.option.read_by
-        metal = ["on Metal"] if self.option.on_metal else []
-        return ", ".join(metal + ([f"{read_by.key}={read_by}"] if read_by else []))
+        gpu = [f"on {self.option.gpu.value}"] if self.option.gpu else []
+        return ", ".join(gpu + ([f"{read_by.key}={read_by}"] if read_by else []))
 
 
 @dataclass(frozen=True)

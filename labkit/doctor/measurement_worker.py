@@ -63,7 +63,7 @@ def cpu_bandwidth() -> dict[str, Any]:
 def mlx() -> dict[str, Any]:
     """Load BLAS and MLX as a worker does and time a matrix product.
 
-    With Metal, the bandwidth of reading the GPU's memory is measured too.
+    On a GPU, the bandwidth of reading the GPU's memory is measured too.
     """
     from labkit.machine import openblas_for_mlx
     from labkit.machine.worker_environment import core_count
@@ -76,19 +76,20 @@ def mlx() -> dict[str, Any]:
 
     from labkit.experiment import mlx_known_answer_test
 
-    metal = bool(mx.metal.is_available())
+    metal, cuda = bool(mx.metal.is_available()), bool(mx.cuda.is_available())
     a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))
     mx.eval(a, b)
     seconds = _median_s(lambda: mx.eval(a @ b))
     result = {
         "version": version("mlx"),
         "metal": metal,
+        "cuda": cuda,
         "blas": library,
         "blas_reason": reason,
         "gflop_s": 2 * MATMUL_SIZE**3 / seconds / 1e9,
         "side": MATMUL_SIZE,
     }
-    if metal:
+    if metal or cuda:
         stream = mx.ones(STREAM_BYTES // 4)
         mx.eval(stream)
         result["gpu_gb_s"] = STREAM_BYTES / _median_s(lambda: mx.eval(mx.sum(stream))) / 1e9

@@ -23,7 +23,7 @@ def machine_lines(facts: MachineFacts) -> list[LabelledLine]:
     """Return lines that describe this machine: chip, memory, MLX, BLAS, power and noise."""
     environment, measured = facts.environment, facts.measured
     mlx, bandwidth = measured["mlx"], measured["bandwidth"]
-    device = "Metal" if mlx["metal"] else "the CPU; no Metal: its kernels run in the emulator"
+    device = _gpu(mlx) or "the CPU; no Metal: its kernels run in the emulator"
     read_gb_s = mlx.get("gpu_gb_s", bandwidth["gb_s"])
     return [
         ("chip", _chip(environment)),
@@ -189,9 +189,13 @@ def _memory(environment: Mapping[str, Any], machine: MemoryProfile) -> str:
     return "; ".join(parts)
 
 
+def _gpu(mlx: Mapping[str, Any]) -> str:
+    return "Metal" if mlx["metal"] else "CUDA" if mlx["cuda"] else ""
+
+
 def _blas(mlx: Mapping[str, Any]) -> str:
-    if mlx["metal"]:
-        return "Metal"
+    if _gpu(mlx):
+        return _gpu(mlx)
     library = mlx["blas"]
     version = " ".join(filter(None, (library["version"], library["core"])))
     threads = f", {count_text(library['threads'], 'thread')}" if library["threads"] else ""

@@ -3,7 +3,7 @@
 On a CPU, MLX has no fast product of half-precision matrices (512 x 1024 x 1024: 200 ms; in float32
 with OpenBLAS: 10 ms), and labkit's own kernels compute in float32. So ``engine.dtype=model`` means
 float32 on a CPU in every engine, and half precision is used only if ``engine.dtype`` names it. On
-Metal ``engine.dtype=model`` keeps the stored dtype of every weight.
+a GPU ``engine.dtype=model`` keeps the stored dtype of every weight.
 
 Computing in float32 does not need float32 matrices: labkit's kernels read quantised and
 half-precision weights in their stored dtype (``engine.weights``).
@@ -17,6 +17,7 @@ from typing import Any
 
 from labkit import config
 from labkit.machine.macos import has_metal
+from labkit.machine.nvidia import has_cuda
 
 # Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -48,7 +49,7 @@ def cast_target(options: config.Engine) -> str | None:
         return "float32"
     if options.dtype is not config.DType.model:
         return str(options.dtype.value)
-    return None if _on_metal(options) else "float32"
+    return None if _on_gpu(options) else "float32"
 
 
 def matrix_storage(options: config.Engine) -> MatrixStorage:
@@ -67,10 +68,12 @@ def matrix_storage(options: config.Engine) -> MatrixStorage:
     )
 
 
-def _on_metal(options: config.Engine) -> bool:
+def _on_gpu(options: config.Engine) -> bool:
     attention = options.attention
     on_mlx = options.name == "mlx_lm" or attention.backend in MLX_BACKENDS
-    return has_metal() and (on_mlx or attention.device is config.Device.metal)
+    return (has_metal() and (on_mlx or attention.device is config.Device.metal)) or (
+        has_cuda() and (on_mlx or attention.device is config.Device.cuda)
+    )
 
 
 def compute_itemsize(options: config.Engine, stored: int) -> int:

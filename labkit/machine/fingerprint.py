@@ -35,7 +35,7 @@ from labkit.machine import code_revision, worker_environment
 from labkit.machine.best_effort import Readers, collect
 from labkit.machine.operating_system import operating_system
 
-PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
+PACKAGES = ("mlx", "mlx-cuda-13", "mlx-cuda-12", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
 
 
 def take() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Selection of the executor that runs kernel calls: Metal or the emulator."""
+"""Selection of the executor that runs kernel calls: Metal, CUDA or the emulator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from labkit.metal.kernel_call import Executor, on_metal
 
-DEVICES = ("metal", "emulated")
+DEVICES = ("metal", "emulated", "cuda")
 
 
 def executor_for(device: str) -> Executor:
@@ -15,13 +15,21 @@ def executor_for(device: str) -> Executor:
     Raises
     ------
     ValueError
-        The device is unknown, this machine has no Metal, or the emulator has no compiler. The
-        message is a single line.
+        The device is unknown, this machine has no Metal or no CUDA, or the emulator has no
+        compiler. The message is a single line.
     """
     if device == "metal":
         if not mx.metal.is_available():
             raise ValueError("device=metal: there is no Metal on this machine; set device=emulated")
         return on_metal
+    if device == "cuda":
+        if not mx.cuda.is_available():
+            raise ValueError(
+                "device=cuda: this MLX has no CUDA back-end or finds no NVIDIA GPU; set device=cpu"
+            )
+        from labkit.metal.cuda_executor import on_cuda
+
+        return on_cuda
     if device != "emulated":
         raise ValueError(f"device={device}: must be one of: {', '.join(DEVICES)}")
     from labkit.metal.emulator.cpp_compilation import find_compiler

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from labkit.config import Attention, ConfigError, Device, Experiment, require
+from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
 from labkit.machine.macos import has_metal
+from labkit.machine.nvidia import has_cuda
 
 
 def queued(attention: Attention) -> bool:
     """Return whether launches wait in a device's queue.
 
-    Only Metal has such a queue; labkit's CPU kernels and MLX on a CPU have none.
+    Only a GPU has such a queue; labkit's CPU kernels and MLX on a CPU have none.
     """
-    on_mlx = attention.device is Device.metal or attention.backend == "gather"
-    return on_mlx and has_metal()
+    gather = attention.backend == "gather"
+    return (has_metal() and (gather or attention.device is Device.metal)) or (
+        has_cuda() and (gather or attention.device is Device.cuda)
+    )
 
 
 def check(experiment: Experiment) -> None:
@@ -24,12 +27,19 @@ def check(experiment: Experiment) -> None:
             "engine.attention.device=metal: there is no Metal on this machine; "
             "set engine.attention.device=emulated or cpu",
         )
-    variable = experiment.engine.mlx.metal_only_option()
-    require(
-        variable is None or has_metal(),
-        f"engine.mlx.{variable} has an effect on Metal only, and there is no Metal on this "
-        "machine; leave it null",
-    )
+    if device is Device.cuda:
+        require(
+            has_cuda(),
+            "engine.attention.device=cuda: there is no NVIDIA driver or no mlx[cuda13] on this "
+            "machine; set engine.attention.device=cpu",
+        )
+    gpus = {GPU.metal: has_metal(), GPU.any: has_metal() or has_cuda()}
+    for name, gpu in experiment.engine.mlx.gpu_options():
+        require(
+            gpus[gpu],
+            f"engine.mlx.{name} has an effect on {gpu.value} only, and this machine has none; "
+            "leave it null",
+        )
     if device is Device.emulated:
         from labkit.metal.emulator.cpp_compilation import find_gxx
         from labkit.metal.emulator.emulator_errors import EmulatorUnavailable

@@ -89,6 +89,21 @@ def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
         assert compute_dtype.cast_target(engine) == kind
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        (Engine(), "float32"),
+        (Engine(attention=Attention(backend="gather")), None),
+        (Engine(attention=Attention(device=Device.cuda)), None),
+        (Engine(attention=Attention(device=Device.metal)), "float32"),
+        (Engine(dtype=DType.float32, attention=Attention(device=Device.cuda)), "float32"),
+    ],
+)
+def test_the_type_on_an_nvidia_gpu(engine, kind, monkeypatch):
+    monkeypatch.setattr(compute_dtype, "has_cuda", lambda: True)
+    assert compute_dtype.cast_target(engine) == kind
+
+
 @pytest.mark.parametrize("backend", ["fused", "reference"])
 @pytest.mark.parametrize("kind", HALF)
 def test_half_precision_is_refused_where_numpy_computes(kind, backend):

@@ -87,8 +87,8 @@ def test_a_missing_compiler_is_reported_in_one_line(monkeypatch):
 
 
 def test_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="device=cuda: must be one of: metal, emulated"):
-        executor_for("cuda")
+    with pytest.raises(ValueError, match="device=tpu: must be one of: metal, emulated, cuda"):
+        executor_for("tpu")
 
 
 # ------------------------------------------------------------------ results

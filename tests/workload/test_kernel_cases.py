@@ -286,6 +286,7 @@ def test_a_window_reaches_the_kernel():
     ("device", "message"),
     [
         ("metal", "engine.attention.device=metal: there is no Metal on this machine; set"),
+        ("cuda", r"engine.attention.device=cuda: there is no NVIDIA driver or no mlx\[cuda13\]"),
         (
             "emulated",
             r"engine.attention.device=emulated: there is no g\+\+ on PATH; install a C\+\+17",
@@ -294,6 +295,7 @@ def test_a_window_reaches_the_kernel():
 )
 def test_an_unavailable_device_is_refused(monkeypatch, device, message):
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(device_availability, "has_cuda", lambda: False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=message) as raised:
         device_availability.check(experiment(make(DECODE), attention={"device": device}))

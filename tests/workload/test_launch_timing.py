@@ -369,18 +369,24 @@ def test_chains_do_similar_work_in_every_case():
 
 
 @pytest.mark.parametrize(
-    ("metal", "options", "queued"),
+    ("gpu", "options", "queued"),
     [
-        (True, {"device": Device.metal}, True),
-        (True, {"backend": "gather"}, True),
-        (True, {}, False),
-        (True, {"device": Device.emulated}, False),
-        (False, {"backend": "gather"}, False),
-        (False, {"device": Device.emulated}, False),
+        ("metal", {"device": Device.metal}, True),
+        ("metal", {"device": Device.cuda}, False),
+        ("metal", {"backend": "gather"}, True),
+        ("metal", {}, False),
+        ("metal", {"device": Device.emulated}, False),
+        ("cuda", {"device": Device.cuda}, True),
+        ("cuda", {"device": Device.metal}, False),
+        ("cuda", {"backend": "gather"}, True),
+        ("cuda", {}, False),
+        ("none", {"backend": "gather"}, False),
+        ("none", {"device": Device.emulated}, False),
     ],
 )
-def test_only_metal_has_a_queue(monkeypatch, metal, options, queued):
-    monkeypatch.setattr(device_availability, "has_metal", lambda: metal)
+def test_only_a_gpu_has_a_queue(monkeypatch, gpu, options, queued):
+    monkeypatch.setattr(device_availability, "has_metal", lambda: gpu == "metal")
+    monkeypatch.setattr(device_availability, "has_cuda", lambda: gpu == "cuda")
     assert device_availability.queued(Attention(**options)) is queued
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend_base import PagedBackend
 
 
-DEVICES = ("cpu", "emulated", "metal")
+DEVICES = ("cpu", "emulated", "metal", "cuda")
 _METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
 
 
@@ -28,8 +28,8 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
         ``reference`` (the float64 oracle in NumPy) or ``package.module:Class`` (a user's class,
         which is called with the argument ``resolver``).
     device
-        Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
-        on a CPU).
+        Where the fused kernels run: ``cpu``, ``metal``, or the Metal kernels on a CPU
+        (``emulated``) or an NVIDIA GPU (``cuda``).
     switches
         Fields of ``KernelSwitches``.
 

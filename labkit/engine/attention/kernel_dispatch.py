@@ -47,6 +47,8 @@ def cpu_limits(workers: int) -> DeviceLimits:
 
 # Eight threadgroups for each of 14 cores; eight query heads fill a threadgroup's registers.
 METAL_LIMITS = DeviceLimits(112, 8, False, 0, 512)
+# Eight thread blocks of 256 threads for each of an H100's 132 multiprocessors.
+CUDA_LIMITS = DeviceLimits(1056, 8, False, 0, 512)
 
 
 @dataclass(frozen=True, slots=True)

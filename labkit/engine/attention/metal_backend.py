@@ -1,4 +1,4 @@
-"""The fused backend of devices ``metal`` and ``emulated``, which launches the Metal kernels.
+"""The fused backend of devices ``metal``, ``emulated`` and ``cuda``: it launches the Metal kernels.
 
 A launch is a node of MLX's lazy graph. The stamps and counters that a kernel writes are a second
 output of the node. They are evaluated with the step and read by ``report``.
@@ -35,7 +35,7 @@ _INPUTS = (
 
 
 class MetalBackend(MlxBackend):
-    """Paged attention by the Metal kernels, on a Mac (``metal``) or ``emulated``.
+    """Paged attention by the Metal kernels, on a Mac, an NVIDIA GPU or ``emulated``.
 
     ``executor`` runs the kernels (None: the executor of device ``name``).
 
@@ -52,6 +52,8 @@ class MetalBackend(MlxBackend):
         self.name = self.device = name
         self._switches = switches
         self._executor = executor or executor_for(name)
+        cuda = name == "cuda"
+        self._limits = kernel_dispatch.CUDA_LIMITS if cuda else kernel_dispatch.METAL_LIMITS
 
     def _check_supported(self, layer: AttentionLayer) -> None:
         input_validation.check_fused_layer(layer, self.name, MAX_HEAD_DIM)
@@ -114,9 +116,7 @@ class MetalBackend(MlxBackend):
         return [*super().pending(metadata), *(array for array in rows if array is not None)]
 
     def _choose_kernel(self, metadata: AttentionMetadata, layer: AttentionLayer) -> Dispatch:
-        return kernel_dispatch.choose_kernel(
-            metadata, layer, self._switches, kernel_dispatch.METAL_LIMITS
-        )
+        return kernel_dispatch.choose_kernel(metadata, layer, self._switches, self._limits)
 
     def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _LaunchParams:
         """Return the parameters that the launches of one kind of layer share in this step."""

@@ -170,3 +170,10 @@ def test_without_a_compiler(monkeypatch):
 def test_without_metal():
     with pytest.raises(ValueError, match="device=metal: there is no Metal on this machine"):
         attention.create(device="metal")
+
+
+@pytest.mark.skipif(mx.cuda.is_available(), reason="this machine has CUDA")
+def test_without_cuda():
+    with pytest.raises(ValueError, match="device=cuda: this MLX has no CUDA back-end") as raised:
+        attention.create(device="cuda")
+    assert "\n" not in str(raised.value)
