@@ -30,16 +30,7 @@ def on_cuda(call: KernelCall, poison: bool = False) -> list[mx.array]:
         call.body,
         scalars,
     )
-    x, y, z = call.groups
-    result: list[mx.array] = kernel(
-        inputs=call.operands(),
-        template=list(call.template),
-        grid=(x * call.threads, y, z),
-        threadgroup=(call.threads, 1, 1),
-        output_shapes=[shape for _, shape, _ in call.outputs],
-        output_dtypes=[dtype for _, _, dtype in call.outputs],
-        init_value=float("nan") if poison else None,
-    )
+    result: list[mx.array] = kernel(**call.launch_arguments(poison=poison))
     return result
 
 

@@ -54,17 +54,23 @@ class KernelCall:
             self.header,
             self.body,
         )
-        x, y, z = self.groups
-        result: list[mx.array] = kernel(
-            inputs=self.operands() if inputs is None else list(inputs),
-            template=list(self.template),
-            grid=(x * self.threads, y, z),
-            threadgroup=(self.threads, 1, 1),
-            output_shapes=[shape for _, shape, _ in self.outputs],
-            output_dtypes=[dtype for _, _, dtype in self.outputs],
-            init_value=float("nan") if poison else None,
-        )
+        result: list[mx.array] = kernel(**self.launch_arguments(inputs, poison))
         return result
+
+    def launch_arguments(
+        self, inputs: Sequence[mx.array] | None = None, poison: bool = False
+    ) -> dict[str, Any]:
+        """Return the keyword arguments with which MLX launches the kernel on any GPU."""
+        x, y, z = self.groups
+        return {
+            "inputs": self.operands() if inputs is None else list(inputs),
+            "template": list(self.template),
+            "grid": (x * self.threads, y, z),
+            "threadgroup": (self.threads, 1, 1),
+            "output_shapes": [shape for _, shape, _ in self.outputs],
+            "output_dtypes": [dtype for _, _, dtype in self.outputs],
+            "init_value": float("nan") if poison else None,
+        }
 
     def operands(self) -> list[mx.array]:
         """Return the arrays of ``inputs``, without their names."""
