@@ -423,3 +423,18 @@ def test_both_kinds_for_real():
         assert isinstance(estimate, PilotNoise), results
         assert estimate.processes == noise_pilots.MAX_PROCESSES
         assert estimate.separate_s < estimate.interleaved_s
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text"),
+    [
+        ({"metal": True, "cuda": False}, "on Metal"),
+        ({"metal": False, "cuda": True}, "on CUDA"),
+        ({"metal": False, "cuda": False}, "on the CPU; no Metal"),
+    ],
+)
+def test_the_device_of_mlx_is_shown(gpu, text):
+    lines = dict(terminal_screen.machine_lines(facts(mlx=gpu)))
+    assert text in lines["MLX"]
+    blas = lines["matmul"].split(":")[0]
+    assert blas == (text.removeprefix("on ") if any(gpu.values()) else "accelerate")

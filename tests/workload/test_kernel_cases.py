@@ -312,3 +312,24 @@ def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():
     assert emulated.seconds > small.seconds + 0.5 and emulated.bytes == small.bytes
     assert with_huge == small
     assert allowed.bytes > small.bytes + 60e6
+
+
+@pytest.mark.parametrize(
+    ("gpu", "option", "message"),
+    [
+        ("none", "tf32", "engine.mlx.tf32 has an effect on a GPU only"),
+        ("none", "sdpa_blocks", "engine.mlx.sdpa_blocks has an effect on Metal only"),
+        ("cuda", "tf32", None),
+        ("cuda", "sdpa_blocks", "engine.mlx.sdpa_blocks has an effect on Metal only"),
+        ("metal", "sdpa_blocks", None),
+    ],
+)
+def test_options_of_mlx_without_their_gpu_are_refused(monkeypatch, gpu, option, message):
+    monkeypatch.setattr(device_availability, "has_metal", lambda: gpu == "metal")
+    monkeypatch.setattr(device_availability, "has_cuda", lambda: gpu == "cuda")
+    arm = experiment(make(DECODE), mlx={option: True if option == "tf32" else 3})
+    if message is None:
+        device_availability.check(arm)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            device_availability.check(arm)
