@@ -16,8 +16,7 @@ from enum import Enum
 from typing import Any
 
 from labkit import config
-from labkit.machine.macos import has_metal
-from labkit.machine.nvidia import has_cuda
+from labkit.machine.mlx_gpu import mlx_gpu
 
 # Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -71,9 +70,8 @@ def matrix_storage(options: config.Engine) -> MatrixStorage:
 def _on_gpu(options: config.Engine) -> bool:
     attention = options.attention
     on_mlx = options.name == "mlx_lm" or attention.backend in MLX_BACKENDS
-    return (has_metal() and (on_mlx or attention.device is config.Device.metal)) or (
-        has_cuda() and (on_mlx or attention.device is config.Device.cuda)
-    )
+    gpu = mlx_gpu()
+    return gpu is not None and (on_mlx or attention.device.value == gpu)
 
 
 def compute_itemsize(options: config.Engine, stored: int) -> int:

@@ -1,18 +1,16 @@
-"""NVIDIA devices: whether MLX computes on them, and their state from ``nvidia-smi``.
+"""State of NVIDIA devices from ``nvidia-smi``, where the driver is loaded.
 
 The parent process reads the state before and after a run, so a worker starts without that delay.
 """
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from labkit.machine.best_effort import collect, command_output
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-MLX_CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12")
 # Names in records by the field names of nvidia-smi.
 QUERY_FIELDS = {
     "clocks.sm": "sm_mhz",
@@ -24,22 +22,6 @@ QUERY_FIELDS = {
     "persistence_mode": "persistence",
     "mig.mode.current": "mig",
 }
-
-
-def has_cuda(driver: Path = DRIVER_FILE) -> bool:
-    """Return whether MLX computes on an NVIDIA GPU: its CUDA build and a driver are installed.
-
-    MLX is not imported, because the process that plans must not import it.
-    """
-    return driver.exists() and any(map(_is_installed, MLX_CUDA_PACKAGES))
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:

@@ -22,14 +22,7 @@ def on_cuda(call: KernelCall, poison: bool = False) -> list[mx.array]:
     A threadgroup becomes a thread block. ``poison`` is as in ``KernelCall.__call__``.
     """
     scalars = tuple(name for name, array in call.inputs if array.ndim == 0)
-    kernel = _kernel(
-        call.name,
-        tuple(name for name, _ in call.inputs),
-        tuple(name for name, _, _ in call.outputs),
-        call.header,
-        call.body,
-        scalars,
-    )
+    kernel = _kernel(*call.definition(), scalars)
     result: list[mx.array] = kernel(**call.launch_arguments(poison=poison))
     return result
 

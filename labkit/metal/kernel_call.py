@@ -47,15 +47,14 @@ class KernelCall:
         that MLX will allocate for the outputs instead (``labkit.workload.mlx_launch_queue``), and
         the kernels' stamps tell whether a launch ran.
         """
-        kernel = _kernel(
-            self.name,
-            tuple(name for name, _ in self.inputs),
-            tuple(name for name, _, _ in self.outputs),
-            self.header,
-            self.body,
-        )
+        kernel = _kernel(*self.definition())
         result: list[mx.array] = kernel(**self.launch_arguments(inputs, poison))
         return result
+
+    def definition(self) -> tuple[str, tuple[str, ...], tuple[str, ...], str, str]:
+        """Return what defines the kernel: name, names of inputs and outputs, header and body."""
+        inputs = tuple(name for name, _ in self.inputs)
+        return self.name, inputs, tuple(name for name, _, _ in self.outputs), self.header, self.body
 
     def launch_arguments(
         self, inputs: Sequence[mx.array] | None = None, poison: bool = False

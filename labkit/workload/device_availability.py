@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
-from labkit.machine.macos import has_metal
-from labkit.machine.nvidia import has_cuda
+from labkit.machine.mlx_gpu import mlx_gpu
 
 
 def queued(attention: Attention) -> bool:
@@ -12,28 +11,26 @@ def queued(attention: Attention) -> bool:
 
     Only a GPU has such a queue; labkit's CPU kernels and MLX on a CPU have none.
     """
-    gather = attention.backend == "gather"
-    return (has_metal() and (gather or attention.device is Device.metal)) or (
-        has_cuda() and (gather or attention.device is Device.cuda)
-    )
+    gpu = mlx_gpu()
+    return gpu is not None and (attention.backend == "gather" or attention.device.value == gpu)
 
 
 def check(experiment: Experiment) -> None:
     """Raise ``ConfigError`` if this machine lacks the arm's device or a compiler for it."""
-    device = experiment.engine.attention.device
+    device, mlx_device = experiment.engine.attention.device, mlx_gpu()
     if device is Device.metal:
         require(
-            has_metal(),
+            mlx_device == "metal",
             "engine.attention.device=metal: there is no Metal on this machine; "
             "set engine.attention.device=emulated or cpu",
         )
     if device is Device.cuda:
         require(
-            has_cuda(),
+            mlx_device == "cuda",
             "engine.attention.device=cuda: there is no NVIDIA driver or no mlx[cuda13] on this "
             "machine; set engine.attention.device=cpu",
         )
-    gpus = {GPU.metal: has_metal(), GPU.any: has_metal() or has_cuda()}
+    gpus = {GPU.metal: mlx_device == "metal", GPU.any: mlx_device is not None}
     for name, gpu in experiment.engine.mlx.gpu_options():
         require(
             gpus[gpu],

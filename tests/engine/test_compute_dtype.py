@@ -84,8 +84,8 @@ def types_of(model):
 def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
     engine, on_a_cpu, on_a_mac, monkeypatch
 ):
-    for available, kind in ((False, on_a_cpu), (True, on_a_mac)):
-        monkeypatch.setattr(compute_dtype, "has_metal", lambda available=available: available)
+    for gpu, kind in ((None, on_a_cpu), ("metal", on_a_mac)):
+        monkeypatch.setattr(compute_dtype, "mlx_gpu", lambda gpu=gpu: gpu)
         assert compute_dtype.cast_target(engine) == kind
 
 
@@ -100,7 +100,7 @@ def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
     ],
 )
 def test_the_type_on_an_nvidia_gpu(engine, kind, monkeypatch):
-    monkeypatch.setattr(compute_dtype, "has_cuda", lambda: True)
+    monkeypatch.setattr(compute_dtype, "mlx_gpu", lambda: "cuda")
     assert compute_dtype.cast_target(engine) == kind
 
 

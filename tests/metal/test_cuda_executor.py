@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from metal_batches import RESOLVERS, attend, batch, check
 
 from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.metal_backend import MetalBackend
-from labkit.machine import nvidia
 from labkit.metal import cuda_executor
 from labkit.metal.kernel_call import KernelCall
 
@@ -134,26 +132,6 @@ def test_a_call_reaches_mlx(monkeypatch):
     assert run["template"] == [("N", 3)]
     assert run["output_shapes"] == [(3,)] and run["output_dtypes"] == [mx.float32]
     assert np.isnan(cuda_executor.on_cuda(call, poison=True) and run["init_value"])
-
-
-def test_cuda_needs_a_driver_and_a_package(tmp_path, monkeypatch):
-    driver = tmp_path / "version"
-    packages = ("a-package-that-is-not-installed", "numpy")
-    monkeypatch.setattr(nvidia, "MLX_CUDA_PACKAGES", packages)
-    assert not nvidia.has_cuda(driver)
-    driver.write_text("NVRM version: 580")
-    assert nvidia.has_cuda(driver)
-    monkeypatch.setattr(nvidia, "MLX_CUDA_PACKAGES", packages[:1])
-    assert not nvidia.has_cuda(driver)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the CPU build of MLX")
-@pytest.mark.skipif(mx.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_is_refused_without_cuda():
-    from labkit.metal.executor_factory import executor_for
-
-    with pytest.raises(ValueError, match=r"^device=cuda: this MLX has no CUDA back-end"):
-        executor_for("cuda")
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])

@@ -294,8 +294,7 @@ def test_a_window_reaches_the_kernel():
     ],
 )
 def test_an_unavailable_device_is_refused(monkeypatch, device, message):
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(device_availability, "has_cuda", lambda: False)
+    monkeypatch.setattr(device_availability, "mlx_gpu", lambda: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=message) as raised:
         device_availability.check(experiment(make(DECODE), attention={"device": device}))
@@ -317,16 +316,15 @@ def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():
 @pytest.mark.parametrize(
     ("gpu", "option", "message"),
     [
-        ("none", "tf32", "engine.mlx.tf32 has an effect on a GPU only"),
-        ("none", "sdpa_blocks", "engine.mlx.sdpa_blocks has an effect on Metal only"),
+        (None, "tf32", "engine.mlx.tf32 has an effect on a GPU only"),
+        (None, "sdpa_blocks", "engine.mlx.sdpa_blocks has an effect on Metal only"),
         ("cuda", "tf32", None),
         ("cuda", "sdpa_blocks", "engine.mlx.sdpa_blocks has an effect on Metal only"),
         ("metal", "sdpa_blocks", None),
     ],
 )
 def test_options_of_mlx_without_their_gpu_are_refused(monkeypatch, gpu, option, message):
-    monkeypatch.setattr(device_availability, "has_metal", lambda: gpu == "metal")
-    monkeypatch.setattr(device_availability, "has_cuda", lambda: gpu == "cuda")
+    monkeypatch.setattr(device_availability, "mlx_gpu", lambda: gpu)
     arm = experiment(make(DECODE), mlx={option: True if option == "tf32" else 3})
     if message is None:
         device_availability.check(arm)
