@@ -4,6 +4,7 @@
 arm's config allows it:
 
 - kernels: inside the launch
+- video: inside the request for a clip's frames
 - engines: inside the step; with ``engine.pipeline=overlap``, between two launches, when no step is
   in flight that would hide the delay
 - labkit's server: inside the steps of the server's engine (``planted_server.py``)
@@ -89,14 +90,14 @@ def plant() -> None:
     if arm.environment:
         return
     if engine.get("name") != "openai":
-        plant_calls(engine.get("pipeline"), arm.config["workload"]["kind"] == "kernel")
+        plant_calls(engine.get("pipeline"), arm.config["workload"]["kind"])
     elif engine["server"]["preset"] == "labkit":
         plant_server(planted_share(arm.name))
     else:
         plant_turns(planted_share(arm.name))
 
 
-def plant_calls(pipeline: str | None, kernels: bool) -> None:
+def plant_calls(pipeline: str | None, workload: str) -> None:
     """Plant the delay into the operations of this process that are timed."""
     from labkit.engine.attention.cpu_backend import CpuBackend
     from labkit.engine.engine_step import StepLoop
@@ -113,8 +114,18 @@ def plant_calls(pipeline: str | None, kernels: bool) -> None:
             planted.share = 0.0
 
     WorkerProcess._turn = known  # type: ignore[method-assign]
-    if kernels:
+    if workload == "kernel":
         CpuBackend.forward = planted.slow(CpuBackend.forward)  # type: ignore[method-assign]
+    elif workload == "video":
+        from labkit.workload.video.interleaved_video import InterleavedVideo
+
+        initialize = InterleavedVideo.__init__
+
+        def with_slow_requests(self: InterleavedVideo, *arguments: Any, **options: Any) -> None:
+            initialize(self, *arguments, **options)
+            self._take = planted.slow(self._take)
+
+        InterleavedVideo.__init__ = with_slow_requests  # type: ignore[method-assign]
     elif pipeline == "overlap":  # its steps wait here for the step in flight
         StepLoop._sample = planted.slow_period(StepLoop._sample)  # type: ignore[method-assign]
     else:

@@ -25,13 +25,18 @@ turns (a live set). ``live-kernels`` and ``live-requests`` could share a process
 Both measure the delay twice: with both arms interleaved in the same process, and with the given
 number of pairs of separate processes. They compare the two results, and resume if interrupted. In
 ``agreement-beside-...``, the two processes of a pair live at the same time and alternate (a round
-of a kernel or a slice of steps each), so that the machine affects both alike. ``table`` writes the
-finished studies as ``docs/sensitivity.md`` shows them. ``summary`` prints what ``table`` needs of
-them, with the value of every run, as JSON that ``table`` reads too:
+of a kernel or a slice of steps each), so that the machine affects both alike.
+``agreement-live-...`` measures the delay with every isolation that the arms allow: interleaved in
+one process, in live sets, and in separate processes. The number is that of live sets and of pairs
+of separate processes.
+
+``table`` writes the finished studies as ``docs/sensitivity.md`` shows them. ``summary`` prints what
+``table`` needs of them, with the value of every run, as JSON that ``table`` reads too:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/mine
     python benchmarks/sensitivity.py agreement-requests 30 outputs/mine
     python benchmarks/sensitivity.py agreement-beside-kernels 40 outputs/mine
+    python benchmarks/sensitivity.py agreement-live-kernels 30 outputs/mine
     python benchmarks/sensitivity.py table outputs/mine
     python benchmarks/sensitivity.py table outputs/reference/sensitivity.zip
     python benchmarks/sensitivity.py summary outputs/mine > summaries.json
@@ -61,6 +66,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from labkit.analysis.arm_comparison import ArmComparison
     from labkit.experiment.cell import Cell
     from labkit.experiment.cell_composer import ComposedCell
     from labkit.experiment.permuted_blocks import Run
@@ -75,7 +81,9 @@ LIVE_REQUESTS = [*REQUESTS, *LIVE]
 # Requests of equal lengths, so that every study takes as long. The outputs of servers may differ,
 # because they batch requests as they arrive.
 UNIFORM = ["workload=uniform", "model=tiny", "workload.concurrency=1", "workload.warmup=1"]
-SERVERS = [*UNIFORM, *LIVE, "engine=openai", "ablation.claims.identity=none"]
+SERVERS = [*UNIFORM, "engine=openai", "ablation.claims.identity=none"]
+# With an engine's thread on each core, the server's other thread and the client would wait.
+LABKIT_SERVER = ["engine.server.preset=labkit", "engine.threads=1"]
 # The name of the planted arm, and the overrides of the study.
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
@@ -84,21 +92,16 @@ ASKED = {
     "live-requests": ("planted_3pct", LIVE_REQUESTS),
     "live-overlap": ("planted_3pct", [*LIVE_REQUESTS, "engine.pipeline=overlap"]),
     # A server of llama.cpp takes requests that arrive together in a random order, which decides how
-    # long it runs with few requests at the end. So servers get one request after the other. With an
-    # engine's thread on each core, the server's other thread and the client would wait for them.
+    # long it runs with few requests at the end. So servers get one request after the other.
     "live-servers": (
         "planted_3pct",
-        [
-            *SERVERS,
-            "engine.server.preset=labkit",
-            "engine.threads=1",
-            "workload.prompts.requests=7",
-        ],
+        [*SERVERS, *LIVE, *LABKIT_SERVER, "workload.prompts.requests=7"],
     ),
     "live-llamacpp": (
         "planted_3pct",
         [
             *SERVERS,
+            *LIVE,
             "engine.server.preset=xllamacpp",
             "workload.prompts.requests=6",
             "workload.prompts.input.tokens=256",
@@ -113,12 +116,21 @@ ASKED = {
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
     "agreement-beside-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
     "agreement-beside-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
+    "agreement-live-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
+    "agreement-live-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
+    "agreement-live-video": ("planted_10pct", ["workload=video", "workload.repeats=8"]),
+    "agreement-live-servers": (
+        "planted_10pct",
+        [*SERVERS, *LABKIT_SERVER, "workload.prompts.requests=7"],
+    ),
 }
 # Pairs of processes one after the other, and pairs that live at the same time.
 AGREEMENTS = (
     ("agreement-requests", "agreement-kernels"),
     ("agreement-beside-requests", "agreement-beside-kernels"),
 )
+# The isolations whose effects are compared, and what ends the name of their studies.
+ISOLATIONS = ("in_process", "live", "process")
 # Number of processes that fit into a minute, or of live sets that fit into two minutes: alone, and
 # beside a busy process.
 PROCESSES = {
@@ -154,10 +166,15 @@ def main() -> int:
                 print(json.dumps(studies))
                 return 0
             print(table(studies))
+            if any(map(is_of_isolation, studies)):
+                print(f"\n{isolations_agreed(studies)}")
             for kinds in [kinds for kinds in AGREEMENTS if (out / kinds[0]).is_dir()]:
                 print(f"\n{agreed(out, kinds)}")
         except (RecordError, OSError, ValueError, EOFError, lzma.LZMAError) as error:
             sys.exit(str(error))
+        return 0
+    if options.kind.startswith("agreement-live"):
+        print(isolations_agreed(live_agreement(options.kind, options.out, options.studies)))
         return 0
     if options.kind.startswith("agreement"):
         print(agreement(options.kind, options.out / options.kind, options.studies))
@@ -233,6 +250,27 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
         alone = cell.design.isolation is Isolation.process
         run(cell, beside=kind.startswith("agreement-beside") and alone)
     return str(isolation_sentence(AnalysisCache().cell(folder)))
+
+
+def live_agreement(kind: str, out: Path, blocks: int) -> list[dict[str, Any]]:
+    """Make the missing runs of a study of every isolation and return the studies' summaries.
+
+    ``blocks`` is the number of live sets, and of pairs of separate processes. Servers cannot share
+    a process.
+    """
+    from labkit.experiment.cell_composer import to_cell
+
+    shared = PROCESSES["kernels" if kind.endswith("kernels") else "requests"][0]
+    folders = []
+    for isolation in ISOLATIONS:
+        if isolation == "in_process" and kind.endswith("servers"):
+            continue
+        number = shared if isolation == "in_process" else blocks
+        design = [f"design.isolation={isolation}", f"design.blocks={number}", "seed=10"]
+        composed = with_planted(kind, design)
+        folders.append(out / f"{kind}-{isolation}")
+        run(to_cell(replace(composed, arms=composed.arms[:2], name=folders[-1].name), folders[-1]))
+    return [summary(folder) for folder in folders]
 
 
 def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
@@ -354,7 +392,8 @@ def summaries(out: StudyPath) -> list[dict[str, Any]]:
         with read(out, "rt", encoding="utf-8") as file:
             return list(json.load(file))
     folders = sorted(cell_dirs(out), key=lambda folder: folder.name)
-    studies = [summary(one) for one in folders if re.fullmatch(r"(?!agreement).*-\d+", one.name)]
+    pattern = rf"(?!agreement).*-\d+|agreement-live-.*-({'|'.join(ISOLATIONS)})"
+    studies = [summary(one) for one in folders if re.fullmatch(pattern, one.name)]
     return [one for one in studies if one["rows"]]  # others have not finished
 
 
@@ -380,7 +419,7 @@ def summary(folder: StudyPath) -> dict[str, Any]:
     return {
         "study": folder.name,
         "seconds": round(measured_s(folder), 1),
-        "threads": baseline["config"]["engine"].get("threads"),
+        "threads": baseline["config"].get("engine", {}).get("threads"),
         "environment": {key: environment.get(key) for key in ("cpu_model", "cores", "taken")},
         "overrides": cell.get("overrides", []),
         "design": {key: design[key] for key in ("seed", "blocks", "isolation", "alpha", "order")},
@@ -417,7 +456,7 @@ def table(studies: Sequence[dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for one in studies:
+    for one in [one for one in studies if not is_of_isolation(one)]:
         kinds.setdefault(one["study"].rpartition("-")[0], []).append(one)
     return "\n".join([*lines, *(_table_line(kind, group) for kind, group in kinds.items())])
 
@@ -440,6 +479,55 @@ def _table_line(kind: str, studies: Sequence[dict[str, Any]]) -> str:
         f"{first['design']['blocks']} | {named} of {n} | {false} of {n} | "
         f"{' | '.join(ranges)} | {statistics.median(one['seconds'] for one in studies):.0f} |"
     )
+
+
+def is_of_isolation(study: dict[str, Any]) -> bool:
+    """Return whether a summary is that of a study of ``agreement-live-...``."""
+    return bool(study["study"].startswith("agreement-live-"))
+
+
+def isolations_agreed(studies: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the effects with every isolation, from the studies' summaries."""
+    lines = [
+        "| | blocks: one process, live sets, pairs | one process | live | separate | "
+        "live against one process (detectable from) | live against separate (detectable from) |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    by_name = {one["study"]: one for one in studies}
+    for name in [name for name in by_name if is_of_isolation(by_name[name])]:
+        kind, _, isolation = name.rpartition("-")
+        if isolation != "live":
+            continue
+        found = [by_name.get(f"{kind}-{one}") for one in ISOLATIONS]
+        blocks = ", ".join(str(one["design"]["blocks"]) if one else "-" for one in found)
+        for index, row in enumerate(by_name[name]["rows"]):
+            case = kind.removeprefix("agreement-live-") if row["case"] == "all" else row["case"]
+            alone, live, apart = (planted_effect(one, index) if one else None for one in found)
+            effects = " | ".join(
+                "-" if one is None else f"{one.effect_pct:+.1f} %" for one in (alone, live, apart)
+            )
+            differences = " | ".join(_difference(live, one) for one in (alone, apart))
+            lines.append(f"| {case} | {blocks} | {effects} | {differences} |")
+    return "\n".join(lines)
+
+
+def planted_effect(study: dict[str, Any], row: int) -> ArmComparison:
+    """Return the planted arm's effect and interval in a row of a study's summary."""
+    from labkit.analysis.arm_comparison import ArmComparison
+
+    (one,) = study["rows"][row]["comparisons"]
+    low, high = one["ci_low_pct"], one["ci_high_pct"]
+    interval = None if low is None or high is None else (low, high)
+    return ArmComparison(one["arm"], "base", effect_pct=one["effect_pct"], ci_pct=interval)
+
+
+def _difference(live: ArmComparison | None, other: ArmComparison | None) -> str:
+    from labkit.analysis.isolation_agreement import compare_effects
+
+    agreement = compare_effects("", "planted", live, other)
+    if agreement is None or agreement.difference_pct is None:
+        return "-"
+    return f"{abs(agreement.difference_pct):.1f} % ({agreement.undetected_pct:.1f} %)"
 
 
 def agreed(out: StudyPath, kinds: Sequence[str]) -> str:

@@ -321,6 +321,9 @@ def test_the_table_of_sensitivity_is_that_of_the_committed_records(benchmark):
         table = sensitivity.table(sensitivity.summaries(out))
         assert table.count("\n") >= 2
         assert table in page
+    table = sensitivity.isolations_agreed(sensitivity.summaries(SENSITIVITY_SUMMARIES))
+    assert table.count("\n") >= 2
+    assert table in page
     for kinds in sensitivity.AGREEMENTS:
         table = sensitivity.agreed(records, kinds)
         assert table.count("\n") == 4

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -16,10 +17,12 @@ import pytest
 from labkit.config import Isolation
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.openai import server_process
+from labkit.experiment.worker_run import WorkerProcess
 from labkit.machine import code_revision, process_tree
 from labkit.machine.server_supervisor import SupervisedServer
 from labkit.workload.arm_clock import ArmClock
 from labkit.workload.interleaved_serving import InterleavedServing
+from labkit.workload.video.interleaved_video import InterleavedVideo
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ENGINE = """
@@ -51,6 +54,44 @@ def test_a_live_study_has_a_planted_arm_and_a_control(benchmark, kind):
     assert cell.isolation is Isolation.live
     assert [arm.name for arm in cell.arms] == ["base", "planted_3pct", "control"]
     assert len({repr(arm.config) for arm in cell.arms}) == 1
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("workload", ["kernels", "requests", "video", "servers"])
+def test_a_planted_delay_is_measured_with_every_isolation(benchmark, workload, isolation):
+    if isolation is Isolation.auto or (workload, isolation) == ("servers", Isolation.in_process):
+        return
+    if workload == "video":
+        pytest.importorskip("av")  # the extra video
+    design = [f"design.isolation={isolation.value}", "design.blocks=8"]
+    cell = benchmark("sensitivity").with_planted(f"agreement-live-{workload}", design)
+    assert cell.isolation is isolation
+    assert [arm.name for arm in cell.arms] == ["base", "planted_10pct", "control"]
+
+
+def study_of(isolation, effect_pct, low, high, case="all"):
+    comparison = {"effect_pct": effect_pct, "ci_low_pct": low, "ci_high_pct": high}
+    return {
+        "study": f"agreement-live-requests-{isolation}",
+        "design": {"blocks": 8 if isolation == "in_process" else 30},
+        "rows": [{"case": case, "comparisons": [{"arm": "planted_10pct", **comparison}]}],
+    }
+
+
+def test_live_sets_are_compared_with_the_other_isolations_in_every_row(benchmark):
+    studies = [
+        study_of("in_process", -8.0, -9.0, -7.0),
+        study_of("live", -9.0, -9.5, -8.5),
+        study_of("process", -9.2, None, None),
+    ]
+    sensitivity = benchmark("sensitivity")
+    _, _, line = sensitivity.isolations_agreed(studies).splitlines()
+    cells = line.strip("| ").split(" | ")
+    assert cells[:5] == ["requests", "8, 30, 30", "-8.0 %", "-9.0 %", "-9.2 %"]
+    assert cells[5:] == ["1.1 % (1.2 %)", "-"]
+    _, _, line = sensitivity.isolations_agreed([study_of("live", 9, 8, 10, "decode")]).splitlines()
+    assert line == "| decode | -, 30, - | - | +9.0 % | - | - | - |"
+    assert sensitivity.table(studies).count("\n") == 1  # these have no control to count
 
 
 def test_studies_of_llama_cpp_name_the_missing_package(benchmark, monkeypatch, tmp_path):
@@ -122,6 +163,24 @@ def test_the_delay_of_a_period_is_a_share_of_the_time_since_the_last_one(benchma
     assert planted.slow_period(len)("ab") == 2
     assert time.perf_counter() - start >= 0.01
     assert time.perf_counter() - planted.since < 0.01
+
+
+def test_a_planted_request_for_frames_takes_longer_in_the_turn_of_its_arm(benchmark, monkeypatch):
+    monkeypatch.setattr(WorkerProcess, "_turn", lambda self, arm: nullcontext())
+    monkeypatch.setattr(InterleavedVideo, "__init__", InterleavedVideo.__init__)
+    planted, ends = benchmark("planted_worker"), []
+    monkeypatch.setattr(planted, "spin_until", ends.append)
+    planted.plant_calls(None, "video")
+    video = InterleavedVideo([None], [[]], None, decode_frames=lambda: time.sleep(0.02))
+    names = ("planted_50pct", "control")
+    worker = SimpleNamespace(runs=[SimpleNamespace(arm=SimpleNamespace(name=n)) for n in names])
+    starts = []
+    for arm in range(len(names)):
+        with WorkerProcess._turn(worker, arm):
+            starts.append(time.perf_counter())
+            video._take()
+    assert ends[0] >= starts[0] + 0.03
+    assert ends[1] <= time.perf_counter()
 
 
 @pytest.mark.parametrize("arm", ["planted_3pct", "control"])

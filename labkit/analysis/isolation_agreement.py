@@ -56,15 +56,16 @@ def compare_isolations(
         other = separate.comparisons[theirs[key]]
         for arm in interleaved.data.treatment_arms:
             pair = interleaved.comparisons[index].get(arm), other.get(arm)
-            agreement = _agreement(row.case, arm, *pair)
+            agreement = compare_effects(row.case, arm, *pair)
             if agreement is not None:
                 agreements.append(agreement)
     return agreements
 
 
-def _agreement(
+def compare_effects(
     case: str, arm: str, interleaved: ArmComparison | None, separate: ArmComparison | None
 ) -> IsolationAgreement | None:
+    """Compare an arm's effects under two designs; None if one of them has no effect."""
     if interleaved is None or separate is None:
         return None
     if interleaved.effect_pct is None or separate.effect_pct is None:

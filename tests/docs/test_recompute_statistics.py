@@ -99,6 +99,8 @@ def test_the_script_gives_the_numbers_of_the_summaries(script):
     for study in studies:
         assert study["gates"]["healthy"]["status"] == "pass"
         for row in study["rows"]:
+            if row["metric"] in ("dispatch_us", "decode_ms"):
+                continue  # the effect comes from the rounds, which a summary does not have
             logs = {arm: np.log(values) for arm, values in row["values"].items()}
             for comparison in row["comparisons"]:
                 pair = np.stack([logs["base"], logs[comparison["arm"]]], axis=1)
