@@ -39,7 +39,13 @@ class NullStream:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write_token(self, now: float) -> None:
-        """Write the next token; after the last one, write the usage and end the response."""
+        """Write the next token; after the last one, write the usage and end the response.
+
+        A stream whose client is gone ends.
+        """
+        if self.writer.is_closing():
+            self.done.set()
+            return
         self.sent += 1
         last = self.sent == self.max_tokens
         events = [self._chunk(now, "length" if last else None)]
