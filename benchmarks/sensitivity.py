@@ -28,7 +28,8 @@ number of pairs of separate processes. They compare the two results, and resume 
 of a kernel or a slice of steps each), so that the machine affects both alike.
 ``agreement-live-...`` measures the delay with every isolation that the arms allow: interleaved in
 one process, in live sets, and in separate processes. The number is that of live sets and of pairs
-of separate processes.
+of separate processes, ``--processes`` that of interleaved processes. With ``--first 1``, the
+studies have another seed and another name.
 
 ``table`` writes the finished studies as ``docs/sensitivity.md`` shows them. ``summary`` prints what
 ``table`` needs of them, with the value of every run, as JSON that ``table`` reads too:
@@ -174,7 +175,10 @@ def main() -> int:
             sys.exit(str(error))
         return 0
     if options.kind.startswith("agreement-live"):
-        print(isolations_agreed(live_agreement(options.kind, options.out, options.studies)))
+        in_process = PROCESSES["kernels" if options.kind.endswith("kernels") else "requests"]
+        shared = options.processes or in_process[0]
+        studies = live_agreement(options.kind, options.out, options.studies, shared, options.first)
+        print(isolations_agreed(studies))
         return 0
     if options.kind.startswith("agreement"):
         print(agreement(options.kind, options.out / options.kind, options.studies))
@@ -252,23 +256,24 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     return str(isolation_sentence(AnalysisCache().cell(folder)))
 
 
-def live_agreement(kind: str, out: Path, blocks: int) -> list[dict[str, Any]]:
+def live_agreement(
+    kind: str, out: Path, blocks: int, shared: int, number: int = 0
+) -> list[dict[str, Any]]:
     """Make the missing runs of a study of every isolation and return the studies' summaries.
 
-    ``blocks`` is the number of live sets, and of pairs of separate processes. Servers cannot share
-    a process.
+    ``blocks`` is the number of live sets, and of pairs of separate processes; ``shared`` that of
+    processes that both arms share, as servers cannot. ``number`` changes the seed and the name.
     """
     from labkit.experiment.cell_composer import to_cell
 
-    shared = PROCESSES["kernels" if kind.endswith("kernels") else "requests"][0]
     folders = []
     for isolation in ISOLATIONS:
         if isolation == "in_process" and kind.endswith("servers"):
             continue
-        number = shared if isolation == "in_process" else blocks
-        design = [f"design.isolation={isolation}", f"design.blocks={number}", "seed=10"]
-        composed = with_planted(kind, design)
-        folders.append(out / f"{kind}-{isolation}")
+        processes = shared if isolation == "in_process" else blocks
+        design = [f"design.isolation={isolation}", f"design.blocks={processes}"]
+        composed = with_planted(kind, [*design, f"seed={10 + number}"])
+        folders.append(out / f"{kind}{f'-{number + 1}' if number else ''}-{isolation}")
         run(to_cell(replace(composed, arms=composed.arms[:2], name=folders[-1].name), folders[-1]))
     return [summary(folder) for folder in folders]
 

@@ -69,6 +69,23 @@ def test_a_planted_delay_is_measured_with_every_isolation(benchmark, workload, i
     assert [arm.name for arm in cell.arms] == ["base", "planted_10pct", "control"]
 
 
+@pytest.mark.parametrize("workload", ["kernels", "servers"])
+def test_a_second_agreement_has_another_seed_and_name(benchmark, monkeypatch, tmp_path, workload):
+    sensitivity, kind, cells = benchmark("sensitivity"), f"agreement-live-{workload}", []
+    monkeypatch.setattr(sensitivity, "run", cells.append)
+    monkeypatch.setattr(sensitivity, "summary", lambda folder: folder.name)
+    names = sensitivity.live_agreement(kind, tmp_path, 9, 7, number=1)
+    isolations = [i for i in sensitivity.ISOLATIONS if (workload, i) != ("servers", "in_process")]
+    assert names == [f"{kind}-2-{isolation}" for isolation in isolations]
+    assert [cell.dir.name for cell in cells] == names
+    assert [cell.design.isolation.value for cell in cells] == isolations
+    assert [cell.design.blocks for cell in cells] == [7, 9, 9][-len(isolations) :]
+    assert {cell.seed for cell in cells} == {11}
+    assert [arm.name for cell in cells for arm in cell.arms] == ["base", "planted_10pct"] * len(
+        isolations
+    )
+
+
 def study_of(isolation, effect_pct, low, high, case="all"):
     comparison = {"effect_pct": effect_pct, "ci_low_pct": low, "ci_high_pct": high}
     return {
