@@ -499,20 +499,16 @@ def isolations_agreed(studies: Sequence[dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     by_name = {one["study"]: one for one in studies}
-    for name in [name for name in by_name if is_of_isolation(by_name[name])]:
-        kind, _, isolation = name.rpartition("-")
-        if isolation != "live":
-            continue
-        found = [by_name.get(f"{kind}-{one}") for one in ISOLATIONS]
+    for kind in [name.removesuffix("-live") for name in by_name if name.endswith("-live")]:
+        found = [by_name.get(f"{kind}-{isolation}") for isolation in ISOLATIONS]
         blocks = ", ".join(str(one["design"]["blocks"]) if one else "-" for one in found)
-        for index, row in enumerate(by_name[name]["rows"]):
+        for index, row in enumerate(by_name[f"{kind}-live"]["rows"]):
             case = kind.removeprefix("agreement-live-") if row["case"] == "all" else row["case"]
-            alone, live, apart = (planted_effect(one, index) if one else None for one in found)
-            effects = " | ".join(
-                "-" if one is None else f"{one.effect_pct:+.1f} %" for one in (alone, live, apart)
-            )
-            differences = " | ".join(_difference(live, one) for one in (alone, apart))
-            lines.append(f"| {case} | {blocks} | {effects} | {differences} |")
+            effects = [planted_effect(one, index) if one else None for one in found]
+            shown = [f"{one.effect_pct:+.1f} %" if one else "-" for one in effects]
+            alone, live, apart = effects
+            shown += [_difference(live, alone), _difference(live, apart)]
+            lines.append(f"| {case} | {blocks} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
