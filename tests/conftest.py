@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine import cache_dir
 from labkit.workload import interleaved_kernels, interleaved_serving
 
 TESTS = Path(__file__).parent
@@ -24,13 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_configure():
-    """Keep a test from running a kernel as it was before a file that it includes changed.
-
-    Each test process has a timing lock of its own, so it does not wait for studies on this host.
-    """
-    import numba
-
-    numba.config.CACHE_DIR = str(cache_dir.numba_cache_dir())
+    """Give each test process a timing lock of its own: it does not wait for studies on the host."""
     os.environ["LABKIT_LOCK_DIR"] = tempfile.mkdtemp(prefix="labkit-locks-")
 
 

@@ -10,26 +10,19 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
-import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import llvmlite.binding as llvm
 import numba
-from numba.core import caching
-from numba.core.runtime import rtsys
 
-from labkit.machine import cache_dir
+from labkit.cpu import kernel_cache
 
-if not numba.config.CACHE_DIR:
-    # By default numba caches beside the sources, where it would keep machine code that other files'
-    # changes made outdated: wrong results, or a crash. Every module that caches imports this one.
-    numba.config.CACHE_DIR = str(cache_dir.numba_cache_dir())
+kernel_cache.install()  # every module that caches machine code imports this one first
 
 POOL_BYTES = 1 << 20  # size of the pool's memory
 MAX_THREADS = 2048
@@ -101,8 +94,6 @@ def install() -> Pool:
         # numba's own layer is still used to store the number of threads. Its threads only sleep.
         numba.config.THREADING_LAYER = "workqueue"
     numba.get_num_threads()
-    caching.Cache.load_overload = _load_machine_code
-    caching.IndexDataCacheFile.save = _save_locked
     return Pool(numba.config.NUMBA_NUM_THREADS)
 
 
@@ -113,31 +104,6 @@ def copy_num_threads() -> Callable[[], None]:
     """
     count = numba.get_num_threads()
     return lambda: numba.set_num_threads(count)
-
-
-def _load_machine_code(cache: Any, types: Any, target: Any) -> Any:
-    """Load a kernel from numba's cache after initialising only numba's runtime.
-
-    numba (0.68) would first load its implementations of Python's and NumPy's functions, which takes
-    0.08 of 0.4 s in a process that compiles nothing. A later compilation loads them anyway.
-    """
-    rtsys.initialize(target)
-    with cache._guard_against_spurious_io_errors():
-        return cache._load_overload(types, target)
-
-
-_save = caching.IndexDataCacheFile.save
-
-
-def _save_locked(file: Any, key: Any, data: Any) -> None:
-    """Save a kernel to numba's cache under a lock that all processes share.
-
-    numba (0.68) reads the cache's index, adds an entry and writes the index back. Without the lock,
-    two processes that save at the same time could give two kernels the same name, or lose one.
-    """
-    with open(Path(file._cache_path) / "saving", "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _save(file, key, data)
 
 
 class Pool:

@@ -231,11 +231,18 @@ class PythonEnvironment:
         return [*trees, *([self._packages] if self.requirements else [])]
 
     def _numba_cache(self) -> Path:
-        """Return the folder of numba's compiled code, which depends on the versions of packages."""
-        package = self._tree / "labkit"
-        folder = cache_dir.numba_cache_dir(package=package if package.is_dir() else None)
-        name = hashlib.sha256(json.dumps(self.identity()).encode()).hexdigest()[:16]
-        return folder / name
+        """Return the folder of numba's compiled code, which depends on the versions of packages.
+
+        A revision that names its kernels by their sources shares them with others; an earlier one
+        has a folder of its own.
+        """
+        identity = self.identity()
+        if self.replaces_labkit and (self._path()[0] / "labkit/cpu/kernel_cache.py").exists():
+            del identity["revision"]
+        if not identity:
+            return cache_dir.numba_cache_dir()
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        return cache_dir.numba_cache_dir() / name
 
     def _install(self) -> None:
         python = self.python or sys.executable

@@ -370,7 +370,7 @@ def _marker(arm: Arm) -> Path:
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(str(path).encode())
+        digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
     cpu = str(fingerprint.facts().get("cpu_model"))
     facts = (fingerprint.versions(), sys.version, dict(arm.config), cpu, dict(arm.environment))

@@ -6,7 +6,6 @@ processes may build the same entry at the same time, and no process ever reads a
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import uuid
@@ -14,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-
-from labkit.machine import numba_sources
 
 # The list that ``recorded_entries`` has yielded in this context; None outside of it.
 _recorded: ContextVar[list[Path] | None] = ContextVar("recorded cache entries", default=None)
@@ -152,23 +149,12 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def numba_cache_dir(environ: Mapping[str, str] | None = None, package: Path | None = None) -> Path:
-    """Return the folder of numba's compiled code, named by a digest of labkit's compiled sources.
-
-    numba recompiles a cached function when the function's file, numba or the CPU changes. But the
-    machine code also contains functions and constants from other files. numba does not notice when
-    one of those changes, so without the digest labkit would run outdated machine code.
+def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of numba's compiled code, which has a folder for each module's kernels.
 
     Parameters
     ----------
     environ
         The environment variables, as in ``root``.
-    package
-        The folder of labkit's package; None: the one that is running.
     """
-    digest = hashlib.sha256()
-    package = package or Path(__file__).resolve().parents[1]
-    for path, text in numba_sources.read_sources(package).items():
-        digest.update(path.encode())
-        digest.update(text)
-    return root(environ) / "numba" / digest.hexdigest()[:16]
+    return root(environ) / "numba"

@@ -1,53 +1,84 @@
-"""The package's source files that numba's compiled code depends on, found by their imports.
+"""The source files that a module's compiled code depends on, found by their imports.
 
-A module that imports numba or llvmlite compiles functions. The compiled functions and constants are
-defined in that module or in modules that it imports. So the files are those modules and everything
-that they import from the package, directly or indirectly.
+A function that numba compiles contains functions and constants of its own module and of modules
+that it imports. numba notices only a change of the function's own file, so labkit names the folder
+of a module's machine code by a digest of all of these files (:mod:`labkit.cpu.kernel_cache`).
 
 Only imports at module level count: an import inside a function is executed when the function is
 called, and an import under ``TYPE_CHECKING`` is never executed. The imports are found with regular
-expressions, because parsing the package takes a third of a second and every run needs the list. A
-test compares the result with that of Python's parser.
+expressions, because parsing takes many times as long and every process needs the digests. A test
+compares the result with that of Python's parser.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-# Each pattern starts with the preceding line end, which is twice as fast as ``^``.
-_NUMBA_IMPORT = re.compile(rb"\n(?:from|import) +(?:numba|llvmlite)\b")
+# The pattern starts with the preceding line end, which is twice as fast as ``^``.
 _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +([^\n]*))")
 
+# Code that kernels call without importing it: the resolvers, which register themselves.
+_REGISTERED = {"labkit/cpu/resolver_variants.py": "labkit/engine/attention/resolvers/__init__.py"}
+# Facts and folders of the machine, which no kernel contains (a test holds that).
+_NEVER_COMPILED = "labkit/machine/"
 
-def read_sources(package: Path) -> dict[str, bytes]:
-    """Return the content of the source files that compiled code depends on, sorted by path.
 
-    The keys are paths such as ``labkit/cpu/packed_linear.py``.
+def digest(file: Path, package: Path) -> str:
+    """Return a digest of everything that the code compiled from ``file`` depends on.
+
+    It is equal for equal sources, wherever they lie: checkouts and revisions share machine code.
 
     Parameters
     ----------
+    file
+        A module of the package, or any other source file that imports some.
     package
-        The package's folder. Its modules are not imported.
+        The folder of labkit's package. Its modules are not imported.
     """
-    texts = dict(sorted(_read_tree(str(package), package.name)))
-    dependencies: set[str] = set()
-    queue = [path for path, text in texts.items() if _NUMBA_IMPORT.search(b"\n" + text)]
+    sources = read_sources(file, package)
+    result = hashlib.sha256()
+    for path, text in sorted(sources.items()):
+        result.update(path.encode() + b"\0" + text + b"\0")
+    return result.hexdigest()[:16]
+
+
+def read_sources(file: Path, package: Path) -> dict[str, bytes]:
+    """Return the content of ``file`` and of the package's files that it imports, at any depth.
+
+    The keys are paths such as ``labkit/cpu/packed_linear.py``; a file outside the package has its
+    name as the key.
+    """
+    own = file.relative_to(package.parent).as_posix() if package in file.parents else file.name
+    sources: dict[str, bytes] = {}
+    queue = [(own, file)]
     while queue:
-        path = queue.pop()
-        if path not in dependencies:
-            dependencies.add(path)
-            queue += imported_files(texts[path], texts)
-    return {path: text for path, text in texts.items() if path in dependencies}
+        name, path = queue.pop()
+        if name not in sources:
+            sources[name], imported = _load(path, package)
+            queue += [(other, package.parent / other) for other in imported]
+            if name in _REGISTERED:
+                queue.append((_REGISTERED[name], package.parent / _REGISTERED[name]))
+    return sources
 
 
-def imported_files(text: bytes, files: Mapping[str, object]) -> set[str]:
-    """Return the paths in ``files`` (as in ``read_sources``) that the source ``text`` imports."""
+def imported_files(text: bytes, package: Path) -> set[str]:
+    """Return the files of the package that the source ``text`` imports, as in ``read_sources``."""
     stems = [module.replace(".", "/") for module in _module_names(text)]
-    paths = {f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py")}
-    return {path for path in paths if path in files}
+    inside = [stem for stem in stems if stem.split("/")[0] == package.name]
+    paths = {f"{stem}{end}" for stem in inside for end in (".py", "/__init__.py")}
+    return {path for path in paths if (package.parent / path).is_file()}
+
+
+@cache
+def _load(path: Path, package: Path) -> tuple[bytes, frozenset[str]]:
+    """Return a file's content and those of the files it imports that a kernel may contain."""
+    text = path.read_bytes()
+    imported = imported_files(text, package)
+    return text, frozenset(name for name in imported if not name.startswith(_NEVER_COMPILED))
 
 
 def _module_names(text: bytes) -> Iterator[str]:
@@ -59,14 +90,3 @@ def _module_names(text: bytes) -> Iterator[str]:
         for name in (names or modules).strip("()").split(","):
             first = name.split("#")[0].split()[:1]
             yield from (f"{module}.{word}" if module else word for word in first)
-
-
-def _read_tree(folder: str, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of every source file in a folder tree."""
-    for entry in os.scandir(folder):
-        path = f"{name}/{entry.name}"
-        if entry.name.endswith(".py"):
-            with open(entry.path, "rb", buffering=0) as file:
-                yield path, file.read()
-        elif entry.name != "__pycache__" and entry.is_dir():
-            yield from _read_tree(entry.path, path)

@@ -1,21 +1,17 @@
 """The thread pool of every kernel; each test runs a process with a pool of its own size."""
 
-import fcntl
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numba
 import pytest
-from numba.core import caching
 
 from labkit.cpu import thread_pool
-from labkit.machine import cache_dir, numba_sources
+from labkit.machine import cache_dir
 
 TEST_DIR = Path(__file__).resolve().parent
 CHECKOUT = TEST_DIR.parents[1]
@@ -270,78 +266,3 @@ def test_every_parallel_kernel_of_the_package_is_on_the_pool():
     own = Path(thread_pool.__file__)
     texts = {path: path.read_text() for path in (CHECKOUT / "labkit").rglob("*.py")}
     assert [path for path, text in texts.items() if "parallel=True" in text] == [own]
-
-
-def test_a_script_caches_where_a_change_of_any_source_is_seen(tmp_path):
-    """Beside the sources, numba would run machine code that a change of another file outdated."""
-    code = """if True:
-        from labkit.cpu import norms
-        from labkit.machine import cache_dir
-        assert norms._rms_norm._cache.cache_path.startswith(str(cache_dir.numba_cache_dir()))"""
-    names = os.environ.keys() - {"NUMBA_CACHE_DIR"}
-    environment = {name: os.environ[name] for name in names} | {"LABKIT_CACHE": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=CHECKOUT, check=True)
-
-
-def test_every_module_that_caches_machine_code_imports_the_pool_first():
-    files = {p.relative_to(CHECKOUT).as_posix(): p for p in (CHECKOUT / "labkit").rglob("*.py")}
-    texts = {name: path.read_bytes() for name, path in files.items()}
-    pool = "labkit/cpu/thread_pool.py"
-    caching_modules = [name for name, text in texts.items() if re.search(rb"\bcache=True", text)]
-    assert len(caching_modules) > 5
-    for name in caching_modules:
-        imported, queue = set(), [name]
-        while queue:
-            new = numba_sources.imported_files(texts[queue.pop()], texts) - imported
-            imported |= new
-            queue += new
-        # The pool imports its code inside a function, after it has set the folder.
-        assert pool in imported or name in (pool, "labkit/cpu/thread_pool_code.py"), name
-    importers = [n for n, text in texts.items() if b"import thread_pool_code" in text]
-    assert importers == [pool]
-
-
-LOADED = """
-import sys
-import numpy as np
-import numba
-from labkit.cpu import thread_pool
-
-@thread_pool.kernel()
-def squares(n):
-    out = np.empty(n)
-    for i in numba.prange(n):
-        out[i] = i * i
-    return out
-
-print(squares(4).tolist(), "numba.typed.dictobject" in sys.modules)
-middle = numba.njit(lambda n: np.median(np.arange(n)) + len({i: "x" for i in range(n)}))
-print(middle(3), "numba.typed.dictobject" in sys.modules)
-"""
-
-
-@pytest.mark.slow
-def test_modules_that_only_compilation_needs_load_when_something_compiles(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(LOADED)
-    folders = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": str(CHECKOUT)}
-    for known in ("True", "False"):
-        done = subprocess.run(
-            [sys.executable, script], env=os.environ | folders, capture_output=True, text=True
-        )
-        expected = [f"[0.0, 1.0, 4.0, 9.0] {known}", "4.0 True", ""]
-        assert done.stdout.split("\n") == expected, done.stderr
-
-
-def test_kernels_are_saved_by_one_process_at_a_time(tmp_path):
-    """Two at once would give one name to two signatures: one would run the other's code."""
-    thread_pool.install()
-    file = caching.IndexDataCacheFile(str(tmp_path), "kernel", ("stamp", 1))
-    with open(tmp_path / "saving", "a") as lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
-        saving = threading.Thread(target=file.save, args=("a signature", b"its code"))
-        saving.start()
-        saving.join(0.2)
-        assert saving.is_alive() and file.load("a signature") is None
-    saving.join(10)
-    assert file.load("a signature") == b"its code"

@@ -1,14 +1,9 @@
-import ast
-import inspect
 import multiprocessing
-import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from labkit.engine.attention import resolvers
-from labkit.machine import cache_dir, numba_sources
+from labkit.machine import cache_dir
 
 
 def test_root_is_the_variables_absolute_path(monkeypatch, tmp_path):
@@ -102,84 +97,3 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
     with pytest.raises(cache_dir.CacheError, match="set LABKIT_CACHE") as error:
         cache_dir.write_file(tmp_path / "file" / "sub" / "x", b"")
     assert "\n" not in str(error.value)
-
-
-PACKAGE = Path(cache_dir.__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A copy of the package's sources, whose digest names the cache folder."""
-    shutil.copytree(PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cache_dir, "__file__", str(tmp_path / "labkit" / "machine" / "cache.py"))
-    return tmp_path / "labkit"
-
-
-def edit(path, pattern, replacement):
-    text = path.read_text()
-    changed = re.sub(pattern, replacement, text, count=1, flags=re.M)
-    assert changed != text, f"{path} has nothing like {pattern}"
-    path.write_text(changed)
-
-
-def test_numba_recompiles_when_a_compiled_in_constant_changes(package, tmp_path):
-    """numba itself checks only the file of the cached function."""
-    environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
-    names = [cache_dir.numba_cache_dir(environ)]
-    compiled = [package.parent / name for name in numba_sources.read_sources(package)]
-    assert names[0].parent == tmp_path / "cache" / "numba"
-    assert cache_dir.numba_cache_dir(environ) == names[0]
-    for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "TILE_KEYS = ", "AHEAD = "):
-        homes = [path for path in compiled if f"\n{constant}" in path.read_text()]
-        assert homes, constant
-        for home in homes:
-            edit(home, f"^{constant}.*", r"\g<0>  # another")
-            names.append(cache_dir.numba_cache_dir(environ))
-    assert len(set(names)) == len(names)
-
-
-def test_numba_keeps_its_cache_when_unrelated_code_changes(package):
-    before = cache_dir.numba_cache_dir()
-    for name in (
-        "app.py",
-        "analysis/statistics/permutation_test.py",
-        "engine/scheduler.py",
-        "config/engine.py",
-    ):
-        edit(package / name, r"\Z", "# another\n")
-    assert cache_dir.numba_cache_dir() == before
-
-
-def test_every_module_with_a_compiled_function_is_among_the_sources():
-    sources = numba_sources.read_sources(PACKAGE)
-    written = re.compile(
-        rb"@(numba\.)?(inner|inlined|kernel|thread_pool\.kernel|njit|intrinsic|cfunc)\b"
-    )
-    missing = [
-        path
-        for path in PACKAGE.rglob("*.py")
-        if written.search(path.read_bytes())
-        and path.relative_to(PACKAGE.parent).as_posix() not in sources
-    ]
-    assert missing == []
-
-
-@pytest.mark.parametrize("resolver", resolvers.BY_LOOKUP_TYPE.values(), ids=lambda one: one.variant)
-def test_compiled_in_resolvers_are_among_the_sources(resolver):
-    path = Path(inspect.getfile(resolver)).resolve()
-    assert path.relative_to(PACKAGE.parent).as_posix() in numba_sources.read_sources(PACKAGE)
-
-
-def test_regex_imports_equal_the_parsers():
-    files = {path.relative_to(PACKAGE.parent).as_posix(): path for path in PACKAGE.rglob("*.py")}
-    for name, path in files.items():
-        parsed = set()
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Import):
-                parsed |= {alias.name for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{name}: only absolute imports are followed"
-                parsed |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        ends = (".py", "/__init__.py")
-        expected = {m.replace(".", "/") + end for m in parsed for end in ends} & set(files)
-        assert numba_sources.imported_files(path.read_bytes(), files) == expected, name

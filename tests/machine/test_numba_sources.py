@@ -1,0 +1,85 @@
+import ast
+import inspect
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labkit.engine.attention import resolvers
+from labkit.machine import numba_sources
+
+PACKAGE = Path(numba_sources.__file__).resolve().parents[1]
+KERNELS = ("cpu/norms.py", "cpu/gemm.py", "cpu/attention_launch.py", "cpu/graph_replay.py")
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package's sources."""
+    for name in ("cpu", "config", "engine", "machine", "records"):
+        shutil.copytree(
+            PACKAGE / name, tmp_path / "labkit" / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(PACKAGE / "kernel_constants.py", tmp_path / "labkit")
+    return tmp_path / "labkit"
+
+
+def digests(package):
+    numba_sources._load.cache_clear()
+    return {name: numba_sources.digest(package / name, package) for name in KERNELS}
+
+
+def test_a_digest_is_that_of_equal_sources_elsewhere(package):
+    assert digests(package) == digests(PACKAGE)
+
+
+@pytest.mark.parametrize(
+    ("edited", "recompiled"),
+    [
+        ("cpu/norms.py", {"cpu/norms.py", "cpu/graph_replay.py"}),
+        ("cpu/microkernels.py", {"cpu/gemm.py", "cpu/graph_replay.py"}),
+        ("cpu/jit.py", set(KERNELS)),
+        (
+            "engine/attention/resolvers/seq_map.py",
+            {"cpu/attention_launch.py", "cpu/graph_replay.py"},
+        ),
+        ("kernel_constants.py", {"cpu/attention_launch.py", "cpu/graph_replay.py"}),
+        ("engine/scheduler.py", set()),
+        ("config/engine.py", set()),
+        ("machine/cache_dir.py", set()),
+    ],
+)
+def test_a_changed_file_recompiles_the_kernels_that_contain_it(package, edited, recompiled):
+    before = digests(package)
+    with open(package / edited, "a") as file:
+        file.write("# another\n")
+    after = digests(package)
+    assert {name for name in KERNELS if after[name] != before[name]} == recompiled
+
+
+def test_a_script_depends_on_itself_and_what_it_imports(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import numpy\nfrom labkit.cpu.jit import kernel\n")
+    sources = numba_sources.read_sources(script, PACKAGE)
+    assert {"script.py", "labkit/cpu/jit.py", "labkit/cpu/thread_pool.py"} <= sources.keys()
+    assert sources["script.py"] == script.read_bytes()
+
+
+@pytest.mark.parametrize("resolver", resolvers.BY_LOOKUP_TYPE.values(), ids=lambda one: one.variant)
+def test_compiled_in_resolvers_are_among_the_sources(resolver):
+    path = Path(inspect.getfile(resolver)).resolve().relative_to(PACKAGE.parent).as_posix()
+    assert path in numba_sources.read_sources(PACKAGE / "cpu/attention_launch.py", PACKAGE)
+
+
+def test_regex_imports_equal_the_parsers():
+    for path in sorted((PACKAGE / "cpu").glob("*.py")) + sorted((PACKAGE / "engine").rglob("*.py")):
+        parsed = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                parsed |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: only absolute imports are followed"
+                parsed |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        files = {m.replace(".", "/") + end for m in parsed for end in (".py", "/__init__.py")}
+        expected = {name for name in files if name.startswith("labkit/")}
+        expected = {name for name in expected if (PACKAGE.parent / name).is_file()}
+        assert numba_sources.imported_files(path.read_bytes(), PACKAGE) == expected, path
