@@ -12,7 +12,7 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compil
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-slow test-slurm test-ray mutants clients lint bench docs mac clean
+.PHONY: demo test test-change test-slow test-slurm test-ray mutants clients lint bench docs mac clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -37,8 +37,17 @@ demo: $(READY)  ## one question, one table
 	@echo "  $(RUN) -m labkit ablation=batching -m                   # the same for an engine that serves requests"
 	@echo "  $(RUN) -m labkit.doctor                                 # what this machine can measure in a minute"
 
+# FILES: modules or tests that you changed, to run the tests nearest to them instead of all.
 test: $(DEV)
-	$(RUN) -m pytest -n 2 -m "not slow and not metal"
+	@# Each kernel once, before two test processes want it at the same time.
+	@$(RUN) tests/cpu/kernel_digests.py attention elementwise low_precision >/dev/null & \
+	$(RUN) tests/cpu/kernel_digests.py quantised_kv gemm int8 norms >/dev/null; wait
+	@files="$(if $(FILES),$$($(RUN) tests/mutants/selection.py $(FILES)))" && set -x && \
+	$(RUN) -m pytest -n 2 -m "not slow and not metal" $$files
+
+test-change: $(DEV)  ## what is nearest to the files that you changed since the last commit
+	@$(MAKE) --no-print-directory test FILES="$$( (git diff --name-only --diff-filter=d HEAD; \
+	git ls-files --others --exclude-standard) | tr '\n' ' ')"
 
 test-slow: $(DEV)
 	$(RUN) -m pytest -n 2 -m "slow and not metal"

@@ -1,11 +1,13 @@
 """Fixtures for all tests: a clean environment, caches and composers."""
 
 import gc
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from labkit.workload import interleaved_kernels, interleaved_serving
 
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
-from sampled_cases import SAMPLED  # noqa: E402  (tests is on the path only now)
+from sampled_cases import SAMPLED, commit, draw  # noqa: E402  (tests is on the path only now)
 
 CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
 # One pool of threads per test process is enough.
@@ -32,21 +34,34 @@ def pytest_unconfigure():
     shutil.rmtree(os.environ.pop("LABKIT_LOCK_DIR"), ignore_errors=True)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and tests in them, in any order")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(config, items):
     """Mark most cases of ``SAMPLED`` slow; leave out what starts a cluster unless -m names it."""
-    numbers = Counter()
+    cases = defaultdict(dict)
     for item in items:
         test = str(item.path.relative_to(TESTS)), getattr(item, "originalname", None)
         if test in SAMPLED:
-            if numbers[test] % SAMPLED[test]:
-                item.add_marker("slow")
-            numbers[test] += 1
+            cases[test][item.nodeid] = item
+    seed = commit() if cases else ""
+    for test, named in cases.items():
+        for name in named.keys() - draw(list(named), SAMPLED[test], seed):
+            named[name].add_marker("slow")
+    if config.option.shuffle is not None:
+        rank = partial(random_rank, config.option.shuffle)
+        items.sort(key=lambda item: (rank(str(item.path)), rank(item.nodeid)))
     markers = config.option.markexpr
     away = [i for i in items for m in CLUSTERS if i.get_closest_marker(m) and m not in markers]
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if item not in away]
+
+
+def random_rank(seed, name):
+    return hashlib.sha256(f"{seed} {name}".encode()).digest()
 
 
 def pytest_collection_finish():

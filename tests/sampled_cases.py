@@ -1,6 +1,10 @@
-"""The tests with many cases that take long."""
+"""The tests with many cases that take long, of which a run draws some by the commit's hash."""
 
-# Of these every n-th case is run, all of them with -m "slow or not slow".
+import hashlib
+import subprocess
+from pathlib import Path
+
+# Of these one n-th of the cases is run, all of them with -m "slow or not slow".
 SAMPLED = {
     (
         "analysis/test_study_diff.py",
@@ -35,3 +39,21 @@ SAMPLED = {
         "test_interleaved_arms_have_the_outputs_and_counters_of_arms_served_alone",
     ): 2,
 }
+
+
+def commit() -> str:
+    """Return the hash of the checkout's commit, or "" outside of a checkout."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def draw(names: list[str], one_in: int, seed: str) -> set[str]:
+    """Return one name in ``one_in`` of ``names``, at least one, drawn by ``seed``."""
+    ranked = sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    return set(ranked[: -(-len(names) // one_in)])

@@ -6,12 +6,18 @@ beside them that share words with its name, then the nearest by imports: a file 
 module is nearer than a file that imports a module that imports it. Added to them are files that
 may reach it through a command or an option, without an import: those titled by its public
 names, then those that mention most of these names, each weighted by its rarity in the tests.
+
+    python tests/mutants/selection.py FILE ...
+
+prints the test files of changed files, for ``make test FILES="..."``: the tests of a module, a test
+file itself, all test files beside another file of ``tests``, and those of pages and of ``conf``.
 """
 
 import ast
 import hashlib
 import math
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import cycle
@@ -22,6 +28,11 @@ from mutation import Mutant
 PACKAGE = "labkit"
 MAX_TEST_FILES = 3
 MAX_MENTIONING_FILES = 3
+OTHER_TESTS = {
+    "conf": ("tests/test_config.py", "tests/test_published.py", "tests/test_published_tables.py"),
+    "docs": ("tests/test_docs.py",),
+    "README.md": ("tests/test_docs.py", "tests/test_readme.py"),
+}
 
 
 def package_of(path: str) -> str:
@@ -184,3 +195,28 @@ def _imports(source: str, modules: Iterable[str]) -> set[str]:
     known = set(modules)
     prefixes = {name.rsplit(".", 1)[0] for name in names}
     return (names | {prefix for prefix in prefixes if prefix != PACKAGE}) & known
+
+
+def files_to_run(files: Iterable[str], root: Path) -> list[str]:
+    """Return the test files to run after a change of ``files``, paths relative to ``root``."""
+    selected, nearest = dict[str, None](), NearestTests(root)
+    for file in files:
+        parts = PurePosixPath(file).parts
+        if parts[0] == PACKAGE and file.endswith(".py"):
+            tests = nearest.nearest(file)
+        elif parts[0] == "tests" and parts[-1].startswith("test_"):
+            tests = [file]
+        elif parts[0] == "tests" and len(parts) > 2:
+            beside = sorted((root / file).parent.glob("test_*.py"))
+            tests = [test.relative_to(root).as_posix() for test in beside]
+        else:
+            tests = list(OTHER_TESTS.get(parts[0], ()))
+        selected |= dict.fromkeys(tests)
+    return [test for test in selected if (root / test).is_file()]
+
+
+if __name__ == "__main__":
+    tests = files_to_run(sys.argv[1:], Path(__file__).resolve().parents[2])
+    if not tests:
+        sys.exit(f"no tests are near {' '.join(sys.argv[1:]) or 'an unchanged tree'}")
+    print(*tests)

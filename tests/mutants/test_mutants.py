@@ -17,6 +17,7 @@ from selection import (
     allot,
     by_package,
     draw,
+    files_to_run,
     package_of,
 )
 
@@ -280,3 +281,25 @@ def test_the_list_of_survivors_is_current_and_every_package_has_a_budget():
     modules = (f.relative_to(run.ROOT) for f in run.ROOT.glob("labkit/**/*.py"))
     packages = {package_of(str(path)) for path in modules}
     assert run.survivor_budgets().keys() == packages | {run.TOTAL}
+
+
+def test_a_change_runs_the_tests_near_it(tmp_path):
+    for name, text in {
+        "labkit/toy.py": "def grow(): ...",
+        "tests/test_toy.py": "from labkit.toy import grow",
+        "tests/fields/conftest.py": "",
+        "tests/fields/test_field.py": "",
+        "tests/test_readme.py": "",
+        "README.md": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for changed, expected in {
+        "labkit/toy.py": ["tests/test_toy.py"],
+        "tests/test_toy.py": ["tests/test_toy.py"],
+        "tests/fields/conftest.py": ["tests/fields/test_field.py"],
+        "README.md": ["tests/test_readme.py"],
+        "LICENSE": [],
+        "tests/test_deleted.py": [],
+    }.items():
+        assert files_to_run([changed], tmp_path) == expected, changed
